@@ -1,0 +1,37 @@
+"""kontrast: learn image representations without labels by contrast, and see what they learned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Run", "load", "objective", "pretrain"]
+
+if TYPE_CHECKING:
+    from kontrast.objectives import objective
+    from kontrast.training import Run, load
+
+
+def pretrain(data: Any = None, recipe: str | None = None, *, out: Any = None, **overrides: Any) -> Run:
+    """Train by a recipe: `pretrain("photos", recipe="folder", training={"epochs": 5}, seed=1)`.
+
+    `out`, `resume`, `device` and `say` are as on the command line; every other keyword lays over the recipe, as a table
+    (`training={"epochs": 5}`) or as a dotted key (`**{"training.epochs": 5}`). Returns the `Run`.
+    """
+    from kontrast.training.start import pretrain as start
+
+    own = {k: overrides.pop(k) for k in ("resume", "accept_data_change", "device", "say") if k in overrides}
+    return start(data, recipe=recipe, out=out, overrides=overrides, **own)
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import: `kontrast --help` and reading a recipe must not wait for it.
+    if name == "objective":
+        from kontrast.objectives import objective
+
+        return objective
+    if name in ("Run", "load"):
+        from kontrast import training
+
+        return getattr(training, name)
+    raise AttributeError(f"module 'kontrast' has no attribute {name!r}")

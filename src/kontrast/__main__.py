@@ -1,0 +1,5 @@
+"""`python -m kontrast` is `kontrast`."""
+
+from kontrast.cli import main
+
+main()

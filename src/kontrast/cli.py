@@ -1,0 +1,214 @@
+"""The command. It answers `--help` without importing torch: every command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kontrast import __version__
+from kontrast.registry import KontrastError, UsageError
+
+app = typer.Typer(
+    name="kontrast",
+    help="Learn image representations without labels by contrast, and see what they learned.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def say(text: str) -> None:
+    """A line for people; standard output is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(tree: dict[str, Any], lines: list[str], as_json: bool) -> None:
+    """A command's result: one JSON line for machines, or lines for people."""
+    print(json.dumps(tree) if as_json else "\n".join(lines), flush=True)
+
+
+def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
+    """`[DATA] [key=value ...]` as data and overrides; a path that exists is data even if it holds an equals sign."""
+    data, overrides = None, []
+    for text in arguments or []:
+        if "=" in text and not Path(text).exists():
+            overrides.append(text)
+        elif data is None:
+            data = text
+        else:
+            raise UsageError(f"unexpected argument {text!r}: give one DATA and overrides as key=value")
+    return data, overrides
+
+
+@app.command()
+def pretrain(
+    arguments: Arguments = None,
+    recipe: Annotated[str, typer.Option(help="A name from `kontrast recipes`, or a .toml file.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    accept_data_change: Annotated[bool, typer.Option(help="Resume although the images changed.")] = False,
+    device: Device = "auto",
+    probes: Annotated[bool, typer.Option(help="Probe and report when training ends.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Train an encoder on DATA (a folder, a named set, shards or a store; default: the embedded digits)."""
+    from kontrast import distributed, training
+
+    data, overrides = split_arguments(arguments)
+    distributed.initialize()
+    try:
+        run = training.pretrain(
+            data,
+            recipe=recipe or None,
+            overrides=overrides,
+            out=out,
+            resume=resume,
+            accept_data_change=accept_data_change,
+            device=device,
+            say=say,
+        )
+        if not distributed.is_main():
+            return
+        results = training.evaluate(run, device=device, say=say) if probes else []
+        page = _write_report([run.path], run.path / "report.html")
+    finally:
+        distributed.finalize()
+    rows = [r.to_dict() for r in results]
+    emit(
+        {"run": str(run.path), "report": str(page), "probes": rows},
+        [*training.result_table(results), f"run     {run.path}", f"report  {page}"],
+        as_json,
+    )
+
+
+@app.command()
+def probe(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    kind: Annotated[str, typer.Argument(help="knn, linear or a protocol's name; default: knn and linear.")] = "",
+    data: Annotated[str, typer.Option(help="Labelled images; default: the run's own data.")] = "",
+    labels: Annotated[Path | None, typer.Option(help="A CSV with columns name,label.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure what the frozen encoder of RUN can do, beside raw pixels and the untrained encoder."""
+    from kontrast import training
+
+    loaded = training.Run(run)
+    results = training.evaluate(loaded, kind=kind, data=data or None, labels=labels, device=device, say=say)
+    emit({"run": str(run), "probes": [r.to_dict() for r in results]}, training.result_table(results), as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One or more run folders.")],
+    out: Annotated[Path | None, typer.Option(help="The page; default: report.html in the run's folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained HTML page about one or several runs."""
+    for path in runs:
+        if not (path / "recipe.toml").is_file():
+            raise UsageError(f"{path} is not a run folder: it has no recipe.toml")
+    if out is None and len(runs) > 1:
+        raise UsageError("several runs need --out PAGE.html")
+    page = _write_report(runs, out or runs[0] / "report.html")
+    emit({"report": str(page)}, [f"report  {page}"], as_json)
+
+
+def _write_report(runs: list[Path], out: Path) -> Path:
+    from kontrast.reports import write_report
+
+    return write_report(runs, out)
+
+
+@app.command()
+def recipes(as_json: Json = False) -> None:
+    """List the recipes, with what each is."""
+    from kontrast.recipes import load_tree, recipe_names
+
+    titles = {name: str(load_tree(name).get("title", "")) for name in recipe_names()}
+    width = max(map(len, titles))
+    emit(titles, [f"{name:<{width}}  {title}" for name, title in titles.items()], as_json)
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="An objective, recipe, encoder, head or view policy.")],
+    as_json: Json = False,
+) -> None:
+    """Say what NAME is: its equation, arguments and defaults, its paper, and the recipes that use it."""
+    from kontrast.explain import explain as describe
+
+    tree, lines = describe(name)
+    emit(tree, lines, as_json)
+
+
+@app.command()
+def pack(
+    data: Annotated[str, typer.Argument(help="A folder, a named set or shards.")],
+    out: Annotated[Path, typer.Argument(help="The store to write.")],
+    size: Annotated[int, typer.Option(help="Bound the shorter side to this; 0: as they are.")] = 0,
+    split: Annotated[str, typer.Option(help="train, test or unlabelled.")] = "train",
+    as_json: Json = False,
+) -> None:
+    """Decode DATA once into a memory-mapped store that opens at once."""
+    from kontrast.training.packing import pack_with_progress
+
+    facts, lines = pack_with_progress(data, out, size=size, split=split)
+    emit(facts, lines, as_json)
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit()
+
+
+def fail(text: str, code: int) -> int:
+    say(f"kontrast: {' '.join(str(text).split())}")
+    return code
+
+
+def run(argv: list[str]) -> int:
+    """Run the command and return its exit code; every error is one line."""
+    debug = "--debug" in argv
+    argv = [a for a in argv if a != "--debug"]
+    try:
+        code = app(args=argv, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KontrastError as error:
+        if debug:
+            traceback.print_exc()
+        return fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return fail("stopped by Ctrl-C", 130)
+    except BrokenPipeError:
+        # The reader went away (`| head`): not an error, and nothing more can be said on that pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # typer's own usage errors
+        if usage is not None:
+            return fail(f"{usage()} (see --help)", 2) if usage() else 2
+        if type(error).__name__ == "Abort":
+            return fail("stopped by Ctrl-C", 130)
+        if debug:
+            traceback.print_exc()
+            return 1
+        return fail(f"unexpected {type(error).__name__}: {error} (run again with --debug and report it)", 1)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

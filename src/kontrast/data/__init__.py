@@ -1,0 +1,37 @@
+"""Images on disk, in shards or embedded, to uint8 batches; label imbalance; competing features.
+
+`open_data(spec, split)` gives an `ImageSet`; `Feeder` gives its batches, in an order that is a pure function of seed and
+epoch; `pack` decodes once into a memory-mapped store.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kontrast.data.feeding import Batch, Feeder
+    from kontrast.data.imageset import ImageSet, Ragged
+    from kontrast.data.imbalance import imbalance
+    from kontrast.data.labels import read_labels
+    from kontrast.data.sources import open_data
+    from kontrast.data.store import pack
+
+_HOMES = {
+    "Batch": "feeding",
+    "Feeder": "feeding",
+    "ImageSet": "imageset",
+    "Ragged": "imageset",
+    "imbalance": "imbalance",
+    "open_data": "sources",
+    "pack": "store",
+    "read_labels": "labels",
+}
+__all__ = ["Batch", "Feeder", "ImageSet", "Ragged", "imbalance", "open_data", "pack", "read_labels"]
+
+
+def __getattr__(name: str) -> Any:
+    # The decoding processes import this package too; they must not wait for torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kontrast.data' has no attribute {name!r}")
+    return getattr(import_module(f"kontrast.data.{_HOMES[name]}"), name)

@@ -1,0 +1,150 @@
+"""The embedded set `digits`: real digit scans in random colours over patches of two photographs, 32x32, ten classes.
+
+Made from what scikit-learn ships (1,797 scans of 8x8 pixels, two photographs), so it needs no download. A digit's class
+is hidden from raw pixels by nuisance factors that are drawn independently and recorded:
+
+    background [N]   which of the patches stands behind the digit      hue      [N]    which eighth of the colour circle
+    colour   [N,3]   the digit's colour, 0-255                         position [N,2]  centre of the digit (y, x), pixels
+    size     [N]     width of the 8x8 scan on the picture, pixels      source   [N]    which scan
+
+Train and test share no scan. Every number is a hash of (seed, part, image), and the arithmetic is elementwise: the same
+pixels on every machine. Legend: N images, P patches, D scans.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from kontrast.data.counters import integers, permutation, uniform
+from kontrast.data.imageset import ImageSet
+
+SIDE = 32
+PATCHES = 32
+COUNTS = {"train": 6144, "test": 1536}
+TEST_SCANS = 360
+SIZES = (22.0, 28.0)
+SHIFT = 2.0
+CONTRAST = 60.0
+TEXTURE = 0.4
+_SEED = 1797
+
+
+@lru_cache(maxsize=2)
+def digits(split: str = "train") -> ImageSet:
+    """The embedded set's train or test part."""
+    scans, labels, photographs = _sources()
+    order = permutation(len(scans), _SEED)
+    pool = order[:TEST_SCANS] if split == "test" else order[TEST_SCANS:]
+    count, part = COUNTS[split], int(split == "test")
+    source = pool[np.arange(count) % len(pool)]
+    images, factors = _render(scans[source], _patches(photographs), part)
+    factors["source"] = source
+    return ImageSet(
+        images=torch.from_numpy(images),
+        names=[f"{split}/{labels[s]}/{i:05d}-scan{s:04d}" for i, s in enumerate(source)],
+        labels=torch.from_numpy(labels[source]),
+        classes=[str(d) for d in range(10)],
+        factors={name: torch.from_numpy(values) for name, values in factors.items()},
+        name="digits",
+        split=split,
+        has_test=True,
+    )
+
+
+def _sources() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Scans float64 [D,8,8] in 0..1, labels int64 [D], and the photographs uint8 [H,W,3]."""
+    from sklearn.datasets import load_digits, load_sample_image
+
+    data = load_digits()
+    photographs = [load_sample_image(name) for name in ("china.jpg", "flower.jpg")]
+    return data.images / 16.0, data.target.astype(np.int64), photographs
+
+
+def _patches(photographs: list[np.ndarray]) -> np.ndarray:
+    """uint8 [P,32,32,3]: patches of the photographs at half size, at seeded places, the two in turn."""
+    patches = np.empty((PATCHES, SIDE, SIDE, 3), dtype=np.uint8)
+    halves = [_half(photograph) for photograph in photographs]
+    down, across = uniform(PATCHES, _SEED, 2, 0), uniform(PATCHES, _SEED, 2, 1)
+    for number in range(PATCHES):
+        photograph = halves[number % len(halves)]
+        top = int(down[number] * (photograph.shape[0] - SIDE))
+        left = int(across[number] * (photograph.shape[1] - SIDE))
+        patches[number] = photograph[top : top + SIDE, left : left + SIDE]
+    return patches
+
+
+def _half(photograph: np.ndarray) -> np.ndarray:
+    even = photograph[: photograph.shape[0] // 2 * 2, : photograph.shape[1] // 2 * 2].astype(np.uint16)
+    return ((even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2] + 2) // 4).astype(np.uint8)
+
+
+def _render(scans: np.ndarray, patches: np.ndarray, part: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Images uint8 [N,3,32,32] and the factors they were drawn with."""
+    count = len(scans)
+
+    def draw(factor: int) -> np.ndarray:
+        return uniform(count, _SEED, 3 + part, factor)
+
+    size = SIZES[0] + (SIZES[1] - SIZES[0]) * draw(0)
+    position = (SIDE - 1) / 2 + SHIFT * (2 * np.stack([draw(1), draw(2)], axis=1) - 1)
+    background = integers(count, len(patches), _SEED, 3 + part, 3)
+    ground = _colour(draw(7), draw(8), 0.2 + 0.8 * draw(9))
+    behind = _tinted(patches, background, ground)
+    hue = draw(4)
+    colour = _contrasting(_colour(hue, 0.3 + 0.7 * draw(5), 0.4 + 0.6 * draw(6)), behind)
+    cover = np.minimum(1.5 * _enlarge(scans, position, size), 1.0).astype(np.float32)[..., None]
+    mixed = behind + cover * (colour[:, None, None, :].astype(np.float32) - behind)
+    images = np.floor(mixed + np.float32(0.5)).astype(np.uint8)
+    factors = {
+        "background": background,
+        "hue": (hue * 8).astype(np.int64),
+        "colour": np.floor(colour + 0.5).astype(np.uint8),
+        "position": position,
+        "size": size,
+    }
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), factors
+
+
+def _tinted(patches: np.ndarray, background: np.ndarray, ground: np.ndarray) -> np.ndarray:
+    """float32 [N,32,32,3]: the texture of each image's patch about a ground colour of its own."""
+    texture = TEXTURE * (patches - patches.mean(axis=(1, 2), keepdims=True))
+    behind = ground.astype(np.float32)[:, None, None, :] + texture.astype(np.float32)[background]
+    return np.clip(behind, 0, 255, out=behind)
+
+
+def _colour(hue: np.ndarray, saturation: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """float64 [N,3] in 0..255 from hue, saturation and value in 0..1."""
+    sector = (np.array([5.0, 3.0, 1.0]) + hue[:, None] * 6) % 6
+    ramp = np.clip(np.minimum(sector, 4 - sector), 0, 1)
+    return 255 * value[:, None] * (1 - saturation[:, None] * ramp)
+
+
+def _contrasting(colour: np.ndarray, behind: np.ndarray) -> np.ndarray:
+    """The colour, moved towards white or black until its luminance is CONTRAST away from the background's mean."""
+    weights = np.array([0.299, 0.587, 0.114])
+    ground = (behind.mean(axis=(1, 2), dtype=np.float64) * weights).sum(axis=1)
+    light = (colour * weights).sum(axis=1)
+    # A digit keeps its side, lighter or darker, except where the background leaves no room on that side.
+    lighter = np.where(ground < 70, True, np.where(ground > 185, False, light > ground))
+    goal = np.where(lighter, 255.0, 0.0)
+    missing = CONTRAST - np.where(lighter, light - ground, ground - light)
+    amount = np.clip(missing / (np.abs(goal - light) + 1e-9), 0, 1)[:, None]
+    return colour + (goal[:, None] - colour) * amount
+
+
+def _enlarge(scans: np.ndarray, position: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Scans [N,8,8] enlarged bilinearly to `size` pixels about `position`: float64 [N,32,32], zero outside the scan."""
+    framed = np.pad(scans, ((0, 0), (1, 1), (1, 1)))
+    rows = np.arange(len(scans))[:, None]
+    for axis in (0, 1):
+        place = (np.arange(SIDE) - position[:, axis, None]) * (8 / size[:, None]) + 3.5
+        below = np.floor(place)
+        share = (place - below)[:, :, None]
+        first = np.clip(below.astype(np.int64) + 1, 0, 9)
+        second = np.clip(below.astype(np.int64) + 2, 0, 9)
+        # One axis is interpolated, then the two change places: after two rounds both are done and in order again.
+        framed = (framed[rows, first] * (1 - share) + framed[rows, second] * share).transpose(0, 2, 1)
+    return framed

@@ -1,0 +1,83 @@
+"""What a name means: an objective, recipe, encoder, head, predictor or view policy, from its own code and docstring."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+from kontrast.recipes import load_tree, recipe_names, recipe_path, recipe_text
+from kontrast.registry import Registry, UsageError, nearest
+
+Explained = tuple[dict[str, Any], list[str]]
+
+
+def explain(name: str) -> Explained:
+    """A tree for machines and lines for people."""
+    if name in recipe_names():
+        return explain_recipe(name)
+    for registry in registries():
+        if name in registry:
+            return explain_policy(name) if registry.kind == "policy" else explain_entry(registry, name)
+    known = [*recipe_names(), *(entry for registry in registries() for entry in registry)]
+    raise UsageError(f"nothing is called {name!r}: {nearest(name, known)}")
+
+
+def registries() -> list[Registry]:
+    from kontrast.networks import ENCODERS, HEADS, PREDICTORS
+    from kontrast.objectives import OBJECTIVES
+    from kontrast.views import POLICIES
+
+    return [OBJECTIVES, ENCODERS, HEADS, PREDICTORS, POLICIES]
+
+
+def explain_entry(registry: Registry, name: str) -> Explained:
+    thing = registry[name]
+    arguments = {
+        key: None if p.default is p.empty else p.default
+        for key, p in registry.arguments(name).items()
+        if key not in ("inputs", "channels", "size")
+    }
+    text = inspect.getdoc(thing) or ""
+    users = [r for r in recipe_names() if uses(load_tree(r), registry.kind, name)]
+    paper = getattr(thing, "paper", "")
+    tree = {
+        "kind": registry.kind,
+        "name": name,
+        "text": text,
+        "paper": paper,
+        "arguments": {k: v if isinstance(v, int | float | str | None) else repr(v) for k, v in arguments.items()},
+        "recipes": users,
+    }
+    lines = [f"{registry.kind} {name}", "", text, "", "arguments and defaults"]
+    lines += [f"  {key:<24} {value!r}" for key, value in arguments.items()] or ["  none"]
+    if paper:
+        lines += ["", f"paper    {paper}"]
+    lines += ["", f"recipes  {', '.join(users) or 'none yet'}"]
+    return tree, lines
+
+
+def uses(tree: dict[str, Any], kind: str, name: str) -> bool:
+    part = tree.get(kind)
+    return isinstance(part, dict) and part.get("name") == name
+
+
+def explain_policy(name: str) -> Explained:
+    from kontrast.views import POLICIES
+
+    alternatives = POLICIES.build(name)
+    trees = [dataclasses.asdict(policy) for policy in alternatives]
+    users = [r for r in recipe_names() if load_tree(r).get("views", {}).get("policy") == name]
+    lines = [f"view policy {name}"]
+    for number, tree in enumerate(trees):
+        lines += ["", f"view {number + 1}" if len(trees) > 1 else "every view"]
+        lines += [f"  {key:<24} {value}" for key, value in tree.items()]
+    lines += ["", f"recipes  {', '.join(users) or 'none yet'}"]
+    return {"kind": "policy", "name": name, "views": trees, "recipes": users}, lines
+
+
+def explain_recipe(name: str) -> Explained:
+    text = recipe_text(recipe_path(name))
+    tree = load_tree(name)
+    lines = [f"recipe {name}", "", text.rstrip()]
+    return {"kind": "recipe", "name": name, "text": text, "settings": tree}, lines

@@ -1,0 +1,71 @@
+"""What the gradient of the affinity needs of each row: w_ij (alpha_i + beta_i s_ij), for one scale a.
+
+M rows, S scales.  alpha, beta, lse [M];  the statistics and their gradients [S,M].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """alpha and beta of each row; beta is None where it is zero, lse is None where exp(-lse) is multiplied in already."""
+
+    scale: float
+    alpha: Tensor
+    beta: Tensor | None
+    lse: Tensor | None
+
+    def unshifted(self) -> Coefficients:
+        """exp(-lse) moved from the exponent into alpha and beta: one exponential then serves a pair in both directions."""
+        assert self.lse is not None
+        factor = torch.exp(-self.lse).masked_fill(torch.isneginf(self.lse), 0)
+        beta = None if self.beta is None else self.beta * factor
+        return replace(self, alpha=self.alpha * factor, beta=beta, lse=None)
+
+    def rows(self, rows: slice) -> Coefficients:
+        """Of some rows, as a column that broadcasts over a tile."""
+        return self._shaped((rows, None))
+
+    def columns(self, columns: slice) -> Coefficients:
+        """Of some columns, as a row that broadcasts over a tile."""
+        return self._shaped((None, columns))
+
+    def _shaped(self, index: tuple[slice | None, ...]) -> Coefficients:
+        alpha, beta, lse = (None if part is None else part[index] for part in (self.alpha, self.beta, self.lse))
+        assert alpha is not None
+        return replace(self, alpha=alpha, beta=beta, lse=lse)
+
+
+def coefficients(
+    grad_lse: Tensor | None,
+    grad_mean: Tensor | None,
+    lse: Tensor,
+    mean: Tensor,
+    scales: Sequence[float],
+    detach_weights: bool,
+) -> list[Coefficients]:
+    r"""One entry a scale.
+
+        alpha_i = a g_lse + (1 - a mean_i) g_mean,   beta_i = a g_mean
+        alpha_i = a g_lse + g_mean,                  beta_i = 0             with weights detached
+
+    A row with no pair gets zeros, whatever its incoming gradient is.
+    """
+    empty = torch.isneginf(lse)
+    terms = []
+    for n, scale in enumerate(scales):
+        alpha = torch.zeros_like(lse[n]) if grad_lse is None else scale * grad_lse[n]
+        beta = None
+        if grad_mean is not None and detach_weights:
+            alpha = alpha + grad_mean[n]
+        elif grad_mean is not None:
+            alpha = alpha + (1 - scale * mean[n]) * grad_mean[n]
+            beta = (scale * grad_mean[n]).masked_fill(empty[n], 0)
+        terms.append(Coefficients(scale, alpha.masked_fill(empty[n], 0), beta, lse[n]))
+    return terms

@@ -1,0 +1,157 @@
+"""Triton kernels of the gradient of the row statistics: tiles of the affinity are made again and used up at once.
+
+M rows, K columns, D width, S scales (one or two a launch).  alpha, beta, shift [scale, row]; names as in triton_rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kontrast.kernels.triton_rows import affinity_tile, kept_pairs, touches
+
+
+@triton.jit
+def gradient_coefficients(
+    grad_lse, grad_mean, lse, mean, bound, alpha, beta, shift, rows, scale, second_scale, limit,
+    HAS_LSE: tl.constexpr, HAS_MEAN: tl.constexpr, DETACHED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """w_ij (alpha_i + beta_i s_ij) with w_ij = exp2(slope s_ij - shift_i); where it is safe, the shift is in alpha, beta."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    a = scale
+    if tl.program_id(1) == 1:
+        a = second_scale
+    place = tl.program_id(1).to(tl.int64) * rows + row
+    level = tl.load(lse + place, mask=inside, other=0.0)
+    empty = level == float("-inf")
+    level = tl.where(empty, 0.0, level * 1.4426950408889634)
+    first = tl.zeros([BLOCK], tl.float32)
+    second = tl.zeros([BLOCK], tl.float32)
+    if HAS_LSE:
+        first += a * tl.load(grad_lse + place, mask=inside, other=0.0)
+    if HAS_MEAN:
+        incoming = tl.load(grad_mean + place, mask=inside, other=0.0)
+        if DETACHED:
+            first += incoming
+        else:
+            first += (1 - a * tl.load(mean + place, mask=inside, other=0.0)) * incoming
+            second = a * incoming
+    if GUARDED:
+        if tl.load(bound) <= limit:
+            factor = tl.exp2(-level)
+            first *= factor
+            second *= factor
+    tl.store(alpha + place, tl.where(empty, 0.0, first), mask=inside)
+    tl.store(shift + place, level, mask=inside)
+    if HAS_MEAN and not DETACHED:
+        tl.store(beta + place, tl.where(empty, 0.0, second), mask=inside)
+
+
+@triton.jit
+def side_of_pairs(s, slope, alpha, beta, shift, WITH_BETA: tl.constexpr):
+    """One side's share of the gradient; its coefficients come shaped to broadcast over the tile."""
+    weight = tl.exp2(s * slope - shift)
+    if WITH_BETA:
+        return weight * (alpha + beta * s)
+    else:
+        return weight * alpha
+
+
+@triton.jit
+def tile_gradient(
+    s, slope, row_alpha, row_beta, row_shift, alpha, beta, shift, column, inside,
+    WITH_BETA: tl.constexpr, ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """d loss / d s of one tile at one scale, from its rows' statistics, its columns', or both."""
+    if COLUMN_SIDE:
+        column_alpha = tl.load(alpha + column, mask=inside, other=0.0)[None, :]
+        column_beta = column_alpha
+        if WITH_BETA:
+            column_beta = tl.load(beta + column, mask=inside, other=0.0)[None, :]
+    if BOUNDED:
+        factor = row_alpha[:, None] + column_alpha
+        if WITH_BETA:
+            factor += (row_beta[:, None] + column_beta) * s
+        gradient = tl.exp2(s * slope) * factor
+    else:
+        if ROW_SIDE:
+            gradient = side_of_pairs(s, slope, row_alpha[:, None], row_beta[:, None], row_shift[:, None], WITH_BETA)
+        if COLUMN_SIDE:
+            column_shift = tl.load(shift + column, mask=inside, other=0.0)[None, :]
+            other = side_of_pairs(s, slope, column_alpha, column_beta, column_shift, WITH_BETA)
+            gradient = gradient + other if ROW_SIDE else other
+    return gradient
+
+
+@triton.jit
+def rows_backward(
+    rows_of, columns_of, row_ids_of, column_ids_of, low, high, bound,
+    row_alpha_of, row_beta_of, row_shift_of, alpha, beta, shift, out,
+    rows, columns, width, tiles_a_split, slope, second_slope, limit,
+    SCALES: tl.constexpr, MASK: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_BETA: tl.constexpr,
+    ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr, GUARDED: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Gradient to one block of rows, one piece of their width, over one split of the columns: [split, row, width].
+
+    With the row side alone it is the queries' gradient; with rows and columns swapped and the column side alone, the
+    keys'; with both sides, where queries are keys, the whole. WIDE: the second product in tf32, whose exponents fp16 lacks.
+    """
+    if GUARDED:
+        if (tl.load(bound) <= limit) != BOUNDED:
+            return
+    start = tl.program_id(0) * BLOCK_M
+    split = tl.program_id(1)
+    piece = tl.program_id(2)
+    row = start.to(tl.int64) + tl.arange(0, BLOCK_M)
+    row_ids = row
+    if HAS_IDS:
+        row_ids = tl.load(row_ids_of + row, mask=row < rows, other=tl.load(row_ids_of + start))
+    row_low, row_high = tl.min(row_ids, 0), tl.max(row_ids, 0)
+    row_alpha = tl.zeros([BLOCK_M], tl.float32)
+    row_beta, row_shift = row_alpha, row_alpha
+    second_alpha, second_beta, second_shift = row_alpha, row_alpha, row_alpha
+    if ROW_SIDE:
+        row_alpha, row_beta, row_shift = row_coefficients(row_alpha_of, row_beta_of, row_shift_of, row, row < rows, WITH_BETA)
+        if SCALES == 2:
+            second_alpha, second_beta, second_shift = row_coefficients(
+                row_alpha_of + rows, row_beta_of + rows, row_shift_of + rows, row, row < rows, WITH_BETA
+            )
+    first = rows_of.load([start, 0])
+    gradient = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for tile in range(split * tiles_a_split, min((split + 1) * tiles_a_split, tl.cdiv(columns, BLOCK_N))):
+        s, operand = affinity_tile(first, rows_of, columns_of, start, tile * BLOCK_N, D_BLOCKS, BLOCK_D, PRECISION)
+        column = tile * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
+        inside = column < columns
+        p = tile_gradient(
+            s, slope, row_alpha, row_beta, row_shift, alpha, beta, shift, column, inside,
+            WITH_BETA, ROW_SIDE, COLUMN_SIDE, BOUNDED,
+        )  # fmt: skip
+        if SCALES == 2:
+            p += tile_gradient(
+                s, second_slope, second_alpha, second_beta, second_shift,
+                alpha + columns, beta + columns, shift + columns, column, inside,
+                WITH_BETA, ROW_SIDE, COLUMN_SIDE, BOUNDED,
+            )  # fmt: skip
+        if touches(low, high, tile, row_low, row_high, columns, MASK, RAGGED, BLOCK_N):
+            p = tl.where(kept_pairs(row_ids, column_ids_of, column, columns, HAS_IDS), p, 0.0)
+        if D_BLOCKS > 1:
+            operand = columns_of.load([tile * BLOCK_N, piece * BLOCK_D])
+        if WIDE:
+            gradient = tl.dot(p, operand.to(tl.float32), acc=gradient, input_precision="tf32")
+        else:
+            gradient = tl.dot(p.to(operand.dtype), operand, acc=gradient, input_precision=PRECISION)
+    d = piece * BLOCK_D + tl.arange(0, BLOCK_D)
+    place = (split.to(tl.int64) * rows + row)[:, None] * width + d[None, :]
+    tl.store(out + place, gradient.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (d < width)[None, :])
+
+
+@triton.jit
+def row_coefficients(alpha, beta, shift, row, inside, WITH_BETA: tl.constexpr):
+    row_alpha = tl.load(alpha + row, mask=inside, other=0.0)
+    row_beta = row_alpha
+    if WITH_BETA:
+        row_beta = tl.load(beta + row, mask=inside, other=0.0)
+    return row_alpha, row_beta, tl.load(shift + row, mask=inside, other=0.0)

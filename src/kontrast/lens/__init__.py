@@ -1,0 +1,1 @@
+"""What a representation is: maps, neighbours and numbers of frozen features."""

@@ -1,0 +1,203 @@
+"""The pictures of a report: a 2-D map of test images and the nearest neighbours of a few of them.
+
+Writes two files into a run folder: `gallery.png`, one sprite of square tiles in row-major order, and `gallery.json`,
+which says what stands on each tile. Both are written beside their place and renamed into it; the JSON carries the
+sprite's SHA-256, so that a reader can tell a pair that belongs together.
+
+Shapes: N test images, T train images, F features, Q queries, R neighbours of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kontrast.lens.map import LIMIT, embed_2d
+
+TILE = 32
+COLUMNS = 40
+
+
+class Tiles:
+    """Pictures collected once each, in the order in which they are first asked for."""
+
+    def __init__(self) -> None:
+        self.pictures: list[Tensor] = []
+        self._places: dict[tuple[str, int], int] = {}
+
+    def place(self, source: str, images: Any, index: int) -> int:
+        """The tile that shows picture `index` of `images`; `source` tells train and test apart."""
+        if (source, index) not in self._places:
+            self._places[source, index] = len(self.pictures)
+            self.pictures.append(thumbnail(images[index]))
+        return self._places[source, index]
+
+    def sprite(self) -> bytes:
+        """All tiles as one PNG, `COLUMNS` wide."""
+        from PIL import Image
+
+        rows = max(1, -(-len(self.pictures) // COLUMNS))
+        canvas = torch.zeros(3, rows * TILE, COLUMNS * TILE, dtype=torch.uint8)
+        for place, picture in enumerate(self.pictures):
+            top, left = place // COLUMNS * TILE, place % COLUMNS * TILE
+            canvas[:, top : top + TILE, left : left + TILE] = picture
+        buffer = io.BytesIO()
+        Image.fromarray(canvas.permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG", optimize=True)
+        return buffer.getvalue()
+
+
+def thumbnail(image: Any) -> Tensor:
+    """One picture uint8 [C,H,W] as a tile [3,TILE,TILE]: grey becomes colour, the sides keep their ratio."""
+    picture = torch.as_tensor(image)
+    picture = picture[:3] if picture.shape[0] >= 3 else picture[:1].expand(3, -1, -1)
+    height, width = picture.shape[1:]
+    if (height, width) != (TILE, TILE):
+        scale = TILE / max(height, width)
+        size = [max(1, round(height * scale)), max(1, round(width * scale))]
+        smooth = torch.nn.functional.interpolate(
+            picture[None].float(), size=size, mode="bilinear", align_corners=False, antialias=True
+        )
+        picture = smooth[0].round().clamp(0, 255).to(torch.uint8)
+    tile = torch.zeros(3, TILE, TILE, dtype=torch.uint8)
+    top, left = (TILE - picture.shape[1]) // 2, (TILE - picture.shape[2]) // 2
+    tile[:, top : top + picture.shape[1], left : left + picture.shape[2]] = picture
+    return tile
+
+
+def directions(features: Tensor) -> Tensor:
+    """Rows of length one; a row that is zero or not finite becomes zero, so that its cosines are zero."""
+    x = torch.as_tensor(features).detach().to("cpu", torch.float32)
+    x = torch.where(x.isfinite().all(1, keepdim=True), x, 0.0)
+    x = x / x.abs().amax(1, keepdim=True).clamp_min(1e-30)
+    return torch.nn.functional.normalize(x, dim=1)
+
+
+def choose_queries(labels: Tensor | None, among: Tensor, count: int, generator: torch.Generator) -> list[int]:
+    """Indices drawn at random, one class after the other where there are labels; never by how well they did."""
+    shuffled = among[torch.randperm(len(among), generator=generator)].tolist()
+    if labels is None:
+        return shuffled[:count]
+    turns: dict[int, int] = {}
+    order = []
+    for index in shuffled:
+        label = int(labels[index])
+        turns[label] = turns.get(label, -1) + 1
+        order.append((turns[label], label, index))
+    chosen = sorted(order)
+    if len(turns) > count:  # more classes than queries: which classes are shown is drawn too
+        chosen = [entry for entry in order if entry[0] == 0]
+    return [index for _, _, index in chosen[:count]]
+
+
+def nearest(queries: Tensor, candidates: Tensor, count: int, exclude: list[int] | None) -> tuple[Tensor, Tensor]:
+    """Cosines and indices [Q,R] of the nearest candidates; `exclude` names each query's own place among them."""
+    cosines = queries @ candidates.T
+    if exclude is not None:
+        cosines[torch.arange(len(exclude)), torch.tensor(exclude, dtype=torch.long)] = -torch.inf
+    kept = max(0, min(count, len(candidates) - (exclude is not None)))
+    return tuple(cosines.topk(kept, dim=1))
+
+
+def write_gallery(
+    folder: Path,
+    features: Tensor,
+    images: Any,
+    labels: Tensor | None,
+    classes: Sequence[str] | None,
+    names: Sequence[str],
+    *,
+    train_features: Tensor | None = None,
+    train_images: Any = None,
+    train_labels: Tensor | None = None,
+    points: int = 1000,
+    queries: int = 12,
+    neighbours: int = 8,
+    seed: int = 0,
+) -> Path:
+    """Write gallery.json and gallery.png for features [N,F] of images uint8 [N,C,H,W]; returns the JSON's path.
+
+    Neighbours are sought by cosine among the train images where features and images of those are given, else among the
+    other test images.
+    """
+    _agree(features, images, labels, names, train_features, train_images, train_labels)
+    generator = torch.Generator().manual_seed(seed)
+    unit = directions(features)
+    sample = torch.randperm(len(unit), generator=generator)[: min(points, LIMIT)].sort().values
+    chosen = choose_queries(labels, sample, queries, generator)
+    tiles = Tiles()
+    places = embed_2d(unit[sample], seed=seed).tolist()
+    mapped = [
+        {"x": round(x, 3), "y": round(y, 3), **_entry(tiles, "test", images, labels, names, index)}
+        for index, (x, y) in zip(sample.tolist(), places)
+    ]
+    if train_features is not None and train_images is not None:
+        pool, found = (
+            ("train", train_images, train_labels, None),
+            nearest(unit[chosen], directions(train_features), neighbours, None),
+        )
+    else:
+        pool, found = ("test", images, labels, names), nearest(unit[chosen], unit, neighbours, chosen)
+    asked = []
+    for index, cosines, near in zip(chosen, found[0].tolist(), found[1].tolist()):
+        answers = [{**_entry(tiles, *pool, i), "similarity": round(c, 4)} for c, i in zip(cosines, near)]
+        asked.append({**_entry(tiles, "test", images, labels, names, index), "neighbours": answers})
+    sprite = tiles.sprite()
+    record = {
+        "version": 1,
+        "tile": TILE,
+        "columns": COLUMNS,
+        "count": len(tiles.pictures),
+        "sprite_sha256": hashlib.sha256(sprite).hexdigest(),
+        "classes": None if classes is None else [str(name) for name in classes],
+        "method": "t-SNE" if len(sample) >= 8 else "PCA",
+        "neighbours_from": pool[0],
+        "images": len(unit),
+        "points": mapped,
+        "queries": asked,
+    }
+    folder = Path(folder)
+    _replace(folder / "gallery.png", sprite)
+    # ASCII, so that file names with bytes that are no UTF-8 (surrogates) come back exactly.
+    return _replace(folder / "gallery.json", json.dumps(record, allow_nan=False).encode("ascii"))
+
+
+def _entry(tiles: Tiles, source: str, images: Any, labels: Any, names: Any, index: int) -> dict[str, Any]:
+    label = None if labels is None else int(labels[index])
+    return {
+        "tile": tiles.place(source, images, index),
+        "label": None if label is None or label < 0 else label,
+        "name": f"{source} image {index}" if names is None else str(names[index]),
+    }
+
+
+def _agree(features: Any, images: Any, labels: Any, names: Any, *train: Any) -> None:
+    """Every given column has one entry an image, else the neighbours would be shown under wrong names."""
+    sizes = {"features": features, "images": images, "labels": labels, "names": names}
+    counts = {name: len(column) for name, column in sizes.items() if column is not None}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the gallery needs one entry an image in each column, given {counts}")
+    counts = {n: len(c) for n, c in zip(("train_features", "train_images", "train_labels"), train) if c is not None}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the gallery needs one entry a train image in each column, given {counts}")
+
+
+def _replace(path: Path, content: bytes) -> Path:
+    """Write beside the place, then rename: a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,27 @@
+"""Encoders, heads, momentum teacher and memory bank.
+
+`encoder("resnet-18", channels=3, size=32)`, `head("simclr", width=512)`, `predictor("byol", width=256)`.
+"""
+
+from kontrast.networks import convn, heads, resnet, small_alexnet, small_conv, vit  # noqa: F401  (importing registers)
+from kontrast.networks.bank import MemoryBank
+from kontrast.networks.catalogue import ENCODERS, HEADS, PREDICTORS, encoder, head, predictor
+from kontrast.networks.split_batch_norm import convert_split_batch_norm, shuffle, smallest_batch, unshuffle
+from kontrast.networks.sync_batch_norm import synchronise_batch_norm
+from kontrast.networks.teacher import Teacher
+
+__all__ = [
+    "ENCODERS",
+    "HEADS",
+    "PREDICTORS",
+    "MemoryBank",
+    "Teacher",
+    "convert_split_batch_norm",
+    "encoder",
+    "head",
+    "predictor",
+    "shuffle",
+    "smallest_batch",
+    "synchronise_batch_norm",
+    "unshuffle",
+]

@@ -1,0 +1,49 @@
+"""Encoders, heads and predictors by name, and the one way to build each.
+
+N images, C channels, h x w pixels, F width of the representation that probes read, D width of the projection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from kontrast.registry import Registry, UsageError
+
+ENCODERS = Registry("encoder")  # [N,C,h,w] -> [N,F]
+HEADS = Registry("head")  # [N,F] -> [N,D]
+PREDICTORS = Registry("predictor")  # [N,D] -> [N,D]
+
+
+def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -> nn.Module:
+    """An encoder [N,channels,size,size] -> [N,width] with `.width`, `.size` and `.channels`; `timm:NAME` and
+    `torchvision:NAME` reach those libraries."""
+    whole("channels", channels)
+    whole("size", size)
+    library, colon, model = name.partition(":")
+    if colon:
+        from kontrast.networks.foreign import foreign_encoder
+
+        module = foreign_encoder(library, model, channels=channels, size=size, **arguments)
+    else:
+        module = ENCODERS.build(name, channels=channels, size=size, **arguments)
+    module.size, module.channels = size, channels
+    return module
+
+
+def head(name: str, width: int, **arguments: Any) -> nn.Module:
+    """A projection head [N,width] -> [N,D], D in its `.width`."""
+    return HEADS.build(name, inputs=whole("width", width), **arguments)
+
+
+def predictor(name: str, width: int, **arguments: Any) -> nn.Module:
+    """A predictor [N,width] -> [N,width] on top of the online projections."""
+    return PREDICTORS.build(name, inputs=whole("width", width), **arguments)
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """The value, when it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} = {value!r}: give a whole number of at least {least}")
+    return value

@@ -1,0 +1,97 @@
+"""Encoders of other libraries, `timm:NAME` and `torchvision:NAME`, imported only when asked for.
+
+Random weights, no download. [N,C,h,w] -> [N,F], whatever the model calls its classifier.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kontrast.registry import EnvironmentFault, UsageError, nearest
+
+LIBRARIES = ("timm", "torchvision")
+
+
+def foreign_encoder(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> nn.Module:
+    """The named model without its classifier, with `.width`."""
+    if library not in LIBRARIES:
+        raise UsageError(f"unknown library {library!r} in {library}:{name}: {nearest(library, LIBRARIES)}")
+    if not name:
+        raise UsageError(f"{library}: names no model; write {library}:NAME")
+    builder = from_timm if library == "timm" else from_torchvision
+    try:
+        return builder(name, channels, size, arguments)
+    except (TypeError, ValueError, AssertionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{library}:{name} can't be built with {arguments} at {size} pixels: {error}") from error
+
+
+def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise EnvironmentFault(f"timm:{name} needs timm: pip install kontrast[timm]") from error
+    if not timm.is_model(name):
+        raise UsageError(f"timm has no model {name!r}: {short(nearest(name, timm.list_models()))}")
+    arguments = {"pretrained": False, "num_classes": 0, "in_chans": channels, **arguments}
+    try:
+        model = timm.create_model(name, img_size=size, **arguments)
+    except TypeError:  # convolutional models take no img_size
+        model = timm.create_model(name, **arguments)
+    model.width = measured_width(model, channels, size)
+    return model
+
+
+def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, Any]) -> nn.Module:
+    try:
+        from torchvision import models
+    except ImportError as error:
+        raise EnvironmentFault(f"torchvision:{name} needs torchvision: pip install torchvision") from error
+    known = models.list_models(module=models)
+    if name not in known:
+        raise UsageError(f"torchvision has no model {name!r}: {short(nearest(name, known))}")
+    if name.startswith("vit"):
+        arguments = {"image_size": size, **arguments}
+    model = models.get_model(name, weights=None, **arguments)
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise UsageError(f"torchvision:{name} has no linear classifier to take off: it can't be an encoder")
+    replace(model, linear[-1], nn.Identity())
+    widen(model, channels)
+    model.width = measured_width(model, channels, size)
+    return model
+
+
+def widen(model: nn.Module, channels: int) -> None:
+    """Replace the first convolution by one for the given number of input channels."""
+    for name, m in model.named_modules():
+        if isinstance(m, nn.Conv2d):
+            if m.in_channels != channels:
+                new = nn.Conv2d(
+                    channels, m.out_channels, m.kernel_size, m.stride, m.padding, m.dilation, bias=m.bias is not None
+                )
+                replace(model, name, new)
+            return
+
+
+def replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, module)
+
+
+def measured_width(model: nn.Module, channels: int, size: int) -> int:
+    training = model.training
+    with torch.no_grad():
+        features: Tensor = model.eval()(torch.zeros(1, channels, size, size))
+    model.train(training)
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        raise ValueError(f"its output is not one vector per image but {type(features).__name__}")
+    return features.shape[1]
+
+
+def short(hint: str, limit: int = 200) -> str:
+    return hint if len(hint) <= limit else hint[:limit].rsplit(",", 1)[0] + ", ..."

@@ -1,0 +1,157 @@
+"""Residual networks with torchvision's parameter names, so that weights pass both ways.
+
+N images, C channels, h x w pixels, F width. torchvision's own module is not used: importing it takes longer than
+many a probe (it pulls in torch's compiler), and its stem is not the one for small images.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from kontrast.networks.catalogue import ENCODERS, whole
+from kontrast.registry import UsageError, nearest
+
+LARGEST_SIZE_FOR_CIFAR_STEM = 64
+
+
+def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, planes: int, stride: int):
+        super().__init__()
+        self.conv1, self.bn1 = convolution(inputs, planes, 3, stride), nn.BatchNorm2d(planes)
+        self.conv2, self.bn2 = convolution(planes, planes, 3), nn.BatchNorm2d(planes)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = shortcut(inputs, planes, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return self.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 and a shortcut; the stride is in the 3x3 (ResNet v1.5)."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, planes: int, stride: int):
+        super().__init__()
+        outputs = planes * self.expansion
+        self.conv1, self.bn1 = convolution(inputs, planes, 1), nn.BatchNorm2d(planes)
+        self.conv2, self.bn2 = convolution(planes, planes, 3, stride), nn.BatchNorm2d(planes)
+        self.conv3, self.bn3 = convolution(planes, outputs, 1), nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return self.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class ResNet(nn.Module):
+    """He et al. 2015 without the classifier: the representation is the pooled feature.
+
+    Stem `cifar` is a 3x3 convolution of stride 1 without pooling, `imagenet` 7x7 of stride 2 with pooling, and
+    `small` 3x3 of stride 2 without pooling; `auto` takes `cifar` for images of up to 64 pixels.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: tuple[int, ...],
+        planes: tuple[int, ...],
+        *,
+        channels: int,
+        size: int,
+        stem: str,
+        zero_init: bool,
+    ):
+        super().__init__()
+        if stem == "auto":
+            stem = "cifar" if size <= LARGEST_SIZE_FOR_CIFAR_STEM else "imagenet"
+        stems = {"cifar": (3, 1), "imagenet": (7, 2), "small": (3, 2)}
+        if stem not in stems:
+            raise UsageError(f"unknown stem {stem!r}: {nearest(stem, ['auto', *stems])}")
+        self.conv1 = convolution(channels, planes[0], *stems[stem])
+        self.bn1 = nn.BatchNorm2d(planes[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
+        inputs = planes[0]
+        for i, (depth, width) in enumerate(zip(depths, planes)):
+            blocks = []
+            for j in range(depth):
+                blocks.append(block(inputs, width, stride=2 if i > 0 and j == 0 else 1))
+                inputs = width * block.expansion
+            self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
+        self.stages = len(depths)
+        self.width = inputs
+        initialise(self, zero_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for i in range(self.stages):
+            x = getattr(self, f"layer{i + 1}")(x)
+        return x.mean(dim=(2, 3))
+
+
+def initialise(module: nn.Module, zero_init: bool = False) -> None:
+    """He's normal initialisation by fan-out; with `zero_init` every residual branch starts at zero."""
+    for m in module.modules():
+        if isinstance(m, nn.Conv2d):
+            nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+        elif zero_init and isinstance(m, BasicBlock):
+            nn.init.zeros_(m.bn2.weight)
+        elif zero_init and isinstance(m, Bottleneck):
+            nn.init.zeros_(m.bn3.weight)
+
+
+PLANES = (64, 128, 256, 512)
+
+
+@ENCODERS.register("resnet-18")
+def resnet_18(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
+    """ResNet-18, 512 wide."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), PLANES, channels=channels, size=size, stem=stem, zero_init=zero_init)
+
+
+@ENCODERS.register("resnet-34")
+def resnet_34(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
+    """ResNet-34, 512 wide."""
+    return ResNet(BasicBlock, (3, 4, 6, 3), PLANES, channels=channels, size=size, stem=stem, zero_init=zero_init)
+
+
+@ENCODERS.register("resnet-50")
+def resnet_50(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
+    """ResNet-50, 2048 wide."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), PLANES, channels=channels, size=size, stem=stem, zero_init=zero_init)
+
+
+@ENCODERS.register("resnet-101")
+def resnet_101(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
+    """ResNet-101, 2048 wide."""
+    return ResNet(Bottleneck, (3, 4, 23, 3), PLANES, channels=channels, size=size, stem=stem, zero_init=zero_init)
+
+
+@ENCODERS.register("small-resnet")
+def small_resnet(channels: int = 3, size: int = 32, width: int = 128, depth: int = 1, stem: str = "small") -> ResNet:
+    """A ResNet for small images on a CPU: stages of width/4, width/2 and width planes, `depth` blocks each."""
+    if whole("width", width) % 4:
+        raise UsageError(f"width = {width}: small-resnet needs a multiple of 4")
+    planes = (width // 4, width // 2, width)
+    depths = (whole("depth", depth),) * 3
+    return ResNet(BasicBlock, depths, planes, channels=channels, size=size, stem=stem, zero_init=False)

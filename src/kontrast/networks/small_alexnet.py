@@ -1,0 +1,39 @@
+"""SmallAlexNet of align-uniform and CACR. [N,C,h,w] -> fc7 [N,4096], the layer those papers evaluate; fc8 is a head."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from kontrast.networks.catalogue import ENCODERS
+from kontrast.registry import UsageError
+
+SMALLEST = 15  # three poolings of width 3 and stride 2 leave one position
+
+
+@ENCODERS.register("small-alexnet")
+class SmallAlexNet(nn.Module):
+    """Five 3x3 convolutions of 96, 192, 384, 384 and 192 channels, pooled after the first, second and fifth, then
+    two fully connected layers of 4096; batch norm and ReLU after each, no biases, weights from N(0, 0.02)."""
+
+    def __init__(self, channels: int = 3, size: int = 32):
+        super().__init__()
+        if size < SMALLEST:
+            raise UsageError(f"size = {size}: small-alexnet needs images of at least {SMALLEST} pixels")
+        blocks: list[nn.Module] = []
+        inputs, side = channels, size
+        for outputs, pooled in ((96, True), (192, True), (384, False), (384, False), (192, True)):
+            blocks += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(True)]
+            if pooled:
+                blocks.append(nn.MaxPool2d(3, 2))
+                side = (side - 3) // 2 + 1
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.fc6 = nn.Sequential(nn.Linear(inputs * side**2, 4096, bias=False), nn.BatchNorm1d(4096), nn.ReLU(True))
+        self.fc7 = nn.Sequential(nn.Linear(4096, 4096, bias=False), nn.BatchNorm1d(4096), nn.ReLU(True))
+        self.width = 4096
+        for m in self.modules():
+            if isinstance(m, (nn.Conv2d, nn.Linear)):
+                nn.init.normal_(m.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc7(self.fc6(self.blocks(x).flatten(1)))

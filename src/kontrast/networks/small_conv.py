@@ -1,0 +1,28 @@
+"""A four-layer strided convolution: the quickest encoder that learns something on a CPU. [N,C,h,w] -> [N,width]."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from kontrast.networks.catalogue import ENCODERS, whole
+from kontrast.registry import UsageError
+
+
+@ENCODERS.register("small-conv")
+class SmallConv(nn.Module):
+    """Four 3x3 convolutions of stride 2 with batch norm, width/8 to width channels, then the mean over positions."""
+
+    def __init__(self, channels: int = 3, size: int = 32, width: int = 256):
+        super().__init__()
+        if whole("width", width) % 8:
+            raise UsageError(f"width = {width}: small-conv needs a multiple of 8")
+        layers: list[nn.Module] = []
+        inputs = channels
+        for outputs in (width // 8, width // 4, width // 2, width):
+            layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+            inputs = outputs
+        self.layers = nn.Sequential(*layers)
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean(dim=(2, 3))

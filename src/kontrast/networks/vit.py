@@ -1,0 +1,157 @@
+"""Vision transformers (Dosovitskiy et al. 2021), pre-norm, with timm's parameter names.
+
+N images, C channels, P patch, L = (size/P)^2 patches and a class token, F width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from kontrast.networks.catalogue import ENCODERS, whole
+from kontrast.registry import UsageError, nearest
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        q, k, v = self.qkv(x).reshape(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
+        return self.proj(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, width))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attn, self.mlp = Attention(width, heads), MLP(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Patches(nn.Module):
+    """Non-overlapping patches, each through one linear map: [N,C,h,w] -> [N,L,F]."""
+
+    def __init__(self, channels: int, patch: int, width: int):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class ViT(nn.Module):
+    """The representation is the class token after the last norm. Other image sizes than the one it was built for (the
+    local views of multi-crop) get interpolated positions.
+
+    positions: `sin-cos` (fixed, MoCo v3) or `learned`. frozen_patches: the patch projection keeps its random weights,
+    which keeps training stable (MoCo v3, section 4.2).
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        size: int,
+        patch: int | None,
+        width: int,
+        depth: int,
+        heads: int,
+        positions: str,
+        frozen_patches: bool,
+    ):
+        super().__init__()
+        patch = whole("patch", patch) if patch is not None else (4 if size <= 64 else 16)
+        if size % patch:
+            raise UsageError(f"size = {size} is no multiple of the patch = {patch}")
+        if positions not in ("sin-cos", "learned"):
+            raise UsageError(f"unknown positions {positions!r}: {nearest(positions, ('sin-cos', 'learned'))}")
+        self.width, self.patch = width, patch
+        self.patch_embed = Patches(channels, patch, width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        place = torch.cat([torch.zeros(1, width), sine_cosine(size // patch, width)])[None]
+        if positions == "learned":
+            place = 0.02 * torch.randn_like(place)
+        self.pos_embed = nn.Parameter(place, requires_grad=positions == "learned")
+        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.initialise()
+        if frozen_patches:
+            self.patch_embed.requires_grad_(False)
+
+    def initialise(self) -> None:
+        """MoCo v3: Xavier's uniform, with q, k and v as three matrices and the patch projection as one."""
+        for m in self.modules():
+            if isinstance(m, nn.Linear):
+                nn.init.xavier_uniform_(m.weight)
+                nn.init.zeros_(m.bias)
+        for block in self.blocks:
+            bound = math.sqrt(6 / (2 * self.width))
+            nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
+        nn.init.xavier_uniform_(self.patch_embed.proj.weight.flatten(1))
+        nn.init.zeros_(self.patch_embed.proj.bias)
+        nn.init.normal_(self.cls_token, std=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2] // self.patch, x.shape[3] // self.patch
+        x = self.patch_embed(x)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.positions(height, width)
+        return self.norm(self.blocks(x)[:, 0])
+
+    def positions(self, height: int, width: int) -> Tensor:
+        side = math.isqrt(self.pos_embed.shape[1] - 1)
+        if (height, width) == (side, side):
+            return self.pos_embed
+        grid = self.pos_embed[:, 1:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
+        grid = nn.functional.interpolate(grid, (height, width), mode="bicubic", align_corners=False)
+        return torch.cat([self.pos_embed[:, :1], grid.flatten(2).transpose(1, 2)], dim=1)
+
+
+def sine_cosine(side: int, width: int) -> Tensor:
+    """Fixed positions [side^2, width]: a quarter each of sin and cos of the column, sin and cos of the row."""
+    if width % 4:
+        raise UsageError(f"width = {width}: sin-cos positions need a multiple of 4")
+    rates = 10_000.0 ** -(torch.arange(width // 4) / (width // 4))
+    angles = torch.arange(side)[:, None] * rates  # [side, width/4]
+    columns, rows = angles.repeat(side, 1), angles.repeat_interleave(side, 0)
+    return torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=1)
+
+
+def register(name: str, width: int, depth: int, heads: int) -> None:
+    def build(
+        channels: int = 3,
+        size: int = 32,
+        patch: int | None = None,
+        positions: str = "sin-cos",
+        frozen_patches: bool = False,
+    ) -> ViT:
+        shape = {"width": width, "depth": depth, "heads": heads}
+        return ViT(
+            channels=channels, size=size, patch=patch, positions=positions, frozen_patches=frozen_patches, **shape
+        )
+
+    build.__doc__ = f"ViT of width {width}, {depth} blocks and {heads} heads; patch 4 up to 64 pixels, else 16."
+    ENCODERS.register(name)(build)
+
+
+register("vit-tiny", 192, 12, 3)
+register("vit-small", 384, 12, 6)
+register("vit-base", 768, 12, 12)

@@ -1,0 +1,52 @@
+"""Losses of contrastive representation learning, one file each; they need torch alone.
+
+from kontrast.objectives import objective
+loss = objective("dcl", temperature=0.1)(z1, z2)
+"""
+
+from kontrast.objectives.align_uniform import AlignUniform
+from kontrast.objectives.alignment import Alignment
+from kontrast.objectives.barlow_twins import BarlowTwins
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms, objective
+from kontrast.objectives.cacr import CACR
+from kontrast.objectives.dcl import DCL
+from kontrast.objectives.dclw import DCLW
+from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
+from kontrast.objectives.hard_negative import HardNegative
+from kontrast.objectives.info_nce import InfoNCE
+from kontrast.objectives.jcl import JCL
+from kontrast.objectives.multi_view_nce import MultiViewNCE
+from kontrast.objectives.nt_xent import NTXent
+from kontrast.objectives.pairs import Pairs
+from kontrast.objectives.sim_affinity import SimAffinity
+from kontrast.objectives.sim_trace import SimTrace
+from kontrast.objectives.sim_whitening import SimWhitening
+from kontrast.objectives.swd import SWD
+from kontrast.objectives.vicreg import VICReg
+from kontrast.objectives.w_mse import WMSE
+
+__all__ = [
+    "CACR",
+    "DCL",
+    "DCLW",
+    "JCL",
+    "OBJECTIVES",
+    "SWD",
+    "WMSE",
+    "AlignUniform",
+    "Alignment",
+    "BarlowTwins",
+    "DecoupledNTXent",
+    "HardNegative",
+    "InfoNCE",
+    "MultiViewNCE",
+    "NTXent",
+    "Objective",
+    "Pairs",
+    "SimAffinity",
+    "SimTrace",
+    "SimWhitening",
+    "Terms",
+    "VICReg",
+    "objective",
+]

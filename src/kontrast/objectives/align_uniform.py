@@ -1,0 +1,43 @@
+"""V views, B images, N images of all ranks.  distance [P,B] for links of views, lse [V,B]."""
+
+from __future__ import annotations
+
+import math
+
+from kontrast.objectives.arguments import positive, weight
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.pairs import Pairs
+
+
+@OBJECTIVES.register("align-uniform")
+class AlignUniform(Objective):
+    r"""Alignment of positives and uniformity on the sphere (Wang and Isola).
+
+        align   = mean_i ||z_i - z_i+||^alpha
+        uniform = mean over views of log mean_{i != j} exp(-t ||z_i - z_j||^2)        i, j of one view
+        loss    = align_weight align + uniform_weight uniform
+
+    With keys or a bank the pairs of `uniform` are queries with their negatives. CACR's AU-CL rows may have weights 0.98
+    and 0.96; the repository's are 1 and 1.
+
+    Reference: Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on the
+    Hypersphere, ICML 2020.
+    """
+
+    paper = "CACR, table 1 (AU-CL)"
+    takes_bank = True
+
+    def __init__(self, alpha: float = 2.0, t: float = 2.0, align_weight: float = 1.0, uniform_weight: float = 1.0):
+        super().__init__()
+        self.alpha = positive("alpha", alpha)
+        self.t = positive("t", t)
+        self.align_weight = weight("align_weight", align_weight)
+        self.uniform_weight = weight("uniform_weight", uniform_weight)
+
+    def contrast(self, pairs: Pairs) -> Terms:
+        queried = pairs.teacher or pairs.bank is not None
+        rows = (pairs.negatives if queried else pairs.same_view)(scale=2 * self.t)
+        count = pairs.negative_count if queried else pairs.N - 1
+        uniform = pairs.log_mean_exp(rows.lse).mean() - 2 * self.t - math.log(count)
+        align = pairs.by_anchor(pairs.distance(pairs.links, self.alpha), pairs.links)
+        return Terms(attraction=self.align_weight * align, repulsion=self.uniform_weight * uniform)

@@ -1,0 +1,31 @@
+"""V query views, W key views, B images.  positive [V,B], the mean similarity to an anchor's positives."""
+
+from __future__ import annotations
+
+from kontrast.objectives.arguments import choice
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.pairs import Pairs
+
+
+@OBJECTIVES.register("alignment")
+class Alignment(Objective):
+    r"""Attraction alone: BYOL and SimSiam with a predictor and keys without gradient.
+
+        loss_i = mean_{p: positives} ||z_i - z_p||^2 = 2 - 2 mean_p <z_i, z_p>
+
+    Without keys nothing keeps the representation from collapsing: BYOL's and SimSiam's keys are what does. `form`:
+    `squared-distance` (BYOL) or `negative-cosine` (SimSiam: -<z_i, z_p>, half of it less one).
+
+    Reference: Grill et al., Bootstrap Your Own Latent, NeurIPS 2020; Chen and He, Exploring Simple Siamese
+    Representation Learning, CVPR 2021.
+    """
+
+    paper = "UniCLR, table 2 (BYOL, SimSiam)"
+
+    def __init__(self, form: str = "squared-distance"):
+        super().__init__()
+        self.form = choice("form", form, ("squared-distance", "negative-cosine"))
+
+    def contrast(self, pairs: Pairs) -> Terms:
+        distance = 2 - 2 * pairs.positive
+        return Terms(attraction=distance if self.form == "squared-distance" else distance / 2 - 1)

@@ -1,0 +1,46 @@
+"""CACR's conditional distributions: positives weighted by their cost, and negatives by their nearness.
+
+B images, K positives of an anchor.  c [B,K] costs of positives, statistics [V,B], or [P,B] for links of views.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kontrast.kernels import RowStatistics
+from kontrast.objectives.pairs import Pairs, Scale
+
+
+def conditional_mean(c: Tensor, t: float, detach: bool) -> Tensor:
+    """sum_k w_k c_k, w = softmax_k(t c_k), constant where `detach`: [B,K] to [B]."""
+    w = torch.softmax(t * (c.detach() if detach else c), dim=-1)
+    return (w * c).sum(-1)
+
+
+def against(pairs: Pairs, negatives: str, scale: Scale, detach: bool) -> RowStatistics:
+    """The statistics of the negatives, by their kind; with a teacher or a bank there is one kind."""
+    if pairs.teacher or pairs.bank is not None:
+        return pairs.negatives_and_same_view(scale, detach_weights=detach)
+    if negatives == "same-view":
+        return pairs.same_view(scale, detach_weights=detach)
+    return pairs.across(scale, pairs.one_way(), detach_weights=detach)
+
+
+def euclidean_repulsion(pairs: Pairs, negatives: str, a: float, detach: bool) -> Tensor:
+    """-sum_j w_ij c_ij of each anchor, w = softmax_j(a s_ij), constant where `detach`."""
+    c = 2 - 2 * against(pairs, negatives, a, detach).mean
+    across = negatives == "cross-view" and not pairs.teacher and pairs.bank is None
+    return pairs.by_anchor(-c, pairs.one_way()) if across else -c
+
+
+def rbf_repulsion(pairs: Pairs, negatives: str, a: float, t: float, detach: bool) -> Tensor:
+    """log mean_i sum_j w_ij exp(-t c_ij), w = softmax_j(a s_ij), and of that the mean over views: a scalar.
+
+    Where w is constant, the gradient of the log of the sum over j is 2t times that of the mean at the scale a + 2t.
+    """
+    rows = against(pairs, negatives, [a + 2 * t, a], detach)
+    value = rows.lse[0] - rows.lse[1]
+    if detach:
+        value = value.detach() + 2 * t * (rows.mean[0] - rows.mean[0].detach())
+    return pairs.log_mean_exp(value).mean() - 2 * t

@@ -1,0 +1,49 @@
+"""V query views, B images, N images of all ranks, P links of views.  similarity and w [P,B], negatives [V,B]."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kontrast import distributed
+from kontrast.objectives.arguments import number, positive, switch
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.pairs import Pairs
+
+
+@OBJECTIVES.register("dclw")
+class DCLW(Objective):
+    r"""DCL with weighted positives: a pair farther apart than others is pulled harder (DCL, as published).
+
+        loss_i = -w_i <z_i, z_i+>/tau + log sum_{j: other images} exp(<z_i, z_j>/tau)
+        w_i    = 2 - exp(<z_i, z_i+>/sigma) / mean_j exp(<z_j, z_j+>/sigma)
+
+    The weights have mean 1 over the images of all ranks and are at most 2, but one aligned pair among many that are not
+    has a very negative one; `clamp` is a lower limit for them, None for none. `detach` takes the weights as constants.
+
+    Reference: Yeh et al., Decoupled Contrastive Learning, ECCV 2022.
+    """
+
+    paper = "DCL, as published"
+    takes_bank = True
+
+    def __init__(
+        self, temperature: float = 0.1, sigma: float = 0.5, *, detach: bool = True, clamp: float | None = None
+    ):
+        super().__init__()
+        self.temperature = positive("temperature", temperature)
+        self.sigma = positive("sigma", sigma)
+        self.detach = switch("detach", detach)
+        self.clamp = None if clamp is None else number("clamp", clamp, below=2.0)
+
+    def contrast(self, pairs: Pairs) -> Terms:
+        similarity = pairs.linked(pairs.links)
+        scores = (similarity.detach() if self.detach else similarity) / self.sigma
+        log_mean = torch.logsumexp(distributed.gather(scores, dim=1), dim=1, keepdim=True) - math.log(pairs.N)
+        w = 2 - torch.exp(scores - log_mean)
+        w = w if self.clamp is None else w.clamp(min=self.clamp)
+        return Terms(
+            attraction=pairs.by_anchor(-w * similarity / self.temperature, pairs.links),
+            repulsion=pairs.negatives(scale=1 / self.temperature).lse,
+        )

@@ -1,0 +1,57 @@
+"""V query views, B images, P links of views, n negatives of an anchor.  s and log_N [P,B], hard and easy [V,B]."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kontrast.objectives.arguments import number, positive, weight
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.pairs import Pairs
+
+
+@OBJECTIVES.register("hard-negative")
+class HardNegative(Objective):
+    r"""Negatives weighted by hardness and debiased (HN-CL, or HCL).
+
+        R_i    = sum_j w_j exp(s_ij/tau),  w_j = exp(beta s_ij/tau) / mean_j exp(beta s_ij/tau)
+        N_i    = max( (R_i - tau_plus n exp(s_i+/tau)) / (1 - tau_plus), n exp(-1/tau) )
+        loss_i = -log( exp(s_i+/tau) / (exp(s_i+/tau) + N_i) )
+
+    The gradient goes through w. At tau_plus = 0, log R = lse((1+beta)/tau) - lse(beta/tau) + log n; at beta = 0 too,
+    and with two views, it is NT-Xent. With more views the loss is the mean over the positives, each alone above and
+    below.
+
+    Reference: Robinson et al., Contrastive Learning with Hard Negative Samples, ICLR 2021.
+    """
+
+    paper = "CACR, table 1 (HN-CL)"
+    takes_bank = True
+
+    def __init__(self, temperature: float = 0.5, beta: float = 1.0, tau_plus: float = 0.1):
+        super().__init__()
+        self.temperature = positive("temperature", temperature)
+        self.beta = weight("beta", beta)
+        self.tau_plus = number("tau_plus", tau_plus, least=0.0, below=1.0)
+
+    def contrast(self, pairs: Pairs) -> Terms:
+        n, links = pairs.negative_count, pairs.links
+        hard, easy = pairs.negatives(scale=[(1 + self.beta) / self.temperature, self.beta / self.temperature]).lse
+        log_R = hard - easy + math.log(n)
+        s = pairs.linked(links) / self.temperature
+        log_N = self.debiased(torch.stack([log_R[v] for v, _ in links]), s, n)
+        repulsion = torch.logaddexp(s, log_N)
+        return Terms(attraction=pairs.by_anchor(-s, links), repulsion=pairs.by_anchor(repulsion, links))
+
+    def debiased(self, log_R: Tensor, s: Tensor, n: int) -> Tensor:
+        """log N_i, wholly in logarithms: R may overflow where its logarithm does not."""
+        if self.tau_plus == 0:
+            return log_R
+        share = math.log(self.tau_plus * n) + s - log_R
+        some_left = share < 0
+        left = torch.log(-torch.expm1(torch.where(some_left, share, -1.0)))
+        floor = math.log(n) - 1 / self.temperature
+        log_N = log_R + left - math.log1p(-self.tau_plus)
+        return torch.where(some_left & (log_N > floor), log_N, floor)

@@ -1,0 +1,57 @@
+"""V query views, B images, M' keys of a query.  logits [B,M'], mean and variance over them [V,B]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kontrast.objectives.arguments import positive, weight
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.inputs import Inputs
+from kontrast.objectives.pairs import Pairs
+
+
+@OBJECTIVES.register("jcl")
+class JCL(Objective):
+    r"""Joint contrastive learning: infinitely many positive keys, drawn from a Gaussian of M' (JCL, equation 8).
+
+        loss_i = -q mu/tau + log( exp(q mu/tau + lambda/(2 tau^2) q^T Sigma q) + sum_j exp(q n_j/tau) )
+
+    mu and Sigma (biased) are the mean and covariance of the image's keys, so the first exponent is mean l + lambda/2
+    var l with l_m = q k_m/tau. Gradient goes to q alone. The negatives are the bank, which holds means mu as they are,
+    else the other images' means. Without keys the first view is the query and the other views are its keys.
+    `covariance_weight` (lambda) may be set during training, in a captured graph too.
+
+    Reference: Cai et al., Joint Contrastive Learning with Infinite Possibilities, NeurIPS 2020.
+    """
+
+    paper = "JCL, equation 8"
+    takes_bank = True
+    _lambda: Tensor
+
+    def __init__(self, temperature: float = 0.2, covariance_weight: float = 4.0):
+        super().__init__()
+        self.temperature = positive("temperature", temperature)
+        self.register_buffer("_lambda", torch.zeros((), dtype=torch.float64), persistent=False)
+        self.covariance_weight = covariance_weight
+
+    @property
+    def covariance_weight(self) -> float:
+        return self._covariance_weight
+
+    @covariance_weight.setter
+    def covariance_weight(self, value: float) -> None:
+        self._covariance_weight = weight("covariance_weight", value)
+        self._lambda.fill_(self._covariance_weight)
+
+    def pairs(self, inputs: Inputs) -> Pairs:
+        if inputs.keys is None:
+            inputs = inputs._replace(z=inputs.z[:1], keys=inputs.z[1:].detach())
+        return super().pairs(inputs)
+
+    def contrast(self, pairs: Pairs) -> Terms:
+        logits = [s / self.temperature for s in pairs.positives]
+        mean = torch.stack([x.mean(-1) for x in logits])
+        variance = torch.stack([x.var(-1, correction=0) for x in logits])
+        negatives = pairs.mean_keys(1 / self.temperature).lse
+        return Terms(attraction=-mean, repulsion=torch.logaddexp(negatives, mean + self._lambda / 2 * variance))

@@ -1,0 +1,58 @@
+"""N images of all ranks, P links of a query view with a key view.  similarity [P,B]; A [N,N] is never stored."""
+
+from __future__ import annotations
+
+import torch
+
+from kontrast.objectives.arguments import positive, switch, weight
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.pairs import Pairs
+
+
+@OBJECTIVES.register("sim-affinity")
+class SimAffinity(Objective):
+    r"""Cross entropy over the rows of the affinity matrix, and a penalty on its asymmetry (UniCLR, equations 1 and 6).
+
+        A = Z Z'^T / tau,   loss = mean_i [ -A_ii + log sum_j exp(A_ij) ] + gamma ||A - A^T||_F
+
+    Without the penalty it is InfoNCE with the batch as keys. One direction, as in algorithm 1; `symmetric` takes the
+    mean of both. `symmetry_on_scaled`: the penalty is on A as above, or on Z Z'^T. The norm grows with N;
+    `normalize_by_n` divides it by N. With a bank its rows are the negatives. More than two views: the mean over pairs
+    of views.
+
+    Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
+    """
+
+    paper = "UniCLR, equations 1 and 6"
+    takes_bank = True
+
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        symmetry_weight: float = 0.01,
+        *,
+        symmetric: bool = False,
+        symmetry_on_scaled: bool = True,
+        normalize_by_n: bool = False,
+    ):
+        super().__init__()
+        self.temperature = positive("temperature", temperature)
+        self.symmetry_weight = weight("symmetry_weight", symmetry_weight)
+        self.symmetric = switch("symmetric", symmetric)
+        self.symmetry_on_scaled = switch("symmetry_on_scaled", symmetry_on_scaled)
+        self.normalize_by_n = switch("normalize_by_n", normalize_by_n)
+
+    def scale(self, pairs: Pairs) -> float:
+        return 1 / self.temperature
+
+    def contrast(self, pairs: Pairs) -> Terms:
+        links, scale = pairs.one_way(self.symmetric), self.scale(pairs)
+        similarity = scale * pairs.linked(links)
+        repulsion = torch.logaddexp(pairs.across(scale, links).lse, similarity)
+        terms = Terms(attraction=pairs.by_anchor(-similarity, links), repulsion=pairs.by_anchor(repulsion, links))
+        if self.symmetry_weight:
+            once = pairs.one_way()
+            asymmetry = torch.stack([pairs.asymmetry(link) for link in once]).mean()
+            factor = (scale if self.symmetry_on_scaled else 1.0) / (pairs.N if self.normalize_by_n else 1)
+            terms["symmetry"] = self.symmetry_weight * factor * asymmetry
+        return terms

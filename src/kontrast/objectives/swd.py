@@ -1,0 +1,59 @@
+"""V views, N images of all ranks, D width.  z [V,B,D], states and prior [V N, D], directions [D,D]."""
+
+from __future__ import annotations
+
+import torch
+
+from kontrast import distributed
+from kontrast.kernels.projections import PRIORS, orthogonal_directions, prior_rows, sliced_wasserstein
+from kontrast.objectives.advance import advance
+from kontrast.objectives.arguments import choice, positive, weight, whole
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.pairs import Pairs
+
+
+@OBJECTIVES.register("swd")
+class SWD(Objective):
+    r"""Alignment, and a distribution matched to a prior by sliced Wasserstein distance (GCL, table 1 and algorithm 1).
+
+        loss = 1/2 mean_{i,d} (z_id - z_id+)^2 + lambda mean_{r,d} (sort(Z W)_rd - sort(P W)_rd)^2
+
+    P are draws of the prior and W is a random orthogonal matrix, both fresh after each backward pass, by the counter
+    `step`: the same on each rank and after a resume. z is of unit length for the `hypersphere` alone. `align_weight`:
+    1/2 is the code's, 1 is table 1's. `divisor="paper"` divides by the width twice rather than by rows and width.
+    `loss_scale` multiplies all; the paper takes 1000 for the hypersphere.
+
+    Reference: Chen, Luo and Li, Intriguing Properties of Contrastive Losses, NeurIPS 2021.
+    """
+
+    paper = "GCL, table 1 and algorithm 1"
+    step: torch.Tensor
+
+    # fmt: off
+    def __init__(
+        self, prior: str = "hypersphere", distribution_weight: float = 5.0, *, align_weight: float = 0.5,
+        loss_scale: float = 1.0, divisor: str = "mean", seed: int = 0,
+    ):
+        # fmt: on
+        super().__init__(normalize=choice("prior", prior, PRIORS) == "hypersphere")
+        self.prior = prior
+        self.distribution_weight = weight("distribution_weight", distribution_weight)
+        self.align_weight = weight("align_weight", align_weight)
+        self.loss_scale = positive("loss_scale", loss_scale)
+        self.divisor = choice("divisor", divisor, ("mean", "paper"))
+        self.seed = whole("seed", seed)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def contrast(self, pairs: Pairs) -> Terms:
+        apart = [(pairs.z[v] - pairs.k[w]).square().mean(-1) for v, w in pairs.links]
+        states = distributed.gather(pairs.z, dim=1).reshape(-1, pairs.D)
+        step = self.step.to(states.device)
+        W = orthogonal_directions(pairs.D, self.seed, step).to(states)
+        P = prior_rows(self.prior, len(states), pairs.D, self.seed, step).to(states)
+        distance = advance(sliced_wasserstein(states, P, W), self.step)
+        if self.divisor == "paper":
+            distance = distance * (len(states) / pairs.D)
+        return Terms(
+            attraction=self.loss_scale * self.align_weight * pairs.by_anchor(torch.stack(apart), pairs.links),
+            repulsion=self.loss_scale * self.distribution_weight * distance,
+        )

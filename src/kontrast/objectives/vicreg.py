@@ -1,0 +1,48 @@
+"""V query views, W key views, N images of all ranks, D width.  z [V,B,D], covariance [V,D,D]."""
+
+from __future__ import annotations
+
+import torch
+
+from kontrast import distributed
+from kontrast.kernels.features import mean_and_covariance
+from kontrast.objectives.arguments import weight
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.pairs import Pairs
+
+
+@OBJECTIVES.register("vicreg")
+class VICReg(Objective):
+    r"""Variance, invariance, covariance (VICReg, equation 6).
+
+        invariance = mean_{i,d} (z_id - z_id')^2
+        variance   = mean over views and d of max(0, 1 - sqrt(var z_d + 1e-4))
+        covariance = 2 mean over views of sum_{d != e} cov(z)_de^2 / D
+
+    Two views have the paper's sum of two covariance terms, more have as much in the mean. Terms: attraction is the
+    invariance, repulsion the variance, decorrelation the covariance, each times its weight.
+
+    Reference: Bardes, Ponce and LeCun, VICReg: Variance-Invariance-Covariance Regularization, ICLR 2022.
+    """
+
+    paper = "UniCLR, table 2 (VICReg)"
+
+    def __init__(self, invariance_weight: float = 25.0, variance_weight: float = 25.0, covariance_weight: float = 1.0):
+        super().__init__(normalize=False)
+        self.invariance_weight = weight("invariance_weight", invariance_weight)
+        self.variance_weight = weight("variance_weight", variance_weight)
+        self.covariance_weight = weight("covariance_weight", covariance_weight)
+
+    def contrast(self, pairs: Pairs) -> Terms:
+        links, total = pairs.one_way(), distributed.total
+        apart = torch.stack([(pairs.z[v] - pairs.k[w]).square().mean(-1) for v, w in links])
+        views = list(pairs.z) + (list(pairs.k) if pairs.teacher else [])
+        covariance = torch.stack([mean_and_covariance(x, count=pairs.N, total=total)[1] for x in views])
+        diagonal = covariance.diagonal(dim1=1, dim2=2)
+        hinge = torch.relu(1 - torch.sqrt(diagonal + 1e-4))
+        off_diagonal = covariance - torch.diag_embed(diagonal)
+        return Terms(
+            attraction=self.invariance_weight * pairs.by_anchor(apart, links),
+            repulsion=self.variance_weight * hinge.mean(),
+            decorrelation=self.covariance_weight * 2 * off_diagonal.square().sum() / (len(views) * pairs.D),
+        )

@@ -1,0 +1,57 @@
+"""Images through a frozen encoder, in batches: uint8 [N,C,H,W] -> float32 [N,F]."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kontrast.registry import DataError
+
+
+def extract_features(
+    encoder: nn.Module,
+    images: Any,
+    transform: Callable[..., Tensor] | None = None,
+    batch: int = 512,
+    device: str | torch.device | None = None,
+    autocast: torch.dtype | None = None,
+) -> Tensor:
+    """Features [N,F] in float32 on the CPU.
+
+    images: uint8 tensor or array that can be sliced, also memory-mapped, or an image set with `.images` (and `.sizes`,
+    where pictures of different size are padded). transform: uint8 [B,C,H,W] on the device to float [B,C,h,w], or
+    views(images, keys, sizes) whose first view is taken; scaled to [0,1] where none is given. The encoder is in
+    evaluation mode meanwhile, and in the mode it came in, module by module, afterwards.
+    """
+    sizes, images = getattr(images, "sizes", None), getattr(images, "images", images)
+    if len(images) == 0:
+        raise DataError("no images to encode")
+    device = torch.device(device) if device is not None else next(encoder.parameters()).device
+    modes = {m: m.training for m in encoder.modules()}
+    features = []
+    encoder.eval()
+    try:
+        with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+            for start in range(0, len(images), batch):
+                part = slice(start, start + batch)
+                x = torch.as_tensor(images[part]).to(device, non_blocking=True)
+                valid = None if sizes is None else torch.as_tensor(sizes[part]).to(device)
+                features.append(encoder(pictures(transform, x, start, valid)).float().cpu())
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    # A tensor born in inference mode can't be saved for a later backward pass; a copy outside of it can.
+    return torch.cat(features).clone()
+
+
+def pictures(transform: Callable[..., Tensor] | None, images: Tensor, start: int, sizes: Tensor | None) -> Tensor:
+    """The batch as the encoder takes it; views get the images' numbers as keys."""
+    if transform is None:
+        return images.float() / 255
+    if "keys" not in inspect.signature(transform).parameters:
+        return transform(images)
+    return transform(images, torch.arange(start, start + len(images), device=images.device), sizes)[0]

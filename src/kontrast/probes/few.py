@@ -1,0 +1,117 @@
+"""Few-shot probes and fine-tuning. N train images, T test images, C classes, n images a class."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from kontrast.probes.descent import Descent
+from kontrast.probes.features import extract_features
+from kontrast.probes.regression import logistic
+from kontrast.probes.result import ProbeResult, interval_of_means, result
+from kontrast.registry import DataError, UsageError
+
+
+def few_per_class(labels: Tensor, shots: int, seed: int) -> Tensor:
+    """Indices of `shots` images of every class, drawn without replacement."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = []
+    for label in torch.unique(labels).tolist():
+        rows = (labels.cpu() == label).nonzero()[:, 0]
+        if len(rows) < shots:
+            raise DataError(f"class {label} has {len(rows)} train images, fewer than the {shots} shots asked for")
+        chosen.append(rows[torch.randperm(len(rows), generator=generator)[:shots]])
+    return torch.cat(chosen)
+
+
+def few_shot(
+    train: Any,
+    train_labels: Tensor,
+    test: Any,
+    test_labels: Tensor,
+    *,
+    shots: int = 5,
+    seeds: Sequence[int] = (0, 1, 2),
+    probe: Callable[..., ProbeResult] = logistic,
+) -> ProbeResult:
+    """The mean over seeds of a probe trained on `shots` images a class, with the bootstrap interval over the seeds.
+
+    probe(train, labels, test, labels, seed=...): `logistic` on features unless told; for fine-tuning pass
+    `functools.partial(fine_tune, encoder)` and images.
+    """
+    if shots < 1 or not seeds:
+        raise UsageError(f"shots = {shots}, seeds = {list(seeds)}: give one shot and one seed at least")
+    runs = []
+    for seed in seeds:
+        rows = few_per_class(train_labels, shots, seed)
+        runs.append(probe(train[rows], train_labels[rows], test, test_labels, seed=seed))
+    values = [r.accuracy for r in runs]
+    low, high = interval_of_means(values, seeds[0])
+    protocol = {"shots": shots, "seeds": list(seeds), "probe": runs[0].probe, **runs[0].protocol}
+    mean = sum(values) / len(values)
+    notes = "" if len(seeds) > 1 else "one seed: the interval has no width"
+    return ProbeResult("few-shot", mean, low, high, runs[0].n, protocol, seeds[0], notes, extra={"accuracies": values})
+
+
+def fine_tune(
+    encoder: nn.Module,
+    train: Any,
+    train_labels: Tensor,
+    test: Any,
+    test_labels: Tensor,
+    *,
+    epochs: int = 50,
+    batch: int = 64,
+    lr: float = 0.01,
+    weight_decay: float = 0.0,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    augment: Callable[[Tensor, Tensor, int], Tensor] | None = None,
+    seed: int = 0,
+) -> ProbeResult:
+    """Train a copy of the encoder and a zero-initialised linear layer together: Nesterov SGD, cosine, last epoch.
+
+    train, test: uint8 [N,C,H,W]. transform: uint8 to float, as for `extract_features`; augment(images, rows, epoch)
+    makes an epoch's training pictures instead, where given.
+    """
+    device = next(encoder.parameters()).device
+    classes = check_labels(train, train_labels, test, test_labels)
+    prepare = transform or (lambda x: x.float() / 255)
+    network = nn.Sequential(copy.deepcopy(encoder), nn.Linear(encoder.width, classes, device=device))
+    nn.init.zeros_(network[1].weight)
+    nn.init.zeros_(network[1].bias)
+    network.requires_grad_(True).train()
+    parameters = list(network.parameters())
+    descent = Descent(parameters, nesterov=True, weight_decay=weight_decay)
+    generator = torch.Generator().manual_seed(seed)
+    for epoch in range(epochs):
+        batches = [r for r in torch.randperm(len(train), generator=generator).split(batch) if len(r) > 1]
+        for i, rows in enumerate(batches):
+            images = torch.as_tensor(train[rows]).to(device)
+            x = augment(images, rows, epoch) if augment else prepare(images)
+            loss = cross_entropy(network(x), train_labels[rows].to(device))
+            rate = lr * (1 + math.cos(math.pi * (epoch + i / len(batches)) / epochs)) / 2
+            descent.step(torch.autograd.grad(loss, parameters), rate)
+    scores = extract_features(network, test, transform, device=device)
+    protocol = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "optimizer": "sgd, nesterov"}
+    return result("fine-tune", scores.argmax(1) == test_labels.cpu(), protocol, seed)
+
+
+def check_labels(train: Any, train_labels: Tensor, test: Any, test_labels: Tensor) -> int:
+    """The number of classes, when there is a label for each image and two classes or more."""
+    for part, images, labels in (("train", train, train_labels), ("test", test, test_labels)):
+        if len(images) != len(labels) or len(images) == 0:
+            raise DataError(f"{len(images)} {part} images but {len(labels)} labels: give one per image")
+        if int(labels.min()) < 0:
+            raise DataError(f"{part} labels go down to {int(labels.min())}: leave unlabelled images out")
+    known = set(train_labels.tolist())
+    if len(known) < 2:
+        raise DataError(f"all {len(train)} train images have one label: a probe needs two classes")
+    if missing := set(test_labels.tolist()) - known:
+        raise DataError(f"test has classes that train lacks: {sorted(missing)[:5]}")
+    return max(known) + 1

@@ -1,0 +1,107 @@
+"""Names to things, and errors that say what was given, what is allowed and what to do.
+
+A room keeps one `Registry`; recipes, the command line, the docs and the contract tests all read names from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+class KontrastError(Exception):
+    """An error with one clear line for the user and the exit code of the command."""
+
+    exit_code = 1
+
+
+class UsageError(KontrastError, ValueError):
+    """The command line or the recipe asks for something that does not exist or can't be."""
+
+    exit_code = 2
+
+
+class DataError(KontrastError, ValueError):
+    """The images or labels are missing, unreadable or too few."""
+
+    exit_code = 3
+
+
+class CheckpointError(KontrastError):
+    """A checkpoint or run folder is damaged, unsafe or from another recipe."""
+
+    exit_code = 4
+
+
+class NumbersError(KontrastError):
+    """The loss or a gradient became NaN or infinite."""
+
+    exit_code = 5
+
+
+class EnvironmentFault(KontrastError):
+    """The machine can't do it: no such device, no memory, no space, no permission."""
+
+    exit_code = 6
+
+
+class Stopped(KontrastError):
+    """Asked to stop (SIGTERM); the work is saved and can be resumed."""
+
+    exit_code = 75
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """A hint for an unknown name: `did you mean 'x'?` and what is allowed."""
+    names = [str(a) for a in allowed]
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}allowed: {', '.join(names) if names else 'none'}"
+
+
+class Registry:
+    """One room's names: `@registry.register("dcl")`, `registry["dcl"]`, `registry.build("dcl", temperature=0.1)`."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._entries: dict[str, Callable[..., Any]] = {}
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        def add(thing: Any) -> Any:
+            if name in self._entries:
+                raise RuntimeError(f"{self.kind} {name!r} is registered twice")
+            self._entries[name] = thing
+            return thing
+
+        return add
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        if name not in self._entries:
+            raise UsageError(f"unknown {self.kind} {name!r}: {nearest(name, self)}")
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def arguments(self, name: str) -> dict[str, inspect.Parameter]:
+        """The named arguments of an entry, in the order of its signature."""
+        parameters = inspect.signature(self[name]).parameters
+        return {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+    def build(self, name: str, **arguments: Any) -> Any:
+        """Call the entry; an unknown argument is an error that names the nearest known one."""
+        thing = self[name]
+        variadic = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(thing).parameters.values())
+        known = self.arguments(name)
+        for key in arguments:
+            if key not in known and not variadic:
+                raise UsageError(f"{self.kind} {name!r} has no argument {key!r}: {nearest(key, known)}")
+        return thing(**arguments)

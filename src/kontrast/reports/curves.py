@@ -1,0 +1,194 @@
+"""metrics.jsonl to plots. A plot is a plain table that the page draws as it is; lens.json may hold more of them:
+
+{"id", "name", "title", "note", "kind": "line"|"bars", "x": {"label", "zero": bool, "whole": bool},
+ "y": {"label", "format": "number"|"percent", "log": bool, "zero": bool},
+ "series": [{"name", "run", "x": [..], "y": [..], "low": [..], "high": [..]}], "references": [{"y", "label"}]}
+
+"low" and "high" shade a band. "zero" draws the axis from 0, "whole" gives it whole ticks. Plots of one line that have
+the same "id" in several runs are laid over each other under their "name", since a title speaks of one run alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from typing import Any
+
+from kontrast.reports.folder import Run, shorten
+
+MOST_POINTS = 300
+FEWEST_POINTS = 60
+ALL_POINTS = 60_000
+
+ACCURACIES = ("knn", "linear", "logistic", "few-shot", "finetune")
+WORDS = {"knn": "kNN", "lr": "learning rate", "images_per_second": "speed"}
+NOTES = {
+    "loss": "What training lowers, in nats; comparable between runs only under the same objective and batch.",
+    "attraction": "The pull between views of one image. Lower: views of an image agree more.",
+    "repulsion": "The push away from other images. Lower: features spread wider.",
+    "lr": "The step size that the schedule gave the optimiser.",
+    "images_per_second": "Images that entered training each second, all their views together.",
+}
+UNITS = {"loss": "loss (nats)", "lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds"}
+FIRST = ("loss", "attraction", "repulsion")
+LAST = ("lr", "images_per_second")
+PLACES = ("step", "epoch", "time", "version")
+
+
+def curve_plots(runs: list[Run], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One plot a metric, one line a run. Accuracies lead, then the loss and its terms, then schedule and speed."""
+    found = [_measured(run) for run in runs]
+    keys = {key for metrics in found for key in metrics}
+    order = sorted(keys, key=lambda key: (_rank(key), key))
+    drawn = sum(key in metrics for metrics in found for key in metrics)
+    limit = max(FEWEST_POINTS, min(MOST_POINTS, ALL_POINTS // max(1, drawn)))
+    plots = []
+    for key in order:
+        series = [
+            {"name": run.name, "run": number, **thin(*metrics[key], limit)}
+            for number, (run, metrics) in enumerate(zip(runs, found))
+            if key in metrics
+        ]
+        plots.append(_plot(key, series, references.get(key, []) if len(runs) == 1 else [], found))
+    return plots
+
+
+def thin(x: list[float], y: list[float], limit: int) -> dict[str, list[float | None]]:
+    """At most `limit` points: means over equal stretches, with the least and the greatest value of each beside them."""
+    if len(x) <= limit:
+        return {"x": [_short(v) for v in x], "y": [_short(v) for v in y]}
+    edges = [round(i * len(x) / limit) for i in range(limit + 1)]
+    thinned: dict[str, list[float | None]] = {"x": [], "y": [], "low": [], "high": []}
+    for a, b in itertools.pairwise(edges):
+        good = [v for v in y[a:b] if math.isfinite(v)]
+        thinned["x"].append(_short(x[b - 1]))
+        for column, measure in (("y", statistics.fmean), ("low", min), ("high", max)):
+            thinned[column].append(_short(measure(good)) if good else None)
+    return thinned
+
+
+def number(value: float) -> str:
+    """A number for a sentence: three figures, thousands apart."""
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def is_plot(plot: Any) -> bool:
+    """Has what drawing needs: labels, and series whose columns are equally long lists."""
+    try:
+        columns = [
+            (one["x"], one["y"], one.get("low") or one["y"], one.get("high") or one["y"]) for one in plot["series"]
+        ]
+        whole = all(isinstance(c, list) and len(c) == len(four[0]) > 0 for four in columns for c in four)
+        numbers = all(any(map(_real, c)) for four in columns for c in four)
+        return bool(columns) and whole and numbers and bool(plot["title"] and plot["x"]["label"] and plot["y"]["label"])
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+def is_accuracy(key: str) -> bool:
+    return key.startswith(ACCURACIES) or key.endswith("accuracy")
+
+
+def _measured(run: Run) -> dict[str, tuple[list[float], list[float]]]:
+    """Every number of the run by its name, with the epochs (or steps) at which it was taken."""
+    metrics: dict[str, tuple[list[float], list[float]]] = {}
+    for line, place in zip([*run.lines, *run.speed], _places(run.lines) + _places(run.speed)):
+        for key, value in line.items():
+            if key in PLACES or isinstance(value, bool) or not isinstance(value, int | float) or place is None:
+                continue
+            xs, ys = metrics.setdefault(shorten(key), ([], []))
+            xs.append(place)
+            ys.append(float(value))
+    return {key: (xs, ys) for key, (xs, ys) in metrics.items() if any(map(math.isfinite, ys))}
+
+
+def _places(lines: list[dict[str, Any]]) -> list[float | None]:
+    """Where each line stands, in epochs. Whole epochs that are said of many lines are divided by their steps."""
+    training = [line for line in lines if _real(line.get("epoch")) and _real(line.get("step")) and not _evaluates(line)]
+    starts: dict[float, float] = {}
+    for line in training:
+        starts[line["epoch"]] = min(line["step"], starts.get(line["epoch"], math.inf))
+    whole = all(float(epoch).is_integer() for epoch in starts)
+    if not whole or len(training) <= len(starts):
+        return [float(line["epoch"]) if _real(line.get("epoch")) else None for line in lines]
+    order = sorted(starts)
+    gaps = [(starts[b] - starts[a]) / (b - a) for a, b in itertools.pairwise(order)]
+    steps = statistics.median(gaps) if gaps else max(line["step"] for line in training) - starts[order[0]] + 1
+    inside = {id(line) for line in training}
+    return [
+        line["epoch"] - min(order[0], 1) + (line["step"] - starts[line["epoch"]]) / max(steps, 1)
+        if id(line) in inside
+        else (float(line["epoch"]) if _real(line.get("epoch")) else None)
+        for line in lines
+    ]
+
+
+def _plot(key: str, series: list[dict[str, Any]], references: list[dict[str, Any]], found: Any) -> dict[str, Any]:
+    accuracy = is_accuracy(key)
+    values = [v for metrics in found if key in metrics for v in metrics[key][1] if math.isfinite(v)]
+    log = key not in LAST and not accuracy and min(values) > 0 and max(values) / min(values) > 1000
+    label = "accuracy" if accuracy else UNITS.get(key, WORDS.get(key, key.replace("_", " ")))
+    return {
+        "id": key,
+        "title": _title(key, series),
+        "note": "Share of test images named right, as training went on." if accuracy else NOTES.get(key, ""),
+        "kind": "line",
+        "x": {"label": "epoch", "zero": True, "whole": True},
+        "y": {"label": label, "format": "percent" if accuracy else "number", "log": log, "zero": key in LAST},
+        "series": series,
+        "references": references,
+    }
+
+
+def _title(key: str, series: list[dict[str, Any]]) -> str:
+    """What there is to see, in one line."""
+    word = WORDS.get(key, key.replace("_", " "))
+    word = word[:1].upper() + word[1:] if key != "knn" else word
+    say = percent if is_accuracy(key) else number
+    ends = [_ends(one["y"]) for one in series]
+    if len(series) > 1:
+        if is_accuracy(key):
+            best = max(range(len(series)), key=lambda i: ends[i][1])
+            return f"{word} accuracy: “{shorten(series[best]['name'])}” ends highest, at {say(ends[best][1])}"
+        fell = sum(b < a for a, b in ends)
+        return word if key in LAST else f"{word}: fell in {fell} of {len(series)} runs"
+    (first, last), peak = ends[0], max(v for v in series[0]["y"] if v is not None)
+    if key == "images_per_second":
+        return f"Median speed: {number(statistics.median(v for v in series[0]['y'] if v is not None))} images/s"
+    if key == "lr":
+        return f"Learning rate peaked at {number(peak)}"
+    word += " accuracy" if is_accuracy(key) else ""
+    if len(series[0]["y"]) == 1 or say(first) == say(last):
+        return f"{word}: {say(last)}"
+    return f"{word} {'rose' if last > first else 'fell'} from {say(first)} to {say(last)}"
+
+
+def _ends(values: list[float | None]) -> tuple[float, float]:
+    good = [v for v in values if v is not None]
+    return good[0], good[-1]
+
+
+def _rank(key: str) -> tuple[int, int]:
+    if is_accuracy(key):
+        return 0, 0
+    if key in FIRST:
+        return 1, FIRST.index(key)
+    return (3, LAST.index(key)) if key in LAST else (2, 0)
+
+
+def _evaluates(line: dict[str, Any]) -> bool:
+    return any(is_accuracy(key) for key in line)
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,152 @@
+"""Runs to one HTML file: everything the page shows is one JSON payload; the template, style and scripts are fixed text.
+
+Nothing of a run enters the markup but the escaped title: names, labels and recipes travel as data and reach the page
+through textContent. The content security policy forbids every request and every script but ours, by its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from kontrast.reports.curves import curve_plots, is_plot
+from kontrast.reports.facts import differences, facts, summary, title
+from kontrast.reports.folder import ReportError, Run, distinct_names, read_run, shorten, write_atomic
+from kontrast.reports.results import references, result_groups, verdict
+
+SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "page.js")
+PICTURE_BYTES = 3_000_000
+MOST_GALLERIES = 8
+ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def write_report(runs: list[Path], out: Path) -> Path:
+    """Write one self-contained page about one or several run folders; returns its path."""
+    if not runs:
+        raise ReportError("a report needs at least one run folder")
+    read = [read_run(path) for path in runs]
+    distinct_names(read)
+    return write_atomic(Path(out), render(payload(read)))
+
+
+def payload(runs: list[Run]) -> dict[str, Any]:
+    """Everything the page shows, as plain tables."""
+    shown = [run for run in runs if run.gallery][:MOST_GALLERIES]
+    budget = PICTURE_BYTES // max(1, len(shown))
+    return {
+        "version": 1,
+        "title": title(runs),
+        "verdict": verdict(runs),
+        "results": result_groups(runs),
+        "curves": curve_plots(runs, references(runs[0])),
+        "lens": _lens_plots(runs),
+        "numbers": [entry for place, run in enumerate(runs) for entry in _lens_numbers(run, place)],
+        "differences": differences(runs) if len(runs) > 1 else [],
+        "runs": [
+            {
+                "gallery": _gallery(run, budget) if run in shown else None,
+                "name": shorten(run.name),
+                "summary": summary(run),
+                "finished": run.finished or not run.info,
+                "facts": facts(run),
+                "recipe": run.recipe_text,
+                "problems": run.problems,
+            }
+            for run in runs
+        ],
+    }
+
+
+def render(data: dict[str, Any]) -> bytes:
+    """The page's bytes: template, style, scripts and the payload as a block that no text in it can close."""
+    template = importlib.resources.files("kontrast.reports") / "template"
+    script = "\n".join((template / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    parts = {
+        "@TITLE@": html.escape(data["title"]),
+        "@POLICY@": f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        "@STYLE@": (template / "style.css").read_text(encoding="utf-8"),
+        "@DATA@": json.dumps(data, allow_nan=False, separators=(",", ":")).translate(ESCAPES),
+        "@SCRIPT@": script,
+    }
+    page = (template / "page.html").read_text(encoding="utf-8")
+    # Split once, never replace in what was put in: a name may well be "@SCRIPT@".
+    return "".join(parts.get(piece, piece) for piece in re.split("(@[A-Z]+@)", page)).encode("utf-8", "replace")
+
+
+def _lens_plots(runs: list[Run]) -> list[dict[str, Any]]:
+    """The plots of lens.json, in the form that curves.py describes; one-line plots of several runs share one frame."""
+    shared: dict[str, dict[str, Any]] = {}
+    for place, run in enumerate(runs):
+        plots = run.lens.get("plots")
+        for number, plot in enumerate(plots if isinstance(plots, list) else []):
+            if not is_plot(plot):
+                run.problems.append(f"lens.json: plot {number + 1} is left out, since it has no series of x and y.")
+            elif len(runs) == 1 or len(plot["series"]) > 1 or "id" not in plot:
+                shared[f"{place}:{number}"] = {**plot, "of": run.name if len(runs) > 1 else ""}
+            else:
+                frame = shared.setdefault(
+                    str(plot["id"]), {**plot, "title": plot.get("name", plot["id"]), "series": []}
+                )
+                frame["series"].append({**plot["series"][0], "name": run.name, "run": place})
+    return list(shared.values())
+
+
+def _lens_numbers(run: Run, place: int) -> list[dict[str, Any]]:
+    """The single numbers of lens.json: under "numbers", a list of {name, value, note} or a plain table."""
+    found = run.lens.get("numbers")
+    if isinstance(found, dict):
+        found = [{"name": name, "value": value} for name, value in found.items()]
+    entries = found if isinstance(found, list) else []
+    return [
+        {"run": place, "name": shorten(e["name"]), "value": e["value"], "note": str(e.get("note", ""))}
+        for e in entries
+        if isinstance(e, dict) and "name" in e and isinstance(e.get("value"), int | float) and e["value"] == e["value"]
+    ]
+
+
+def _gallery(run: Run, budget: int) -> dict[str, Any] | None:
+    gallery = dict(run.gallery or {})
+    picture = _fitting(run.sprite, budget)
+    if picture is None:
+        run.problems.append("gallery.png could not be read as a picture, so the map and the neighbours are missing.")
+        return None
+    for key in ("points", "queries"):
+        gallery[key] = [_named(entry) for entry in gallery[key]]
+    classes = gallery.get("classes")
+    gallery["classes"] = [shorten(name) for name in classes] if isinstance(classes, list) else None
+    return {**gallery, "sprite": picture}
+
+
+def _named(entry: dict[str, Any]) -> dict[str, Any]:
+    named = {**entry, "name": shorten(entry.get("name", ""))}
+    if "neighbours" in entry:
+        named["neighbours"] = [_named(neighbour) for neighbour in entry["neighbours"]]
+    return named
+
+
+def _fitting(sprite: bytes, budget: int) -> str | None:
+    """The sprite as a data address within the budget: as it is, or as WebP, coarser and coarser."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(sprite), formats=["PNG"]) as opened:
+            picture = opened.convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+        return None
+    kind, content = "png", sprite
+    for quality in (90, 75, 50, 25, 5):
+        if len(content) * 4 / 3 <= budget:
+            break
+        buffer = io.BytesIO()
+        picture.save(buffer, "WEBP", quality=quality)
+        kind, content = "webp", buffer.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,141 @@
+"""probes.json to the result beside its controls, and one sentence that says what came out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kontrast.reports.curves import number, percent
+from kontrast.reports.folder import Run, shorten
+
+FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
+CONTROLS = {"untrained": "the same encoder untrained", "pixels": "raw pixels"}
+WORDS = {"knn": "kNN", "linear": "linear probe", "logistic": "logistic probe", "finetune": "fine-tuned"}
+HOW = {
+    "knn": "by its nearest neighbours",
+    "linear": "with a linear layer on top",
+    "logistic": "with a linear layer on top",
+}
+
+
+def result_groups(runs: list[Run]) -> list[dict[str, Any]]:
+    """One group a probe, kNN first; in it one row for each run and kind of features."""
+    groups: dict[str, dict[str, Any]] = {}
+    for place, run in enumerate(runs):
+        for key, probe in _labelled(run):
+            group = groups.setdefault(key, {"probe": key, "title": WORDS.get(key, key), "rows": []})
+            group["rows"].append(_row(place, probe))
+    for group in groups.values():
+        order = list(FEATURES)
+        group["rows"].sort(
+            key=lambda row: (order.index(row["features"]) if row["features"] in order else 9, row["run"])
+        )
+        group["chance"] = next((1 / len(run.gallery["classes"]) for run in runs if _has_classes(run)), None)
+    return sorted(groups.values(), key=lambda group: [*WORDS, group["probe"]].index(group["probe"]))
+
+
+def references(run: Run) -> dict[str, list[dict[str, Any]]]:
+    """Horizontal lines for the accuracy curves: what the controls reach."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for probe in run.probes:
+        features = str(probe.get("features"))
+        if features in ("untrained", "pixels"):
+            lines.setdefault(probe["probe"], []).append({"y": probe["accuracy"], "label": FEATURES[features]})
+    return lines
+
+
+def verdict(runs: list[Run]) -> str:
+    """The page's first sentence."""
+    return _one(runs[0]) if len(runs) == 1 else _several(runs)
+
+
+def _one(run: Run) -> str:
+    probe, found = _headline(run)
+    unfinished = "" if run.finished or not run.info else "This run has not finished. "
+    if not found or "trained" not in found:
+        return unfinished + _without_labels(run)
+    trained = found["trained"]
+    tested = f"{int(trained['n']):,} test images" if trained.get("n") else "the test images"
+    text = f"The trained encoder names {percent(trained['accuracy'])} of {tested} right {HOW.get(probe, f'({probe})')}"
+    controls = [found[key] for key in ("pixels", "untrained") if key in found]
+    if not controls:
+        return f"{unfinished}{text}."
+    against = " and ".join(f"{percent(c['accuracy'])} for {CONTROLS[c['features']]}" for c in controls)
+    best = max(controls, key=lambda control: control["accuracy"])
+    return f"{unfinished}{text}, against {against}. {_margin(trained, best)}"
+
+
+def _margin(trained: dict[str, Any], control: dict[str, Any]) -> str:
+    points = 100 * (trained["accuracy"] - control["accuracy"])
+    if points > 0 and None not in (trained.get("low"), control.get("high")) and trained["low"] <= control["high"]:
+        return f"That is {points:.1f} points over the better control, but the intervals overlap: not settled."
+    if points <= 0:
+        return f"That is {-points:.1f} points under the better control: on this measure training did not help."
+    return f"Training is worth {points:.1f} points over the better control."
+
+
+def _without_labels(run: Run) -> str:
+    losses = [line["loss"] for line in run.lines if isinstance(line.get("loss"), int | float)]
+    if not losses:
+        return "No training step is recorded in this folder yet."
+    epochs = max((line["epoch"] for line in run.lines if isinstance(line.get("epoch"), int | float)), default=None)
+    length = f"{number(epochs)} epochs" if epochs and epochs >= 1 else "the steps so far"
+    text = f"Over {length} the loss went from {number(losses[0])} to {number(losses[-1])}."
+    if run.gallery and not any(point.get("label") is not None for point in run.gallery["points"]):
+        return f"{text} The images carry no labels, so there is no accuracy: judge by the map and the neighbours."
+    return text if run.probes else f"{text} No probe has measured it yet."
+
+
+def _several(runs: list[Run]) -> str:
+    scored = [(run, *_headline(run)) for run in runs]
+    scored = [(run, probe, found["trained"]) for run, probe, found in scored if "trained" in found]
+    probes = {probe for _, probe, _ in scored}
+    if len(scored) < 2 or len(probes) > 1:
+        return f"{len(runs)} runs side by side."
+    scored.sort(key=lambda entry: -entry[2]["accuracy"])
+    (best, probe, first), (other, _, second) = scored[:2]
+    points = 100 * (first["accuracy"] - second["accuracy"])
+    text = f"Of {len(runs)} runs “{shorten(best.name)}” is ahead: {percent(first['accuracy'])} by {WORDS.get(probe, probe)}"
+    text += f", {points:.1f} points over “{shorten(other.name)}”"
+    overlap = None not in (first.get("low"), second.get("high")) and first["low"] <= second["high"]
+    return text + ("; their intervals overlap, so the order is not settled." if overlap else ".")
+
+
+def _headline(run: Run) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The probe that the sentence speaks of, with its entry for each kind of features."""
+    names = [probe["probe"] for probe in run.probes if probe.get("features") == "trained"]
+    probe = next((name for name in WORDS if name in names), names[0] if names else "")
+    return probe, {str(p.get("features")): p for p in run.probes if p["probe"] == probe}
+
+
+def _labelled(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """Probes under their name; where one name stands for several protocols, the protocol is part of it."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for probe in run.probes:
+        seen.setdefault((probe["probe"], str(probe.get("features"))), set()).add(_protocol(probe))
+    several = {name for (name, _), protocols in seen.items() if len(protocols) > 1}
+    return [(f"{p['probe']}, {_protocol(p)}" if p["probe"] in several else p["probe"], p) for p in run.probes]
+
+
+def _row(place: int, probe: dict[str, Any]) -> dict[str, Any]:
+    features = str(probe.get("features", "trained"))
+    return {
+        "run": place,
+        "features": features,
+        "label": FEATURES.get(features, shorten(features)),
+        **{key: probe.get(key) for key in ("accuracy", "low", "high", "n")},
+        "protocol": _protocol(probe),
+    }
+
+
+def _protocol(probe: dict[str, Any]) -> str:
+    protocol = probe.get("protocol")
+    if not isinstance(protocol, dict):
+        return "" if protocol is None else shorten(protocol)
+    parts = [f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in protocol.items()]
+    return shorten(", ".join(parts))
+
+
+def _has_classes(run: Run) -> bool:
+    classes = run.gallery.get("classes") if run.gallery else None
+    return isinstance(classes, list) and bool(classes)

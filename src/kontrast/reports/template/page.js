@@ -1,0 +1,143 @@
+"use strict";
+// Puts the page together from its data. A section stands only where there is something to show.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const page = document.getElementById("page");
+const contents = element("nav", { "aria-label": "Contents" });
+
+function section(id, title, lead, ...children) {
+  contents.append(element("a", { href: `#${id}`, text: title }));
+  return element("section", { id }, element("h2", { text: title }), lead ? element("p", { class: "lead", text: lead }) : null, ...children);
+}
+
+function header() {
+  const mark = shape("svg", { width: 27, height: 18, viewBox: "0 0 27 18", "aria-hidden": "true" },
+    shape("circle", { cx: 9, cy: 9, r: 7.5, style: { fill: "var(--accent)" } }),
+    shape("circle", { cx: 18, cy: 9, r: 7.5, style: { fill: "none", stroke: "var(--ink)", strokeWidth: "1.6" } }));
+  const several = data.runs.length > 1;
+  const text = element("div", {}, element("h1", { text: data.title }), element("p", { class: "verdict", text: data.verdict }),
+    several ? null : element("p", { class: "quiet", text: data.runs[0].summary }));
+  for (const run of data.runs) {
+    for (const problem of run.problems) text.append(element("p", { class: "note", text: several ? `${run.name}: ${problem}` : problem }));
+  }
+  const results = element("div", {}, ...data.results.map((group) => resultGroup(group, data.runs)));
+  page.replaceChildren(element("div", { class: "top" }, element("div", { class: "mark" }, mark, "kontrast"), contents),
+    element("div", { class: data.results.length ? "hero" : "hero alone" }, text, data.results.length ? results : null));
+}
+
+function curveSection() {
+  const shaded = data.curves.some((plot) => plot.series.some((one) => one.low));
+  const lead = "Point at a curve to read it." + (shaded ? " Each point of a shaded line is the mean of a stretch of steps; the shade is its least and greatest value." : "");
+  const grid = element("div", { class: "plots" }, ...data.curves.map(plotFigure));
+  if (data.runs.length === 1) return page.append(section("training", "Training", lead, grid));
+  const legend = lineLegend(data.runs.map((run) => run.name), (picked) => {
+    for (const group of grid.querySelectorAll("[data-run]")) group.classList.toggle("faint", picked !== null && group.dataset.run !== String(picked));
+  });
+  const lengths = data.curves.flatMap((plot) => plot.series.map((one) => one.x.at(-1)));
+  if (Math.max(...lengths) > 1.5 * Math.min(...lengths)) {
+    legend.append(element("button", { type: "button", "aria-pressed": "false", text: "align by share of the run", onclick: (event) => {
+      const on = event.currentTarget.getAttribute("aria-pressed") !== "true";
+      event.currentTarget.setAttribute("aria-pressed", String(on));
+      grid.replaceChildren(...(on ? data.curves.map(asShare) : data.curves).map(plotFigure));
+    } }));
+  }
+  page.append(section("training", "Training", lead, legend, grid));
+}
+
+// Runs of different lengths, laid over each other from begin to end.
+function asShare(plot) {
+  const series = plot.series.map((one) => ({ ...one, x: one.x.map((x) => (100 * x) / (one.x.at(-1) || 1)) }));
+  return { ...plot, x: { label: "% of the run", zero: true, whole: true }, series };
+}
+
+function numbersTable() {
+  const rows = data.numbers.map((entry) => element("tr", {}, data.runs.length > 1 ? element("td", { text: data.runs[entry.run].name }) : null,
+    element("th", { scope: "row", text: entry.name }), element("td", { text: formatNumber(entry.value) }), element("td", { class: "quiet", text: entry.note })));
+  return rows.length ? element("div", { class: "scroll" }, element("table", { class: "table" }, element("tbody", {}, ...rows))) : null;
+}
+
+async function loadGalleries() {
+  const loaded = [];
+  for (const run of data.runs) {
+    if (!run.gallery) continue;
+    const image = new Image();
+    image.src = run.gallery.sprite;
+    await image.decode();
+    loaded.push(new Gallery(run.gallery, run.name, image));
+  }
+  return loaded;
+}
+
+function mapSection(galleries) {
+  const several = galleries.length > 1;
+  const choice = new Choice(galleries[0]);
+  const maps = element("div", { class: several ? "maps several" : "maps" }, ...galleries.map((gallery) => mapFigure(gallery, choice, several)));
+  if (choice.classes.length) maps.append(classLegend(choice));
+  else maps.style.gridTemplateColumns = several ? "" : "minmax(0, 1fr)";
+  page.append(section("map", "Map", several ? "Point at an image to see it here and find it on the other maps. Pick classes to bring them out."
+    : `Point at, touch or step to an image to see it.${choice.classes.length ? " Pick classes to bring them out." : ""}`, maps));
+}
+
+function neighbourSection(galleries) {
+  const asked = galleries.filter((gallery) => gallery.queries.length);
+  if (!asked.length) return;
+  const sentence = element("p", { class: "lead" });
+  const place = element("div");
+  const actions = element("div", { class: "actions" });
+  const show = (gallery) => {
+    sentence.textContent = neighbourSentence(gallery);
+    place.replaceChildren(neighbourList(gallery));
+    actions.replaceChildren(csvButton(`neighbours-${gallery.runName}`, "Neighbours", () => neighbourRows(gallery)));
+  };
+  const tabs = element("div", { class: "legend" });
+  asked.forEach((gallery, i) => tabs.append(element("button", { type: "button", "aria-pressed": String(i === 0), text: gallery.runName, onclick: (event) => {
+    for (const tab of tabs.children) tab.setAttribute("aria-pressed", String(tab === event.currentTarget));
+    show(gallery);
+  } })));
+  show(asked[0]);
+  const made = section("neighbours", "Neighbours", "", sentence, asked.length > 1 ? tabs : null, place);
+  made.insertBefore(element("div", { class: "headed" }, made.firstChild, actions), made.firstChild);
+  page.append(made);
+}
+
+function factList(run) {
+  const list = element("dl");
+  for (const [label, value] of run.facts) list.append(element("dt", { text: label }), element("dd", { class: label === "command" ? "code" : "", text: value }));
+  return list;
+}
+
+function recipeSection() {
+  if (data.runs.length === 1) {
+    const [run] = data.runs;
+    const facts = element("div", {}, element("h2", { text: "Run" }), element("p", { class: "lead", text: run.finished ? "What ran, where, and for how long." : "This run has not finished." }), factList(run));
+    const recipe = section("recipe", "Recipe", "Every setting as it was resolved.", element("pre", { tabindex: 0, text: run.recipe || "recipe.toml is not in the folder." }));
+    page.append(element("div", { class: "split" }, recipe, element("section", { id: "run" }, ...facts.children)));
+    return;
+  }
+  const head = element("tr", {}, element("th", { scope: "col", text: "setting" }), ...data.runs.map((run) => element("th", { scope: "col", text: run.name })));
+  const rows = data.differences.map(([key, ...values]) => element("tr", {}, element("th", { scope: "row", text: key }), ...values.map((value) => element("td", { text: value || "–" }))));
+  const table = rows.length ? element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Settings that differ" },
+    element("table", { class: "table" }, element("thead", {}, head), element("tbody", {}, ...rows))) : null;
+  page.append(section("recipe", "Recipes", rows.length ? "The settings in which the runs differ; whole recipes and facts below." : "The recipes do not differ.", table,
+    ...data.runs.map((run) => element("details", {}, element("summary", { text: run.name }),
+      element("div", { class: "split" }, element("pre", { tabindex: 0, text: run.recipe || "recipe.toml is not in the folder." }), factList(run))))));
+}
+
+async function build() {
+  header();
+  if (data.runs.length > 1 && data.results.length) page.append(section("table", "Side by side", "", resultTable(data)));
+  if (data.curves.length) curveSection();
+  const galleries = await loadGalleries();
+  if (galleries.length && galleries[0].points.length) mapSection(galleries);
+  neighbourSection(galleries);
+  if (data.lens.length || data.numbers.length) {
+    page.append(section("lens", "Lens", "What the representation is like, whatever a probe makes of it.",
+      data.lens.length ? element("div", { class: "plots" }, ...data.lens.map(plotFigure)) : null, numbersTable()));
+  }
+  recipeSection();
+  page.append(element("footer", {}, element("p", { class: "quiet", text: "Made by kontrast. This page holds all it shows and asks nothing of the network." })));
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+  document.documentElement.dataset.ready = "yes";
+}
+
+build();

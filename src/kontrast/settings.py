@@ -1,0 +1,308 @@
+"""Recipes: TOML read strictly into frozen dataclasses. An unknown key is an error that names the nearest known one.
+
+Sections with `arguments` (objective, views, encoder, head, predictor) take further keys, which the named thing itself
+checks when it is built: `objective.temperature`, `encoder.stem`, `views.crop_scale`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kontrast.registry import UsageError, nearest
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    name: str = "nt-xent"
+    ramp: str = ""  # the argument that grows linearly from 0 to its value over training (JCL's covariance_weight)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    policy: str = "simclr-cifar"
+    count: int = 2
+    size: int = 32
+    local_count: int = 0
+    local_size: int = 0
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PartSettings:
+    """An encoder, head or predictor by name."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    source: str = "digits"
+    root: str = ""  # where named sets lie; empty: KONTRAST_DATA, else ./data
+    size: int = 0  # stored images are bounded by this; 0: as they are
+    test_share: float = 0.2  # of a labelled folder without a test part
+    imbalance: str = "none"
+    random_bits: int = 0
+    overlay_digits: int = 0
+    max_bad: float = 0.05
+    pack: bool = True
+    allow_small: bool = False
+    follow_links: bool = False
+    resident: str = "auto"  # images on the device: auto, yes, no
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    momentum: float = 0.99
+    schedule: str = "constant"
+    symmetric: bool = True  # every view is query and key; false: view 0 asks, the others answer
+
+
+@dataclass(frozen=True)
+class BankSettings:
+    size: int = 4096
+    contents: str = "last"  # of the key views: last, all, means (JCL)
+
+
+@dataclass(frozen=True)
+class BatchNormSettings:
+    kind: str = "plain"
+    splits: int = 8
+    joint: bool = True  # one forward for all views, so that statistics are over V x B
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    epochs: int = 20
+    batch: int = 256
+    optimizer: str = "sgd"
+    lr: float = 0.06
+    lr_scaling: str = "none"
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    decay_all: bool = True  # false: biases and norms go without weight decay
+    schedule: str = "cosine"
+    warmup: float = 0.0
+    milestones: tuple[float, ...] = ()
+    gamma: float = 0.1
+    precision: str = "auto"
+    stop_gradient: bool = False
+    accumulate: int = 1
+    compile: str = "auto"
+    max_steps: int = 0
+    log_every: int = 10
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    every: int = 0  # epochs between online kNN; 0: none
+    k: int = 200
+    temperature: float = 0.1
+    gallery: int = 1000
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    every: float = 1.0  # epochs
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    title: str = ""
+    seed: int = 0
+    adapt: bool = False  # choose sizes, batch, epochs and encoder from the images and the device
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    views: ViewSettings = field(default_factory=ViewSettings)
+    encoder: PartSettings = field(default_factory=lambda: PartSettings("resnet-18"))
+    head: PartSettings = field(default_factory=lambda: PartSettings("simclr"))
+    predictor: PartSettings | None = None
+    teacher: TeacherSettings | None = None
+    bank: BankSettings | None = None
+    batch_norm: BatchNormSettings = field(default_factory=BatchNormSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "data.imbalance": ("none", "linear", "exponential"),
+    "data.resident": ("auto", "yes", "no"),
+    "teacher.schedule": ("constant", "cosine"),
+    "bank.contents": ("last", "all", "means"),
+    "batch_norm.kind": ("plain", "split", "sync"),
+    "training.optimizer": ("sgd", "lars", "adamw", "adam"),
+    "training.lr_scaling": ("none", "linear", "sqrt"),
+    "training.schedule": ("cosine", "steps", "constant", "linear"),
+    "training.precision": ("auto", "float32", "bfloat16"),
+    "training.compile": ("auto", "yes", "no"),
+}
+"""Settings that take one of a few words."""
+
+AT_LEAST: dict[str, float] = {
+    "seed": 0,
+    "views.count": 1,
+    "views.size": 1,
+    "views.local_count": 0,
+    "views.local_size": 0,
+    "data.size": 0,
+    "data.random_bits": 0,
+    "data.overlay_digits": 0,
+    "data.max_bad": 0,
+    "data.test_share": 0,
+    "teacher.momentum": 0,
+    "bank.size": 1,
+    "batch_norm.splits": 1,
+    "training.epochs": 0,
+    "training.batch": 2,
+    "training.lr": 0,
+    "training.momentum": 0,
+    "training.weight_decay": 0,
+    "training.warmup": 0,
+    "training.gamma": 0,
+    "training.accumulate": 1,
+    "training.max_steps": 0,
+    "training.log_every": 1,
+    "evaluation.every": 0,
+    "evaluation.k": 1,
+    "evaluation.temperature": 1e-6,
+    "evaluation.gallery": 0,
+    "checkpoints.every": 0,
+    "checkpoints.keep": 1,
+}
+AT_MOST: dict[str, float] = {"teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62}
+
+
+def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
+    """A tree of plain values (as TOML gives it) as a checked `Recipe`."""
+    return typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
+
+
+def _read_section(kind: type, tree: Any, path: str, origin: str) -> Any:
+    if not isinstance(tree, Mapping):
+        raise UsageError(f"{origin}: {path or 'the recipe'} must be a table, not {tree!r}")
+    hints = typing.get_type_hints(kind)
+    fields = {f.name for f in dataclasses.fields(kind)}
+    is_open = "arguments" in fields
+    values: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    for key, value in tree.items():
+        where = f"{path}.{key}" if path else key
+        if key in fields and key != "arguments":
+            values[key] = _read_value(hints[key], value, where, origin)
+        elif is_open:
+            _finite(value, where, origin)
+            arguments[key] = value
+        else:
+            raise UsageError(f"{origin}: unknown key {where!r}: {nearest(key, sorted(fields))}")
+    if is_open:
+        values["arguments"] = arguments
+    if "name" in fields and kind is PartSettings and "name" not in values:
+        raise UsageError(f"{origin}: {path} needs a name")
+    return kind(**values)
+
+
+def _read_value(hint: Any, value: Any, where: str, origin: str) -> Any:
+    if isinstance(hint, types.UnionType):  # an optional section: absent, or `false`
+        if value is None or value is False:
+            return None
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+    if dataclasses.is_dataclass(hint):
+        return _read_section(typing.cast(type, hint), value, where, origin)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise UsageError(f"{origin}: {where} must be a list of numbers, not {value!r}")
+        return tuple(_read_value(float, v, where, origin) for v in value)
+    if type(value) is not hint:
+        raise UsageError(f"{origin}: {where} must be {_word(hint)}, not {value!r}")
+    _finite(value, where, origin)
+    _check_range(value, where, origin)
+    return value
+
+
+def _check_range(value: Any, where: str, origin: str) -> None:
+    if where in CHOICES and value not in CHOICES[where]:
+        raise UsageError(f"{origin}: {where} can't be {value!r}: {nearest(value, CHOICES[where])}")
+    if where in AT_LEAST and value < AT_LEAST[where]:
+        raise UsageError(f"{origin}: {where} must be at least {AT_LEAST[where]:g}, not {value}")
+    if where in AT_MOST and value > AT_MOST[where]:
+        raise UsageError(f"{origin}: {where} must be at most {AT_MOST[where]:g}, not {value}")
+
+
+def _finite(value: Any, where: str, origin: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{origin}: {where} must be a finite number, not {value}")
+
+
+def _word(hint: type) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))
+
+
+def parse_toml(text: str, origin: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{origin} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{origin} is nested too deeply") from None
+
+
+def to_tree(recipe: Recipe) -> dict[str, Any]:
+    """Plain values again; absent sections are left out and open arguments lie beside their name."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value):
+            tree = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            tree.update(tree.pop("arguments", {}))
+            return {k: v for k, v in tree.items() if v is not None}
+        return list(value) if isinstance(value, tuple) else value
+
+    return typing.cast(dict[str, Any], plain(recipe))
+
+
+def to_toml(recipe: Recipe, header: str = "") -> str:
+    """The recipe as TOML that reads back to the same recipe."""
+    tree = to_tree(recipe)
+    lines = [f"# {line}" if line else "#" for line in header.splitlines()]
+    lines += [f"{k} = {_toml_value(v)}" for k, v in tree.items() if not isinstance(v, dict)]
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{key}]"] + [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL and lone surrogates, which TOML can't hold.
+        return json.dumps(value.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    return str(value)
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """SHA-256 of the resolved recipe: two runs with one fingerprint ask for the same thing."""
+    return hashlib.sha256(json.dumps(to_tree(recipe), sort_keys=True).encode()).hexdigest()

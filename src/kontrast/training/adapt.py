@@ -1,0 +1,53 @@
+"""The `folder` recipe's choices: sizes, batch and epochs from the images and the device, each with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kontrast.data import ImageSet
+
+CPU_IMAGES = 60_000  # image presentations that two slow cores manage at 32 px in a few minutes
+CUDA_IMAGES = 20_000_000
+
+
+def adapt(train: ImageSet, device: torch.device) -> tuple[dict[str, Any], list[str]]:
+    """Settings to lay under the user's own, and a line for each that says why."""
+    cuda = device.type == "cuda"
+    count, side = len(train), train.typical_side
+    size = view_size(side, cuda)
+    batch = batch_size(count, size, cuda)
+    budget = (CUDA_IMAGES if cuda else CPU_IMAGES) * 32 * 32 // (size * size)
+    epochs = max(1, min(1000 if cuda else 200, round(budget / count)))
+    small = size <= 64
+    encoder = "resnet-18" if cuda else "small-conv"
+    picks: dict[str, Any] = {
+        "views": {"size": size, "policy": "simclr-cifar" if small else "moco-v2"},
+        "encoder": {"name": encoder},
+        "training": {"batch": batch, "epochs": epochs},
+        "data": {"size": max(size, round(size * 8 / 7))} if not small else {},
+    }
+    if cuda and size > 64:
+        picks["encoder"] = {"name": "resnet-50"}
+    reasons = [
+        f"images: {count:,}, typical shorter side {side} px -> views of {size} px ({picks['views']['policy']})",
+        f"device: {device.type} -> encoder {picks['encoder']['name']}, batch {batch}",
+        f"epochs: {epochs} (about {epochs * count:,} image presentations); set training.epochs=N for more or fewer",
+    ]
+    return picks, reasons
+
+
+def view_size(side: int, cuda: bool) -> int:
+    """The largest usual size that the images fill; on a CPU at most 64."""
+    sizes = [s for s in ((32, 64, 96, 128, 224) if cuda else (32, 64)) if s <= side]
+    return sizes[-1] if sizes else 32
+
+
+def batch_size(count: int, size: int, cuda: bool) -> int:
+    """A power of two: large enough to contrast, and at least four batches an epoch."""
+    largest = (512 if size <= 96 else 256) if cuda else (256 if size <= 32 else 128)
+    batch = largest
+    while batch > 8 and batch * 4 > count:
+        batch //= 2
+    return max(2, min(batch, count))

@@ -1,0 +1,165 @@
+"""Checkpoints: a folder with tensors, state and a SHA-256 manifest, written aside, synced, renamed; never pickle.
+
+    checkpoints/.tmp-<pid>-<step>/{state.safetensors, state.json, manifest.json}  ->  checkpoints/step-00001234/
+
+The loader walks from newest to oldest, verifies every hash, and says what it skipped and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kontrast.registry import CheckpointError
+from kontrast.training.folder import disk_faults
+
+SCHEMA = 1
+
+
+def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], facts: dict[str, Any]) -> Path:
+    """Write one checkpoint whole; a crash at any moment leaves the older ones untouched."""
+    from safetensors.torch import save_file
+
+    final = folder / f"step-{step:08d}"
+    if final.exists():  # the same step reached again after a resume: the same bits
+        return final
+    aside = folder / f".tmp-{os.getpid()}-{step}"
+    with disk_faults(final):
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            try:
+                save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, aside / "state.safetensors")
+            except Exception as error:  # safetensors reports a full disk as its own error
+                full = "No space" in str(error) or "os error 28" in str(error)
+                raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from None
+            (aside / "state.json").write_text(json.dumps(state))
+            files = {name: _describe(aside / name) for name in ("state.safetensors", "state.json")}
+            manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
+            (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
+            for path in (*aside.iterdir(), aside):
+                _sync(path)
+            os.rename(aside, final)
+            _sync(folder)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    return final
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Keep the newest `keep`; renamed first, so that a half-deleted one is never taken for a checkpoint."""
+    for path in checkpoints(folder)[:-keep]:
+        doomed = path.with_name(f".del-{os.getpid()}-{path.name}")
+        with contextlib.suppress(OSError):
+            os.rename(path, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written or half-deleted; only the run's holder may."""
+    for path in folder.glob(".*"):
+        if path.name.startswith((".tmp-", ".del-")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Finished checkpoints, oldest first."""
+    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+
+
+def newest(folder: Path, say: Any = None) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]] | None:
+    """Tensors, state and manifest of the newest valid checkpoint; None where there is none at all."""
+    found = checkpoints(folder)
+    reasons = []
+    for path in reversed(found):
+        try:
+            return load(path)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            if say:
+                say(f"skipped {error}")
+    if found:
+        raise CheckpointError(f"no valid checkpoint in {folder}: {'; '.join(reasons)}")
+    return None
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """One checkpoint, every byte verified against its manifest."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_tensors
+
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        files = manifest["files"]
+        if manifest["schema"] > SCHEMA:
+            raise CheckpointError(f"checkpoint {path.name}: written by a newer kontrast; upgrade to read it")
+        content = {}
+        for name in ("state.safetensors", "state.json"):
+            content[name] = (path / name).read_bytes()
+            if hashlib.sha256(content[name]).hexdigest() != files[name]["sha256"]:
+                raise CheckpointError(f"checkpoint {path.name}: {name} is damaged (its SHA-256 differs)")
+        return load_tensors(content["state.safetensors"]), json.loads(content["state.json"]), manifest
+    except FileNotFoundError as error:
+        raise CheckpointError(f"checkpoint {path.name}: {Path(error.filename).name} is missing") from None
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"checkpoint {path.name}: unreadable ({type(error).__name__})") from None
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors file; anything else is refused, never unpickled."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_tensors
+
+    try:
+        return load_tensors(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
+    except (SafetensorError, ValueError, OSError, KeyError, TypeError, OverflowError):
+        raise CheckpointError(f"{path} is not a readable safetensors file; other formats can execute code") from None
+
+
+def flatten(prefix: str, tree: dict[str, Any]) -> dict[str, Tensor]:
+    """Tensors of a nested state under dotted names."""
+    flat: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        if isinstance(value, Tensor):
+            flat[f"{prefix}.{key}"] = value
+        elif isinstance(value, dict):
+            flat.update(flatten(f"{prefix}.{key}", value))
+    return flat
+
+
+def under(prefix: str, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors below a prefix, without it."""
+    return {k[len(prefix) + 1 :]: t for k, t in flat.items() if k.startswith(prefix + ".")}
+
+
+def versions() -> dict[str, str]:
+    import platform
+
+    from kontrast import __version__
+
+    return {"kontrast": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

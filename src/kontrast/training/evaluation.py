@@ -1,0 +1,136 @@
+"""Probes on a run: the trained encoder beside two controls, raw pixels and the encoder before its first step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kontrast.data import ImageSet
+from kontrast.lens.gallery import write_gallery
+from kontrast.lens.spectrum import effective_rank
+from kontrast.probes import ProbeResult, extract_features, knn, logistic
+from kontrast.registry import UsageError, nearest
+from kontrast.training.folder import write_json
+from kontrast.training.run import Run, choose_device, evaluation_view
+
+PROBES: dict[str, Callable[..., ProbeResult]] = {"knn": knn, "linear": logistic}
+KINDS = ("trained", "untrained", "pixels")
+
+
+def features_of(encoder: nn.Module | None, images: ImageSet, transform: Any, device: torch.device) -> Tensor:
+    """Features [N,F] float32 on the CPU; without an encoder, the transformed pixels themselves."""
+    return extract_features(encoder if encoder is not None else nn.Flatten(), images, transform, device=device)
+
+
+def evaluate(
+    run: Run,
+    kind: str = "",
+    data: str | None = None,
+    labels: Path | None = None,
+    device: str = "auto",
+    say: Callable[[str], None] = print,
+) -> list[ProbeResult]:
+    """Probe the run, write probes.json and the gallery, and return the results; none for unlabelled images."""
+    if kind and kind not in PROBES:
+        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, PROBES)}")
+    on = choose_device(device)
+    train, test = _labelled_sets(run, data, labels)
+    transform = run.transform()
+    encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
+    results: list[ProbeResult] = []
+    labelled = train.labels is not None and test is not None and test.labels is not None
+    for name, encoder in encoders.items():
+        if not labelled and name != "trained":
+            continue
+        fit = features_of(encoder, train, transform, on)
+        held = features_of(encoder, test, transform, on) if test is not None else fit
+        if name == "trained" and run.recipe.evaluation.gallery:
+            _gallery(run, train, test, fit, held)
+        if labelled:
+            results += _probe(run, kind, name, fit, train.labels, held, test.labels, say)
+    if results:
+        write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results]})
+    else:
+        say("no labels: probes need class sub-folders or a CSV; the map and the neighbours are in the report")
+    return results
+
+
+def _labelled_sets(run: Run, data: str | None, labels: Path | None) -> tuple[ImageSet, ImageSet | None]:
+    from kontrast.data import read_labels
+    from kontrast.training.run import open_split
+
+    settings = run.recipe.data if data is None else dataclasses.replace(run.recipe.data, source=data)
+    train = open_split(settings, "train", seed=run.recipe.seed)
+    test = open_split(settings, "test", seed=run.recipe.seed) if train.has_test else None
+    if labels is not None:
+        train = read_labels(train, labels)
+        test = None if test is None else read_labels(test, labels)
+    return train, test
+
+
+def _probe(
+    run: Run, kind: str, name: str, fit: Tensor, fit_labels: Tensor, held: Tensor, labels: Tensor, say: Callable
+) -> list[ProbeResult]:
+    found = []
+    for probe, function in PROBES.items():
+        if kind and probe != kind:
+            continue
+        settings = run.recipe.evaluation
+        arguments = {"k": settings.k, "temperature": settings.temperature} if probe == "knn" else {}
+        result = function(fit, fit_labels, held, labels, **arguments)
+        if result.note:
+            say(f"{probe}, {name}: {result.note}")
+        found.append(dataclasses.replace(result, probe=probe, features=name))
+    return found
+
+
+def _gallery(run: Run, train: ImageSet, test: ImageSet | None, fit: Tensor, held: Tensor) -> None:
+    shown = train if test is None else test
+    write_gallery(
+        run.path,
+        held,
+        shown.images,
+        shown.labels,
+        shown.classes,
+        shown.names,
+        train_features=None if test is None else fit,
+        train_images=None if test is None else train.images,
+        train_labels=None if test is None else train.labels,
+        points=run.recipe.evaluation.gallery,
+        seed=run.recipe.seed,
+    )
+
+
+def result_table(results: list[ProbeResult]) -> list[str]:
+    """Accuracy by probe and features, for the terminal."""
+    if not results:
+        return []
+    lines = [f"{'accuracy':<10}" + "".join(f"{kind:>12}" for kind in KINDS)]
+    for probe in dict.fromkeys(r.probe for r in results):
+        cells = {r.features: f"{r.accuracy:.3f}" for r in results if r.probe == probe}
+        lines.append(f"{probe:<10}" + "".join(f"{cells.get(kind, ''):>12}" for kind in KINDS))
+    return lines
+
+
+class OnlineProbe:
+    """kNN, effective rank and uniformity of the encoder as it trains, on at most `limit` images of each part."""
+
+    def __init__(self, recipe: Any, train: ImageSet, test: ImageSet | None, device: torch.device, limit: int = 50_000):
+        self.recipe, self.device = recipe, device
+        self.train, self.test = train.first(limit), None if test is None else test.first(limit)
+        self.transform = evaluation_view(recipe)
+
+    def __call__(self, encoder: nn.Module) -> dict[str, float]:
+        fit = features_of(encoder, self.train, self.transform, self.device)
+        record = {"effective_rank": effective_rank(fit)}
+        if self.test is not None and self.train.labels is not None and self.test.labels is not None:
+            held = features_of(encoder, self.test, self.transform, self.device)
+            settings = self.recipe.evaluation
+            found = knn(fit, self.train.labels, held, self.test.labels, k=settings.k, temperature=settings.temperature)
+            record["knn"] = found.accuracy
+        return record

@@ -1,0 +1,172 @@
+"""The run folder: the only thing that passes between commands, readable after a crash at any moment.
+
+    recipe.toml  run.json  metrics.jsonl  speed.jsonl  checkpoints/  encoder.safetensors  probes.json  report.html
+
+metrics.jsonl holds what the recipe and seed determine, so a resumed run writes the same bytes as an undisturbed one;
+what the machine determines (images/s, seconds, memory) goes to speed.jsonl.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
+
+VERSION = 1
+
+
+@contextlib.contextmanager
+def disk_faults(path: Path) -> Iterator[None]:
+    """Turn the disk's refusals into one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EnvironmentFault(f"no space left to write {path}: free some and run again with --resume") from None
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise EnvironmentFault(f"can't write {path}: {error.strerror}; choose another --out") from None
+        raise EnvironmentFault(f"can't write {path}: {error.strerror or error}") from None
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write aside, sync, rename: under its name a file is whole or absent."""
+    aside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    with disk_faults(path):
+        try:
+            with open(aside, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, tree: Any) -> None:
+    write_atomic(path, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: is {path.parent} a finished run?") from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path} is damaged: not JSON") from None
+
+
+class RunFolder:
+    """One run's folder on disk; `hold` makes this process its only writer."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    @property
+    def holds_run(self) -> bool:
+        return (self / "recipe.toml").exists() or (self / "run.json").exists()
+
+    def create(self) -> None:
+        """Make the folder and prove that it can be written, before any data is read."""
+        if self.path.exists() and not self.path.is_dir():
+            raise EnvironmentFault(f"--out {self.path} is a file; give a folder that does not exist yet")
+        if self.holds_run:
+            raise UsageError(f"--out {self.path} already holds a run: use --resume to go on with it, or another folder")
+        with disk_faults(self.path):
+            (self / "checkpoints").mkdir(parents=True, exist_ok=True)
+            probe = self / f".tmp-{os.getpid()}"
+            probe.write_bytes(b"")
+            probe.unlink()
+
+    def hold(self) -> None:
+        """Take the folder's lock; a dead process's lock falls by itself (flock)."""
+        with disk_faults(self.path):
+            lock = os.open(self / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
+            os.close(lock)
+            raise EnvironmentFault(f"{self.path} is held by {holder}: wait for it or stop it") from None
+        os.ftruncate(lock, 0)
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()} since {now}\n".encode(), 0)
+        self._lock = lock
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def update_info(self, **facts: Any) -> None:
+        """Lay facts over run.json."""
+        path = self / "run.json"
+        old = read_json(path) if path.exists() else {"version": VERSION}
+        write_json(path, {**old, **facts})
+
+    def info(self) -> dict[str, Any]:
+        facts = read_json(self / "run.json")
+        if not isinstance(facts, dict):
+            raise CheckpointError(f"{self / 'run.json'} is damaged: not a table")
+        if facts.get("version", 0) > VERSION:
+            raise CheckpointError(f"{self.path} was written by a newer kontrast: upgrade to read it")
+        return facts
+
+
+class Lines:
+    """An append-only JSON-lines file whose torn last line, after a crash, is dropped on opening."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file: Any = None
+
+    def open(self, keep_until_step: int | None = None) -> None:
+        """Open for appending; with a step, lines of later steps (written after the checkpoint) are dropped."""
+        if self.path.exists():
+            kept = [r for r in read_lines(self.path) if keep_until_step is None or r.get("step", 0) <= keep_until_step]
+            write_atomic(self.path, "".join(_line(r) for r in kept))
+        with disk_faults(self.path):
+            self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115
+
+    def write(self, **record: Any) -> None:
+        with disk_faults(self.path):
+            self._file.write(_line(record))
+            self._file.flush()
+
+    def sync(self) -> None:
+        with disk_faults(self.path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            with disk_faults(self.path):
+                self._file.close()
+            self._file = None
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record) + "\n"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a JSON-lines file; anything torn or not a table is left out."""
+    records = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
+    return records

@@ -1,0 +1,172 @@
+"""One learner for every method: student, and where the recipe asks for them a predictor, a teacher and a bank.
+
+V query views, W key views, L local crops, B images, D width of the projection, M rows of the bank.
+
+    queries z [V(+L),B,D] = predictor(head(encoder(views)))
+    keys    k [W,B,D]     = the teacher's projections, or the student's own behind a stop-gradient, or none
+    loss                  = objective(z, keys=k, bank=m)
+
+MoCo v2 is InfoNCE + teacher + bank; BYOL is alignment + teacher + predictor; SimSiam is alignment + predictor +
+stop-gradient. No class per method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kontrast import distributed, networks
+from kontrast.networks import MemoryBank, Teacher, convert_split_batch_norm, shuffle, unshuffle
+from kontrast.objectives import Objective, objective
+from kontrast.registry import UsageError
+from kontrast.settings import Recipe
+
+
+class Outcome(NamedTuple):
+    """What one forward yields: the named terms of the loss, and the rows the bank takes after the backward."""
+
+    terms: dict[str, Tensor]
+    fresh: Tensor | None
+
+
+class Student(nn.Module):
+    """Encoder and projection head."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module):
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.encoder(images))
+
+
+class Learner(nn.Module):
+    def __init__(self, recipe: Recipe, channels: int = 3):
+        super().__init__()
+        self.objective: Objective = objective(recipe.objective.name, **recipe.objective.arguments)
+        check_options(recipe, self.objective)
+        encoder = networks.encoder(
+            recipe.encoder.name, channels=channels, size=recipe.views.size, **recipe.encoder.arguments
+        )
+        head = networks.head(recipe.head.name, encoder.width, **recipe.head.arguments)
+        self.student = with_batch_norm(Student(encoder, head), recipe)
+        self.width = head.width
+        self.predictor = None
+        if recipe.predictor is not None:
+            part = networks.predictor(recipe.predictor.name, self.width, **recipe.predictor.arguments)
+            self.predictor = with_batch_norm(part, recipe)
+        self.teacher = Teacher(self.student) if recipe.teacher else None
+        self.bank = (
+            MemoryBank(recipe.bank.size, self.width, normalise=recipe.bank.contents != "means") if recipe.bank else None
+        )
+        self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric
+        self.contents = recipe.bank.contents if recipe.bank else ""
+        self.stop_gradient, self.joint = recipe.training.stop_gradient, recipe.batch_norm.joint
+        self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        # The functions that training calls; `compiled` replaces them without touching the modules' names.
+        self.project: Callable[[Tensor], Tensor] = self.student
+        self.project_keys: Callable[[Tensor], Tensor] | None = self.teacher
+
+    def compiled(self) -> None:
+        """Compile the networks; state dicts keep their plain names."""
+        self.project = torch.compile(self.student)
+        if self.teacher is not None:
+            self.project_keys = torch.compile(self.teacher)
+
+    def forward(self, views: Tensor, local: Tensor | None = None, momentum: Tensor | None = None) -> Outcome:
+        """Terms of the loss for views [V,B,C,h,w] and local crops [L,B,C,l,l]."""
+        keys = self.teacher_keys(views, momentum)
+        projections = self.projections(views, local)
+        if self.stop_gradient:
+            keys = projections[: views.shape[0]].detach()
+        return self.judge(self.predict(projections), keys)
+
+    def projections(self, views: Tensor, local: Tensor | None) -> Tensor:
+        """The student's projections [V(+L),B,D] of the query views and local crops."""
+        projections = self.per_view(self.project, views[:1] if self.asymmetric else views)
+        return projections if local is None else torch.cat([projections, self.per_view(self.project, local)])
+
+    def judge(self, z: Tensor, keys: Tensor | None) -> Outcome:
+        """The objective on queries and keys, and what the bank will take."""
+        inputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
+        terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
+        return Outcome(terms, None if self.bank is None else self.fresh_rows(keys if keys is not None else z))
+
+    def predict(self, projections: Tensor) -> Tensor:
+        return projections if self.predictor is None else self.per_view(self.predictor, projections)
+
+    @torch.no_grad()
+    def teacher_keys(self, views: Tensor, momentum: Tensor | None) -> Tensor | None:
+        """The teacher's keys [W,B,D]; the teacher moves first, as MoCo's code does."""
+        if self.teacher is None:
+            return None
+        if momentum is not None and self.training:
+            self.teacher.update(self.student, momentum)
+        pictures = views[1:] if self.asymmetric else views
+        if not self.shuffled:
+            return self.per_view(self.project_keys, pictures)
+        keys = []
+        for number, picture in enumerate(pictures):
+            mixed, order = shuffle(picture, self.steps * len(pictures) + number)
+            keys.append(unshuffle(self.project_keys(mixed), order))
+        return torch.stack(keys)
+
+    def per_view(self, network: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
+        """[V,B,...] through a network: in one forward, or one a view so that batch statistics are a view's own."""
+        if self.joint:
+            return network(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
+        return torch.stack([network(picture) for picture in pictures])
+
+    def fresh_rows(self, keys: Tensor) -> Tensor:
+        """What the bank takes of keys [W,B,D] from all ranks: the last view, all views, or JCL's means."""
+        keys = torch.nn.functional.normalize(keys.detach().float(), dim=-1)
+        rows = {"last": lambda: keys[-1], "all": lambda: keys.flatten(0, 1), "means": lambda: keys.mean(0)}
+        return distributed.gather_detached(rows[self.contents]())
+
+
+def with_batch_norm(module: nn.Module, recipe: Recipe) -> nn.Module:
+    """The module with split batch norm where the recipe asks for it; `sync` is laid on when the device is known."""
+    if recipe.batch_norm.kind == "split":
+        return convert_split_batch_norm(module, recipe.batch_norm.splits)
+    return module
+
+
+def check_options(recipe: Recipe, judge: Objective) -> None:
+    """Refuse, with the reason, options that the objective or each other can't use."""
+    name, has_keys = recipe.objective.name, recipe.teacher is not None or recipe.training.stop_gradient
+    queries = 1 if recipe.teacher is not None and not recipe.teacher.symmetric else recipe.views.count
+
+    def refuse(option: str, reason: str) -> None:
+        raise UsageError(f"{option} can't be used here: {reason}")
+
+    if recipe.teacher is not None and recipe.training.stop_gradient:
+        refuse("training.stop_gradient", "with a teacher the keys carry no gradient already")
+    if has_keys and not judge.takes_keys:
+        refuse("a teacher" if recipe.teacher else "training.stop_gradient", f"{name} has no form with separate keys")
+    if judge.needs_keys and not has_keys:
+        refuse(f"objective {name}", "it needs keys: give a [teacher] or training.stop_gradient = true")
+    if recipe.bank is not None and not judge.takes_bank:
+        refuse("a bank", f"{name} has no form with a memory bank")
+    if recipe.bank is not None and recipe.teacher is None:
+        refuse("a bank", "its rows must come from a slowly moving [teacher]")
+    if judge.needs_bank and recipe.bank is None:
+        refuse(f"objective {name}", "it needs a [bank]")
+    if not has_keys and recipe.views.count < judge.min_views:
+        refuse(f"views.count = {recipe.views.count}", f"{name} needs at least {judge.min_views} views")
+    if recipe.teacher is not None and recipe.views.count < 2:
+        refuse("views.count = 1", "a teacher needs another view to answer for: at least 2")
+    if recipe.training.stop_gradient and recipe.views.count < 2:
+        refuse("views.count = 1", "a stop-gradient needs another view: at least 2")
+    if recipe.views.local_count and not (has_keys and queries > 1):
+        refuse("views.local_count", "local crops are queries only: they need a symmetric [teacher] or a stop-gradient")
+    batch, parts, splits = recipe.training.batch, recipe.training.accumulate, recipe.batch_norm.splits
+    if batch % parts:
+        refuse(f"training.accumulate = {parts}", f"it must divide the batch {batch}")
+    if parts > 1 and distributed.world() > 1:
+        refuse(f"training.accumulate = {parts}", "several ranks already share the batch: use more ranks instead")
+    if recipe.batch_norm.kind == "split" and batch // distributed.world() % splits:
+        refuse(f"batch_norm.splits = {splits}", f"it must divide the batch of a rank, {batch // distributed.world()}")

@@ -1,0 +1,71 @@
+"""What a person sees of long work: a bar with rate and time left on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class Progress:
+    """`with Progress("train", total, unit="images") as bar: bar.advance(n, loss=0.3)`; durations are monotonic."""
+
+    def __init__(self, title: str, total: float, *, done: float = 0, unit: str = "images", silent: bool = False):
+        self.title, self.total, self.done, self.unit = title, total, done, unit
+        self.silent = silent
+        self.live = sys.stderr.isatty() and not silent
+        self.facts: dict[str, Any] = {}
+        self._bar: Any = None
+        self._start = self._last_line = time.monotonic()
+        self._first = done
+
+    def __enter__(self) -> Progress:
+        if self.live:
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Rich
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[facts]}"),
+            )
+            self._bar = Rich(*columns, console=Console(stderr=True), transient=False)
+            self._bar.start()
+            self._task = self._bar.add_task(self.title, total=self.total, completed=self.done, rate="", facts="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def rate(self) -> float:
+        return (self.done - self._first) / max(time.monotonic() - self._start, 1e-9)
+
+    def advance(self, amount: float, **facts: Any) -> None:
+        self.done += amount
+        self.facts.update(facts)
+        if self._bar is not None:
+            rate = f"{self.rate:,.0f} {self.unit}/s"
+            self._bar.update(self._task, completed=self.done, rate=rate, facts=_words(self.facts))
+        elif not self.silent and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            self.line()
+
+    def line(self) -> None:
+        """One plain line, for logs."""
+        left = (self.total - self.done) / max(self.rate, 1e-9)
+        share = 100 * self.done / max(self.total, 1)
+        text = f"{self.title} {share:3.0f}%  {self.rate:,.0f} {self.unit}/s  {left:,.0f} s left  {_words(self.facts)}"
+        print(text.rstrip(), file=sys.stderr, flush=True)
+
+
+def _words(facts: Mapping[str, Any]) -> str:
+    return "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items())

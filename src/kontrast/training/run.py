@@ -1,0 +1,128 @@
+"""A run folder opened again: its recipe, its encoder, its data."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kontrast import networks
+from kontrast.data import ImageSet, open_data
+from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
+from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
+from kontrast.training.checkpoints import read_weights
+from kontrast.training.folder import RunFolder
+from kontrast.views import Views
+
+
+class Run:
+    """What a run folder holds, read when asked for."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.folder = RunFolder(path)
+        self.path = Path(path)
+        if not (self.path / "recipe.toml").is_file():
+            raise UsageError(f"{self.path} is not a run folder: it has no recipe.toml")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return stored_recipe(self.folder)
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        return self.folder.info()
+
+    def encoder(self, device: torch.device | str = "cpu", trained: bool = True) -> nn.Module:
+        """The encoder [N,C,h,w] -> [N,F] in eval mode: trained, or as it was before the first step."""
+        recipe = self.recipe
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            encoder = networks.encoder(
+                recipe.encoder.name,
+                channels=self.info["data"]["channels"],
+                size=recipe.views.size,
+                **recipe.encoder.arguments,
+            )
+        if trained:
+            try:
+                encoder.load_state_dict(read_weights(self.path / "encoder.safetensors"))
+            except RuntimeError:
+                raise CheckpointError(f"{self.path / 'encoder.safetensors'} does not fit the run's recipe") from None
+        return encoder.to(device).eval()
+
+    def transform(self, dtype: torch.dtype = torch.float32) -> Views:
+        """Images as the encoder wants them outside training: centre crop, resized, normalised as in training."""
+        return evaluation_view(self.recipe, dtype)
+
+    def data(self, split: str) -> ImageSet:
+        return open_split(self.recipe.data, split, seed=self.recipe.seed)
+
+
+def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views:
+    """One view without chance, normalised as the recipe's training views are."""
+    trained = Views(recipe.views.policy, count=1, size=recipe.views.size, **recipe.views.arguments).policies[0]
+    return Views(
+        "evaluate", count=1, size=recipe.views.size, dtype=dtype, mean=trained.mean, std=trained.std,
+        colours=trained.colours, interpolation=trained.interpolation,
+    )  # fmt: skip
+
+
+def open_split(settings: DataSettings, split: str, seed: int = 0) -> ImageSet:
+    """The images of one split as the recipe's data section asks for them."""
+    from kontrast.data.features import overlay_digits, random_bits
+
+    images = open_data(
+        settings.source,
+        split,
+        root=settings.root or None,
+        size=settings.size or None,
+        test_share=settings.test_share,
+        max_bad=settings.max_bad,
+        follow_links=settings.follow_links,
+    )
+    if settings.overlay_digits:
+        images = overlay_digits(images, settings.overlay_digits, seed=seed)
+    if settings.random_bits:
+        images = random_bits(images, settings.random_bits, seed=seed)
+    return images
+
+
+def stored_recipe(folder: RunFolder) -> Recipe:
+    path = folder / "recipe.toml"
+    try:
+        return read_recipe(parse_toml(path.read_text(encoding="utf-8"), str(path)), str(path))
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path} is damaged: not text") from None
+
+
+def load(run: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
+    """The trained encoder of a run folder, in eval mode."""
+    return Run(run).encoder(device)
+
+
+def choose_device(name: str) -> torch.device:
+    """auto: CUDA where there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {name!r}; allowed: auto, cpu, cuda, cuda:N") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise EnvironmentFault("--device cuda: no usable NVIDIA GPU here; use --device cpu or auto")
+        index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
+        if index >= torch.cuda.device_count():
+            raise EnvironmentFault(f"--device cuda:{index}: this machine has {torch.cuda.device_count()} GPU(s)")
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    if device.type != "cpu":
+        raise UsageError(f"--device {name}: kontrast trains on cpu or cuda")
+    return device

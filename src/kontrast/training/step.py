@@ -1,0 +1,172 @@
+"""One optimisation step: images to views, views to loss, loss to weights. On CUDA all of it is one captured graph.
+
+Nothing in the step waits for the device: the learning rate and the momentum are device scalars, terms are summed on the
+device, and a loss or gradient that is not finite raises a flag which freezes the weights until the host looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from kontrast import distributed
+from kontrast.training.learner import Learner, Outcome
+from kontrast.training.optimizers import Optimizer
+
+EAGER_STEPS = 3  # before capture: compilation and lazy allocations happen in these, which are real steps
+
+
+class Step:
+    def __init__(
+        self,
+        learner: Learner,
+        optimizer: Optimizer,
+        views: Callable[..., Tensor | tuple[Tensor, Tensor]],
+        *,
+        device: torch.device,
+        precision: torch.dtype = torch.float32,
+        compile: bool = False,
+        accumulate: int = 1,
+        say: Callable[[str], None] = print,
+    ):
+        self.learner, self.optimizer, self.views = learner, optimizer, views
+        self.device, self.precision, self.accumulate, self.say = device, precision, accumulate, say
+        if compile:
+            learner.compiled()
+        self.module: nn.Module = learner
+        if distributed.world() > 1:
+            self.module = nn.parallel.DistributedDataParallel(
+                learner, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
+            )
+        self.momentum = torch.ones((), device=device)
+        self.failed = torch.zeros(1, device=device)
+        self.steps_to_failure = torch.zeros(1, device=device)
+        self.names: list[str] = []
+        self.sums = torch.zeros(0, device=device)
+        self.count = 0
+        self.capturing = device.type == "cuda" and distributed.world() == 1
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: list[Tensor] = []
+        self._taken = 0
+
+    def __call__(self, images: Tensor, keys: Tensor, sizes: Tensor | None, lr: float, momentum: float) -> None:
+        """Take one step on images uint8 [B,C,H,W] with view keys [B]; results wait on the device for `flush`."""
+        self.optimizer.set_lr(lr)
+        self.momentum.fill_(momentum)
+        inputs = [images, keys] + ([] if sizes is None else [sizes])
+        if not self.capturing or self._taken < EAGER_STEPS:
+            self._take(*inputs)
+        else:
+            self._replay(inputs)
+        self._taken += 1
+        self.count += 1
+
+    def _replay(self, inputs: list[Tensor]) -> None:
+        if self._graph is not None and [t.shape for t in inputs] != [t.shape for t in self._inputs]:
+            self._graph = None  # ragged images: another padded size needs another graph
+        if self._graph is None and not self._capture(inputs):
+            self._take(*inputs)
+            return
+        for mine, theirs in zip(self._inputs, inputs):
+            mine.copy_(theirs, non_blocking=True)
+        assert self._graph is not None
+        self._graph.replay()
+
+    def _capture(self, inputs: list[Tensor]) -> bool:
+        self._inputs = [t.clone() for t in inputs]
+        graph = torch.cuda.CUDAGraph()
+        self.optimizer.zero_grad()
+        torch.cuda.synchronize(self.device)
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._take(*self._inputs)
+        except Exception as error:
+            self.capturing = False
+            reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+            self.say(f"the step runs uncaptured: {reason}")
+            torch.cuda.synchronize(self.device)
+            return False
+        self._graph = graph
+        return True
+
+    def _take(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None) -> None:
+        self.optimizer.zero_grad()
+        made = self.views(images, keys, sizes)
+        views, local = made if isinstance(made, tuple) else (made, None)
+        with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision != torch.float32):
+            outcome = self._forward_backward(views, local)
+        loss = torch.stack([t.detach().float() for t in outcome.terms.values()])
+        self._watch(loss)
+        self.optimizer.step(found_inf=self.failed)
+        if outcome.fresh is not None:
+            assert self.learner.bank is not None
+            self.learner.bank.enqueue(outcome.fresh)
+        self.learner.steps += 1
+        if not self.names:
+            self.names, self.sums = list(outcome.terms), torch.zeros_like(loss)
+        self.sums += loss
+
+    def _forward_backward(self, views: Tensor, local: Tensor | None) -> Outcome:
+        if self.accumulate > 1:
+            return self._cached(views, local)
+        outcome = self.module(views, local, self.momentum)
+        with torch.autocast(self.device.type, enabled=False):
+            sum(outcome.terms.values()).backward()
+        return outcome
+
+    def _cached(self, views: Tensor, local: Tensor | None) -> Outcome:
+        """The exact contrastive batch in parts: projections without gradient, the loss on all of them, then each part
+        again with its share of the loss's gradient. Memory is that of one part; batch norm sees a part at a time."""
+        learner, parts = self.learner, self.accumulate
+        split = list(zip(views.chunk(parts, 1), local.chunk(parts, 1) if local is not None else [None] * parts))
+        with torch.no_grad(), restored_buffers(learner.student, learner.predictor):
+            momentum = self.momentum
+            first = []
+            for pictures, crops in split:
+                keys = learner.teacher_keys(pictures, momentum)
+                projections = learner.projections(pictures, crops)
+                if learner.stop_gradient:
+                    keys = projections[: pictures.shape[0]]
+                first.append((learner.predict(projections), keys))
+                momentum = None  # the teacher moves once a step
+        z = torch.cat([f[0] for f in first], 1).requires_grad_()
+        all_keys = None if first[0][1] is None else torch.cat([f[1] for f in first], 1)
+        outcome = learner.judge(z, all_keys)
+        with torch.autocast(self.device.type, enabled=False):
+            sum(outcome.terms.values()).backward()
+        for (pictures, crops), gradient in zip(split, z.grad.chunk(parts, 1)):
+            again = learner.predict(learner.projections(pictures, crops))
+            with torch.autocast(self.device.type, enabled=False):
+                again.backward(gradient.to(again.dtype))
+        return outcome
+
+    def _watch(self, loss: Tensor) -> None:
+        """Raise the flag where the loss or a gradient is not finite."""
+        gradients = [p.grad for p in self.optimizer.parameters.values() if p.grad is not None]
+        size = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).sum() + loss.sum()
+        torch.maximum(self.failed, (~torch.isfinite(size)).float(), out=self.failed)
+        self.steps_to_failure += 1 - self.failed
+
+    def check(self) -> int | None:
+        """None, or how many steps of this process went well before the first that did not (waits for the device)."""
+        return int(self.steps_to_failure.item()) if self.failed.item() else None
+
+    def flush(self) -> dict[str, float]:
+        """Means of the terms over the steps since the last flush (waits for the device)."""
+        means = (self.sums / max(self.count, 1)).tolist()
+        self.sums.zero_()
+        self.count = 0
+        return dict(zip(self.names, means))
+
+
+@contextlib.contextmanager
+def restored_buffers(*modules: nn.Module | None):
+    """Batch-norm statistics as they were: the first of two passes over the same images must not count."""
+    buffers = [b for m in modules if m is not None for b in m.buffers()]
+    kept = [b.clone() for b in buffers]
+    yield
+    for buffer, old in zip(buffers, kept):
+        buffer.copy_(old)

@@ -1,0 +1,131 @@
+"""Augmentation policies by name: what each paper does to an image before the network sees it.
+
+One order serves every policy: crop, flip, jitter, gray, blur, solarize, normalise. Papers place the flip first or last; it
+commutes with all the others (they act per pixel or with a symmetric kernel), so its place can't be seen in the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kontrast.registry import Registry, UsageError, nearest
+
+Pair = tuple[float, float]
+
+CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+CIFAR100 = {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
+STL10 = {"mean": (0.4409, 0.4279, 0.3868), "std": (0.2683, 0.2610, 0.2687)}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens to one view. Probabilities are of the operation, strengths are torchvision's ColorJitter arguments."""
+
+    crop_scale: Pair | None = (0.08, 1.0)  # share of the area; None: the centre, without chance
+    crop_ratio: Pair = (3 / 4, 4 / 3)
+    centre_fraction: float = 1.0  # without crop_scale: the side of the centre crop over the resized shorter side
+    interpolation: str = "bilinear"  # or "bicubic"; both antialiased as PIL's
+    flip: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue
+    jitter_p: float = 1.0
+    gray: float = 0.0
+    blur: float = 0.0
+    blur_sigma: Pair = (0.1, 2.0)  # pixels of the view
+    blur_kernel: float | None = None  # odd number of pixels, or a share of the view's size; None: 4 sigma each side
+    solarize: float = 0.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    colours: int | None = None  # channels that are picture (1 or 3); the rest pass untouched. None: 3 of 3 or more, else 1
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "jitter_p", "gray", "blur", "solarize"):
+            _check(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a probability from 0 to 1")
+        if self.crop_scale is not None:
+            _check(_ordered(self.crop_scale) and self.crop_scale[1] <= 1, "crop_scale", self.crop_scale, "0 < low <= high <= 1")
+        _check(_ordered(self.crop_ratio), "crop_ratio", self.crop_ratio, "0 < low <= high")
+        _check(0 < self.centre_fraction <= 1, "centre_fraction", self.centre_fraction, "0 < fraction <= 1")
+        _check(self.interpolation in ("bilinear", "bicubic"), "interpolation", self.interpolation, "bilinear or bicubic")
+        _check(len(self.jitter) == 4 and min(self.jitter) >= 0, "jitter", self.jitter, "four strengths of at least 0")
+        _check(self.jitter[3] <= 0.5, "jitter", self.jitter, "a hue (the fourth) of at most 0.5")
+        _check(_ordered(self.blur_sigma), "blur_sigma", self.blur_sigma, "0 < low <= high")
+        _check(self.blur_kernel is None or self.blur_kernel > 0, "blur_kernel", self.blur_kernel, "a positive size")
+        _check(len(self.mean) in (1, 3), "mean", self.mean, "one or three numbers")
+        _check(len(self.std) in (1, 3) and min(self.std) > 0, "std", self.std, "one or three positive numbers")
+        _check(self.colours in (None, 1, 3), "colours", self.colours, "1 or 3")
+
+    def override(self, fields: dict[str, Any]) -> Policy:
+        """The policy with some fields replaced; an unknown field is an error that names the nearest."""
+        known = [f.name for f in dataclasses.fields(self)]
+        for name in fields:
+            if name not in known:
+                raise UsageError(f"views have no setting {name!r}: {nearest(name, known)}")
+        try:
+            return dataclasses.replace(self, **{k: _frozen(v) for k, v in fields.items()})
+        except TypeError as error:
+            raise UsageError(f"a setting of the views has the wrong type: {fields} ({error})") from error
+
+    def radius(self, size: int) -> int:
+        """Reach of the blur in pixels. Past 4 sigma a Gaussian holds less than one part in ten thousand: left out."""
+        reach = -int(-4 * self.blur_sigma[1] // 1)
+        if self.blur_kernel is not None:
+            pixels = self.blur_kernel * size if self.blur_kernel < 1 else self.blur_kernel
+            reach = min(reach, int(pixels) // 2)
+        return min(reach, size - 1)
+
+
+def _ordered(pair: Sequence[float]) -> bool:
+    return len(pair) == 2 and 0 < pair[0] <= pair[1]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check(fine: bool, name: str, given: Any, allowed: str) -> None:
+    if not fine:
+        raise UsageError(f"views: {name} is {given}; allowed: {allowed}")
+
+
+POLICIES = Registry("policy")
+
+
+def policies(policy: str | Policy | Sequence[Policy], count: int, overrides: dict[str, Any]) -> tuple[Policy, ...]:
+    """One policy for each of `count` views; a name with two policies (MoCo v3) gives them in turn."""
+    if isinstance(policy, Policy):
+        given: Sequence[Policy] = (policy,)
+    else:
+        given = POLICIES.build(policy) if isinstance(policy, str) else tuple(policy)
+    given = [p.override(overrides) for p in given]
+    return tuple(given[v % len(given)] for v in range(count))
+
+
+def _named(name: str, *alternatives: Policy) -> None:
+    POLICIES.register(name)(lambda: alternatives)
+
+
+_CACR = Policy(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.4), gray=0.2)  # hue 0.4, always: as published, not a slip
+_SIMCLR = Policy(jitter=(0.8, 0.8, 0.8, 0.2), jitter_p=0.8, gray=0.2, blur=0.5, blur_kernel=0.1)
+_MOCO = Policy(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), jitter_p=0.8, gray=0.2, blur=0.5, **IMAGENET)
+_MOCO3 = dataclasses.replace(_MOCO, crop_scale=(0.08, 1.0), jitter=(0.4, 0.4, 0.2, 0.1))
+_CIFAR = Policy(jitter=(0.4, 0.4, 0.4, 0.1), jitter_p=0.8, gray=0.2)
+
+_named("cacr-cifar", dataclasses.replace(_CACR, **CIFAR10))
+_named("cacr-cifar100", dataclasses.replace(_CACR, **CIFAR100))
+_named("cacr-stl", dataclasses.replace(_CACR, crop_scale=(0.08, 1.0), **STL10))
+_named("moco-v2", _MOCO)
+_named("moco-v3", dataclasses.replace(_MOCO3, blur=1.0), dataclasses.replace(_MOCO3, blur=0.1, solarize=0.2))
+_named("simclr", dataclasses.replace(_SIMCLR, interpolation="bicubic"))
+_named("simclr-cifar", _CIFAR)
+_named("uniclr", _MOCO)  # strengths and normalisation are not stated in the paper: MoCo v2's
+_named("dcl", dataclasses.replace(_SIMCLR, blur_kernel=None, **IMAGENET))  # normalisation not stated: ImageNet's
+_named("moco-cifar", dataclasses.replace(_CIFAR, **CIFAR10))
+_named("hcl-cifar", dataclasses.replace(_CIFAR, blur=0.5, blur_kernel=3, **CIFAR10))
+_named("randbit-mnist", Policy(crop_scale=(0.5, 1.0), flip=0.0, colours=1))
+_named("digits", Policy(crop_scale=(0.5, 1.0), flip=0.0, jitter=(0.4, 0.4, 0.4, 0.4), jitter_p=0.8, gray=0.2))
+_named("crop-flip", Policy(crop_scale=(0.2, 1.0), **IMAGENET))
+_named("evaluate", Policy(crop_scale=None, flip=0.0, **IMAGENET))
+_named("evaluate-imagenet", Policy(crop_scale=None, centre_fraction=0.875, flip=0.0, **IMAGENET))

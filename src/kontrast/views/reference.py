@@ -1,0 +1,83 @@
+"""The definition of the views in plain torch, vectorised over the batch; runs on any device, and is the CPU's own form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kontrast.views import colour
+from kontrast.views.blur import blur
+from kontrast.views.draws import Draws
+from kontrast.views.policies import Policy
+from kontrast.views.resample import planes, taps
+
+CACHED = 2**19  # values of the views worked on at once: few enough to stay in a core's cache
+
+
+def render(images: Tensor, sizes: Tensor, draws: Draws, policies: Sequence[Policy], out: Tensor) -> None:
+    """Fills out [V, B, C, h, w] from uint8 images [B, C, H, W] by the draws [V, B]."""
+    views, batch, _, size, _ = out.shape
+    step = max(1, CACHED // (views * 3 * size * size)) if images.device.type == "cpu" else batch
+    for begin in range(0, batch, step):
+        part = slice(begin, min(begin + step, batch))
+        chosen = Draws(*(field[:, part] for field in draws))
+        render_part(images[part], sizes[part], chosen, policies, out[:, part])
+
+
+def render_part(images: Tensor, sizes: Tensor, draws: Draws, policies: Sequence[Policy], out: Tensor) -> None:
+    """`render` without division into parts."""
+    views, batch, channels, size, _ = out.shape
+    policy = policies[0]
+    colours = picture_channels(policy, channels)
+    picture = crop(images[:, :colours], sizes, draws, policy, size)
+    flat = Draws(*(field.reshape(views * batch) for field in draws))
+    if any(p.jitter_p and any(p.jitter) for p in policies):
+        factors = torch.stack([flat.brightness, flat.contrast, flat.saturation], 1)
+        factors = torch.where(flat.jitter[:, None], factors, 1.0)
+        picture = colour.jitter(picture, factors, flat.hue * flat.jitter, flat.operations())
+    if colours == 3 and any(p.gray for p in policies):
+        picture = colour.where(picture, flat.gray, colour.to_gray)
+    radius = policy.radius(size)
+    if radius and any(p.blur for p in policies):
+        picture = colour.where(picture, flat.blur, lambda ps, sigma: blur(ps, sigma, radius), flat.sigma)
+    if any(p.solarize for p in policies):
+        picture = colour.where(picture, flat.solarize, colour.solarize)
+    store(picture, policy, out)
+    if channels > colours:
+        out[:, :, colours:] = images[:, colours:, :1, :1] / 255.0
+
+
+def picture_channels(policy: Policy, channels: int) -> int:
+    """How many of the channels are picture."""
+    return min(policy.colours or (3 if channels >= 3 else 1), channels)
+
+
+def crop(images: Tensor, sizes: Tensor, draws: Draws, policy: Policy, size: int) -> list[Tensor]:
+    """The boxes of the draws [V, B] resampled to `size`, flipped where drawn: planes [V * B, h, w] in [0, 1]."""
+    views, batch = draws.top.shape
+    pixels = images.float().mul_(1 / 255)
+    high, wide = sizes[:, 0].float(), sizes[:, 1].float()
+    parts = []
+    for v in range(views):
+        top, left, height, width, flip = (field[v] for field in draws[:5])
+        if policy.crop_scale is None:  # the filter may look past the box: the whole image was resized before it was cut
+            limits = (torch.zeros_like(high), high, torch.zeros_like(wide), wide)
+        else:
+            limits = (top, top + height, left, left + width)
+        vertical = taps(top, height, limits[0], limits[1], images.shape[2], size, policy.interpolation)
+        horizontal = taps(left, width, limits[2], limits[3], images.shape[3], size, policy.interpolation, flip)
+        parts.append(planes(pixels, vertical, horizontal))
+    joined = [torch.cat(channel) if views > 1 else channel[0] for channel in zip(*parts)]
+    if policy.interpolation == "bicubic":  # its lobes go past the range of a pixel
+        joined = [plane.clamp_(0, 1) for plane in joined]
+    return joined
+
+
+def store(picture: list[Tensor], policy: Policy, out: Tensor) -> None:
+    """Normalised planes [V * B, h, w] into out [V, B, C, h, w], in its type and layout."""
+    views, batch, _, size, _ = out.shape
+    for c, plane in enumerate(picture):
+        mean, std = policy.mean[c % len(policy.mean)], policy.std[c % len(policy.std)]
+        out[:, :, c] = plane.sub(mean).mul_(1 / std).view(views, batch, size, size)

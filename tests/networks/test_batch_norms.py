@@ -1,0 +1,157 @@
+"""Split and synchronised batch norm against plain batch norm on the parts and on the joined batch."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as ranks
+import torch.multiprocessing as processes
+from torch import nn
+
+from kontrast.networks import convert_split_batch_norm, encoder, shuffle, smallest_batch, unshuffle
+from kontrast.networks.split_batch_norm import mix, permutation
+from kontrast.networks.sync_batch_norm import synchronise_batch_norm
+from kontrast.registry import UsageError
+
+
+def norm(ndim: int) -> nn.Module:
+    plain = (nn.BatchNorm1d if ndim == 2 else nn.BatchNorm2d)(3, momentum=0.3)
+    nn.init.uniform_(plain.weight)
+    nn.init.normal_(plain.bias)
+    return plain
+
+
+@pytest.mark.parametrize("shape", [(12, 3), (12, 3, 4, 4), (13, 3, 2, 2)])
+def test_each_split_is_plain_batch_norm_on_its_part(shape):
+    plain = norm(len(shape))
+    split = convert_split_batch_norm(copy.deepcopy(plain), 4)
+    x = 2 * torch.randn(shape) + 1
+    parts = [copy.deepcopy(plain) for _ in range(4)]
+    expected = torch.cat([p(part) for p, part in zip(parts, x.tensor_split(4))])
+    torch.testing.assert_close(split(x), expected)
+    for name in ("running_mean", "running_var"):
+        average = torch.stack([getattr(p, name) for p in parts]).mean(0)
+        torch.testing.assert_close(getattr(split, name), average)
+    assert split.num_batches_tracked == 1
+
+
+def test_one_split_is_plain_and_evaluation_too():
+    plain = norm(4)
+    one = convert_split_batch_norm(copy.deepcopy(plain), 1)
+    four = convert_split_batch_norm(copy.deepcopy(plain), 4)
+    x = torch.randn(8, 3, 4, 4)
+    torch.testing.assert_close(one(x), plain(x))
+    torch.testing.assert_close(one.running_var, plain.running_var)
+    four.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(four.eval()(x), plain.eval()(x))
+
+
+def test_an_output_depends_on_its_split_alone():
+    split = convert_split_batch_norm(norm(2), 2)
+    x = torch.randn(8, 3)
+    other = x.clone()
+    other[5] += 10
+    before, after = split(x), split(other)
+    assert torch.equal(before[:4], after[:4])
+    assert (before[4:] - after[4:]).abs().min() > 0
+
+
+def test_shuffled_keys_have_other_partners():
+    """The point of shuffling: a key's statistics come from other images than its query's."""
+    x = torch.arange(64)
+    mixed, _ = shuffle(x, torch.tensor(3))
+    partners = {int(i): set(part.tolist()) for part in mixed.split(8) for i in part}
+    assert all(partners[int(i)] != set(part.tolist()) for part in x.split(8) for i in part)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64, 1000])
+def test_unshuffle_undoes_shuffle(count):
+    x = torch.randn(count, 3)
+    mixed, order = shuffle(x, torch.tensor(11))
+    assert torch.equal(unshuffle(mixed, order), x)
+    assert torch.equal(order.sort().values, torch.arange(count))
+    assert count < 7 or not torch.equal(mixed, x)
+
+
+def test_the_permutation_is_a_function_of_its_key():
+    keys = [permutation(50, torch.tensor(k)) for k in range(20)]
+    assert torch.equal(keys[4], permutation(50, torch.tensor(4)))
+    assert len({tuple(k.tolist()) for k in keys}) == 20
+    first = torch.stack([permutation(8, torch.tensor(k))[0] for k in range(4000)])
+    assert (torch.bincount(first, minlength=8) - 500).abs().max() < 100  # 5 standard deviations
+
+
+def test_mix_is_splitmix64():
+    def reference(x: int) -> int:
+        word = (1 << 64) - 1
+        x = (x + 0x9E3779B97F4A7C15) & word
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & word
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & word
+        return x ^ (x >> 31)
+
+    for value in (0, 1, -1, 123456789012345, -(2**63), 2**63 - 1):
+        assert int(mix(torch.tensor(value))) % 2**64 == reference(value % 2**64)
+
+
+def test_conversion_reaches_every_norm_and_keeps_the_state():
+    plain = encoder("small-resnet", width=16)
+    split = convert_split_batch_norm(copy.deepcopy(plain), 2)
+    assert split.state_dict().keys() == plain.state_dict().keys()
+    assert not any(type(m) is nn.BatchNorm2d for m in split.modules())
+    assert (smallest_batch(plain), smallest_batch(split), smallest_batch(nn.Linear(2, 2))) == (2, 4, 1)
+    with pytest.raises(UsageError, match="each split needs two images"):
+        split.train()(torch.rand(3, 3, 32, 32))
+
+
+def on_two_ranks(rank: int, folder: str) -> None:
+    """Each rank takes half of a batch through synchronised norm and a shuffle, and saves what it got."""
+    torch.set_num_threads(1)
+    ranks.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    saved = torch.load(f"{folder}/in.pt")
+    module = synchronise_batch_norm(saved_network(saved["state"]))
+    x = saved["x"].chunk(2)[rank].clone().requires_grad_()
+    y = module(x)
+    (y * saved["weights"].chunk(2)[rank]).sum().backward()
+    for p in module.parameters():
+        ranks.all_reduce(p.grad)
+    mixed, order = shuffle(x.detach(), torch.tensor(5))
+    back = unshuffle(mixed * 2, order)
+    grads = [p.grad for p in module.parameters()]
+    torch.save({"y": y.detach(), "x": x.grad, "grads": grads, "state": module.state_dict(), "mixed": mixed,
+                "back": back}, f"{folder}/out{rank}.pt")  # fmt: skip
+    ranks.destroy_process_group()
+
+
+def saved_network(state: dict) -> nn.Module:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(16)).double()
+    module.load_state_dict(state)
+    return module
+
+
+@pytest.mark.skipif(not ranks.is_available(), reason="torch was built without distributed")
+def test_two_ranks_equal_one_process_on_the_joined_batch():
+    fresh = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(16)).double()
+    x = torch.randn(10, 3, 4, 4, dtype=torch.float64)
+    weights = torch.randn(10, 16, dtype=torch.float64)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save({"state": fresh.state_dict(), "x": x, "weights": weights}, os.path.join(folder, "in.pt"))
+        processes.spawn(on_two_ranks, (folder,), nprocs=2)
+        out = [torch.load(os.path.join(folder, f"out{r}.pt")) for r in range(2)]
+    whole = x.clone().requires_grad_()
+    y = fresh(whole)
+    (y * weights).sum().backward()
+    torch.testing.assert_close(torch.cat([o["y"] for o in out]), y.detach())
+    torch.testing.assert_close(torch.cat([o["x"] for o in out]), whole.grad)
+    for mine, theirs in zip(out[0]["grads"], fresh.parameters()):
+        torch.testing.assert_close(mine, theirs.grad)
+    for o in out:
+        for name, value in fresh.state_dict().items():
+            torch.testing.assert_close(o["state"][name], value)
+    torch.testing.assert_close(torch.cat([o["back"] for o in out]), 2 * x)
+    joined = torch.cat([o["mixed"] for o in out])
+    assert torch.equal(joined, x[permutation(10, torch.tensor(5))])
+    assert not torch.equal(joined, x)

@@ -1,0 +1,152 @@
+"""Encoders: sizes by the papers, torchvision's numbers with torchvision's weights, and clear refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kontrast.networks import ENCODERS, encoder, head
+from kontrast.registry import EnvironmentFault, UsageError
+
+QUICK = [n for n in ENCODERS if n not in ("resnet-101", "vit-base")]
+
+
+def count(*modules: torch.nn.Module) -> int:
+    return sum(p.numel() for m in modules for p in m.parameters())
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_every_encoder_says_its_width_and_takes_extra_channels(name):
+    module = encoder(name, channels=5, size=32).eval()
+    with torch.no_grad():
+        features = module(torch.rand(2, 5, 32, 32))
+    assert features.shape == (2, module.width)
+    assert (module.size, module.channels) == (32, 5)
+    assert torch.isfinite(features).all() and features.std() > 0
+
+
+@pytest.mark.parametrize(("size", "millions"), [(64, 58.68), (32, 27.22)])
+def test_small_alexnet_has_the_papers_parameters(size, millions):
+    alexnet = encoder("small-alexnet", size=size)
+    assert round(count(alexnet, head("fc8", alexnet.width)) / 1e6, 2) == millions
+    weights = torch.cat([p.flatten() for n, p in alexnet.named_parameters() if p.ndim > 1])
+    assert abs(weights.std() - 0.02) < 1e-4
+
+
+def test_convn_shrinks_28_pixels_to_256_features():
+    convn = encoder("convn", size=28, channels=3)
+    assert convn.dense[0].in_features == 256 and convn.width == 128
+    assert (convn.dense[1].eps, round(convn.dense[1].momentum, 6)) == (1e-3, 0.01)
+    wide = encoder("convn", size=28, multiplier=2.0)
+    assert wide.dense[0].in_features == 512 and wide.width == 256
+    projector = head("convn", convn.width)
+    assert [m.out_features for m in projector if isinstance(m, torch.nn.Linear)] == [256, 64]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_resnet_equals_torchvision_with_its_weights(name):
+    models = pytest.importorskip("torchvision.models", reason="torchvision is not installed")
+    theirs = getattr(models, name)(weights=None)
+    for m in theirs.modules():
+        if isinstance(m, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(m.running_mean, -0.1, 0.1)
+            torch.nn.init.uniform_(m.running_var, 0.5, 2.0)
+    theirs.fc = torch.nn.Identity()
+    ours = encoder(f"resnet-{name[6:]}", size=64, stem="imagenet")
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+        torch.testing.assert_close(ours.train()(x), theirs.train()(x))
+
+
+def test_the_stem_follows_the_size():
+    small, large = encoder("resnet-18", size=32), encoder("resnet-18", size=224)
+    assert small.conv1.kernel_size == (3, 3) and small.conv1.stride == (1, 1)
+    assert isinstance(small.maxpool, torch.nn.Identity)
+    assert large.conv1.kernel_size == (7, 7) and isinstance(large.maxpool, torch.nn.MaxPool2d)
+
+
+def test_zero_init_makes_every_block_its_shortcut():
+    resnet = encoder("resnet-50", zero_init=True)
+    assert all(block.bn3.weight.abs().sum() == 0 for block in resnet.layer2)
+
+
+def test_vit_sees_order_and_takes_local_crops():
+    vit = encoder("vit-tiny", size=32).eval()
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert (vit(x) - vit(x.flip(3))).abs().max() > 1e-4
+        assert vit(torch.rand(2, 3, 16, 16)).shape == (2, 192)
+    assert not vit.pos_embed.requires_grad
+    assert encoder("vit-tiny", positions="learned").pos_embed.requires_grad
+
+
+def test_frozen_patches_get_no_gradient():
+    vit = encoder("vit-tiny", frozen_patches=True)
+    vit(torch.rand(2, 3, 32, 32)).sum().backward()
+    assert vit.patch_embed.proj.weight.grad is None
+    assert vit.blocks[0].attn.qkv.weight.grad is not None
+
+
+def test_sin_cos_positions_are_distinct_and_equivariant():
+    from kontrast.networks.vit import sine_cosine
+
+    grid = sine_cosine(8, 32).reshape(8, 8, 32)
+    assert torch.unique(grid.reshape(64, 32), dim=0).shape[0] == 64
+    inner = (grid[0, 0] * grid[2, 3]).sum(), (grid[4, 1] * grid[6, 4]).sum()
+    torch.testing.assert_close(*inner)  # the product depends on the distance alone
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "torchvision:convnext_tiny"])
+def test_torchvision_models_by_name(name):
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    module = encoder(name, channels=4, size=64)
+    assert module.eval()(torch.rand(2, 4, 64, 64)).shape == (2, module.width)
+
+
+def test_timm_models_by_name_or_how_to_get_them():
+    try:
+        import timm  # noqa: F401
+    except ImportError:
+        with pytest.raises(EnvironmentFault, match=r"pip install kontrast\[timm\]"):
+            encoder("timm:resnet18")
+        return
+    module = encoder("timm:resnet18", channels=4, size=64)
+    assert module.eval()(torch.rand(2, 4, 64, 64)).shape == (2, module.width)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "hint"),
+    [
+        ("resnet-81", {}, "did you mean 'resnet-18'"),
+        ("resnet-18", {"stm": "cifar"}, "did you mean 'stem'"),
+        ("resnet-18", {"stem": "cifr"}, "did you mean 'cifar'"),
+        ("resnet-18", {"channels": 0}, "channels = 0"),
+        ("torchvison:resnet18", {}, "did you mean 'torchvision'"),
+        ("vit-tiny", {"size": 30}, "no multiple of the patch"),
+        ("small-alexnet", {"size": 8}, "at least 15 pixels"),
+        ("small-conv", {"width": 12}, "multiple of 8"),
+        ("convn", {"multiplier": 0.0}, "no channel is left"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(name, arguments, hint):
+    with pytest.raises(UsageError, match=hint) as caught:
+        encoder(name, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_networks_and_probes_import_neither_torchvision_nor_torch_compiler():
+    """Either takes seconds: embedding and probing start without them."""
+    program = (
+        "import sys, torch; from kontrast.networks import encoder; from kontrast.probes import *;"
+        "x = torch.randint(0, 255, (40, 3, 32, 32), dtype=torch.uint8); y = torch.arange(40) % 2;"
+        "f = extract_features(encoder('small-conv', width=16), x);"
+        "[p(f, y, f, y) for p in (knn, logistic)]; linear(f, y, f, y, 'cacr');"
+        "print([m for m in ('torchvision', 'torch._dynamo', 'sympy', 'sklearn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

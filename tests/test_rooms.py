@@ -1,0 +1,88 @@
+"""The map of rooms: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kontrast
+
+ROOT = Path(kontrast.__file__).parent
+
+MAY_IMPORT = {
+    "kernels": set(),
+    "objectives": {"kernels", "distributed", "registry"},
+    "views": {"registry"},
+    "data": {"registry"},
+    "networks": {"registry"},
+    "probes": {"data", "networks", "objectives", "kernels", "registry"},
+    "lens": {"data", "networks", "objectives", "kernels", "registry"},
+    "reports": set(),
+    "recipes": {"settings", "registry"},
+    "settings": {"registry"},
+    "registry": set(),
+    "distributed": set(),
+}
+MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports"}
+
+# Heavy things stand inside the functions that use them, so that a command pays only for what it needs.
+NEVER_AT_THE_TOP = {"torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton"}
+TRITON_FILES = {"triton"}  # files that are Triton kernels begin so
+
+
+def imports(path: Path, top_only: bool = False) -> set[str]:
+    """Dotted names that a file imports; relative imports are not used in this project."""
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_only else ast.walk(tree)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def files(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py")) if (ROOT / room).is_dir() else [ROOT / f"{room}.py"]
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_only_what_the_map_allows(room):
+    for path in files(room):
+        ours = {name.split(".")[1] for name in imports(path) if name.startswith("kontrast.")} - {"__version__"}
+        forbidden = ours - MAY_IMPORT[room] - {room}
+        assert not forbidden, f"{path.relative_to(ROOT)} imports {sorted(forbidden)}"
+
+
+def test_every_room_is_on_the_map():
+    rooms = {p.name for p in ROOT.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert rooms <= set(MAY_IMPORT), f"not on the map: {sorted(rooms - set(MAY_IMPORT))}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_heavy_imports_stand_where_they_are_used(path):
+    heavy = {name.split(".")[0] for name in imports(path, top_only=True)} & NEVER_AT_THE_TOP
+    if path.name.startswith("triton"):
+        heavy -= {"triton"}
+    assert not heavy, f"{path.relative_to(ROOT)} imports {sorted(heavy)} at the top"
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(' '.join(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return {name.split(".")[0] for name in out.split()}
+
+
+def test_the_command_line_does_not_import_torch():
+    assert "torch" not in loaded_after("import kontrast.cli, kontrast.recipes")
+
+
+def test_objectives_need_torch_alone():
+    loaded = loaded_after("import kontrast.objectives")
+    assert not loaded & {"torchvision", "sklearn", "PIL", "typer", "rich", "safetensors", "timm"}

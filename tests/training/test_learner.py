@@ -1,0 +1,173 @@
+"""One learner, orthogonal options: every objective under every option takes a step or refuses with its reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kontrast.objectives import OBJECTIVES
+from kontrast.registry import UsageError
+from kontrast.settings import read_recipe
+from kontrast.training.learner import Learner
+from kontrast.training.optimizers import build_optimizer
+from kontrast.training.step import Step
+from kontrast.views import Views, keys
+
+BASE = {
+    "encoder": {"name": "small-conv", "width": 16},
+    "head": {"name": "simclr", "outputs": 8},
+    "views": {"count": 2, "size": 16, "policy": "digits"},
+    "training": {"batch": 8},
+}
+OPTIONS = {
+    "plain": {},
+    "teacher": {"teacher": {"momentum": 0.9}},
+    "asymmetric teacher": {"teacher": {"momentum": 0.9, "symmetric": False}},
+    "teacher and bank": {"teacher": {"momentum": 0.9, "symmetric": False}, "bank": {"size": 20}},
+    "teacher and bank of means": {
+        "teacher": {"momentum": 0.9, "symmetric": False},
+        "bank": {"size": 20, "contents": "means"},
+        "views": {"count": 4, "size": 16, "policy": "digits"},
+    },
+    "teacher and predictor": {"teacher": {"momentum": 0.9}, "predictor": {"name": "byol", "hidden": 16}},
+    "stop-gradient": {"training": {"batch": 8, "stop_gradient": True}, "predictor": {"name": "simsiam", "hidden": 4}},
+    "multi-crop": {
+        "teacher": {"momentum": 0.9},
+        "views": {"count": 2, "size": 16, "policy": "digits", "local_count": 2, "local_size": 16},
+    },
+    "split batch norm": {"teacher": {"momentum": 0.9}, "batch_norm": {"kind": "split", "splits": 2}},
+    "separate forwards": {"batch_norm": {"joint": False}},
+    "accumulation": {"training": {"batch": 8, "accumulate": 2}},
+    "four views": {"views": {"count": 4, "size": 16, "policy": "digits"}},
+    "bank without teacher": {"bank": {"size": 20}},
+}
+
+
+def make(options: dict, name: str = "nt-xent", **arguments) -> tuple[Learner, Step]:
+    recipe = read_recipe({**BASE, **options, "objective": {"name": name, **arguments}})
+    torch.manual_seed(0)
+    learner = Learner(recipe)
+    v = recipe.views
+    local = {"local_count": v.local_count, "local_size": v.local_size} if v.local_count else {}
+    views = Views(v.policy, count=v.count, size=v.size, **local)
+    optimizer = build_optimizer(learner, "sgd", 0.1, momentum=0.9)
+    step = Step(learner, optimizer, views, device=torch.device("cpu"), accumulate=recipe.training.accumulate)
+    return learner, step
+
+
+def batch(number: int = 0, count: int = 8) -> tuple[torch.Tensor, torch.Tensor, None]:
+    images = torch.randint(
+        0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
+    )
+    return images, keys(0, number, torch.arange(count)), None
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_every_objective_under_every_option_steps_or_says_why_not(name, option):
+    try:
+        learner, step = make(OPTIONS[option], name)
+    except UsageError as refusal:
+        assert "can't be used here: " in str(refusal) and len(str(refusal).split(": ")[1]) > 10
+        return
+    before = {n: p.detach().clone() for n, p in learner.student.named_parameters() if p.requires_grad}
+    step(*batch(), lr=0.1, momentum=0.9)
+    assert step.check() is None
+    assert all(torch.isfinite(torch.tensor(v)) for v in step.flush().values())
+    assert any(not torch.equal(p, before[n]) for n, p in learner.student.named_parameters() if n in before)
+
+
+def test_most_combinations_train():
+    """The crossing above would pass if everything were refused: count what trains."""
+    trained = 0
+    for options in OPTIONS.values():
+        for name in OBJECTIVES:
+            try:
+                make(options, name)
+                trained += 1
+            except UsageError:
+                pass
+    assert trained > 0.6 * len(OPTIONS) * len(OBJECTIVES)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "reason"),
+    [
+        ({"bank": {"size": 20}}, "info-nce", "teacher"),
+        ({"teacher": {}, "bank": {"size": 20}}, "barlow-twins", "bank"),
+        ({"teacher": {}, "training": {"batch": 8, "stop_gradient": True}}, "alignment", "stop_gradient"),
+        ({"views": {"count": 1, "size": 16, "policy": "digits"}}, "nt-xent", "views"),
+        ({"training": {"batch": 8, "accumulate": 3}}, "nt-xent", "divide"),
+        (
+            {"views": {"count": 2, "size": 16, "policy": "digits", "local_count": 2, "local_size": 8}},
+            "nt-xent",
+            "local",
+        ),
+    ],
+)
+def test_impossible_options_are_refused_with_the_reason(options, name, reason):
+    with pytest.raises(UsageError, match=reason):
+        make(options, name)
+
+
+def test_accumulation_is_exact():
+    """In parts, with batch norm out of the way, the step is the step of the whole batch."""
+    plain = {"encoder": {"name": "small-conv", "width": 16}, "head": {"name": "linear", "outputs": 8}}
+    weights = []
+    for parts in (1, 4):
+        learner, step = make({**plain, "training": {"batch": 8, "accumulate": parts}})
+        for module in learner.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        step(*batch(), lr=0.1, momentum=1.0)
+        weights.append([p.detach().clone() for p in learner.student.parameters()])
+    for whole, parts in zip(*weights):
+        torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
+
+
+def test_accumulation_counts_batch_statistics_once():
+    learner, step = make({"training": {"batch": 8, "accumulate": 2}})
+    step(*batch(), lr=0.1, momentum=1.0)
+    norms = [m for m in learner.student.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    assert {int(m.num_batches_tracked) for m in norms} == {2}
+
+
+def test_the_bank_takes_the_keys_after_the_step():
+    learner, step = make(OPTIONS["teacher and bank"], "info-nce")
+    start = learner.bank.rows.clone()
+    step(*batch(), lr=0.1, momentum=0.9)
+    assert int(learner.bank.pointer) == 8
+    assert torch.equal(learner.bank.rows[8:], start[8:]) and not torch.equal(learner.bank.rows[:8], start[:8])
+
+
+def test_the_teacher_gets_no_gradient_and_moves_by_the_momentum():
+    learner, step = make(OPTIONS["teacher"], "info-nce")
+    step(*batch(0), lr=0.1, momentum=0.5)
+    student = [p.detach().clone() for p in learner.student.parameters()]
+    teacher = [p.detach().clone() for p in learner.teacher.parameters()]
+    step(*batch(1), lr=0.1, momentum=0.75)
+    assert all(p.grad is None for p in learner.teacher.parameters())
+    for now, then, s in zip(learner.teacher.parameters(), teacher, student):
+        torch.testing.assert_close(now, 0.75 * then + 0.25 * s)
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights_untouched():
+    learner, step = make({})
+    step(*batch(0), lr=0.1, momentum=1.0)
+    with torch.no_grad():
+        next(learner.student.head.parameters()).fill_(float("nan"))
+    kept = [p.detach().clone() for p in learner.student.encoder.parameters()]
+    learner.objective.terms = lambda z, **_: {"attraction": z.sum()}  # the objective itself would refuse NaN on a CPU
+    step(*batch(1), lr=0.1, momentum=1.0)
+    assert step.check() == 1
+    assert all(torch.equal(p, k) for p, k in zip(learner.student.encoder.parameters(), kept))
+
+
+def test_two_equal_runs_are_equal_bit_for_bit():
+    ends = []
+    for _ in range(2):
+        learner, step = make(OPTIONS["split batch norm"], "info-nce")
+        for number in range(3):
+            step(*batch(number), lr=0.1, momentum=0.9)
+        ends.append(learner.state_dict())
+    assert all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
