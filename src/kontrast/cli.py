@@ -127,9 +127,12 @@ def report(
 
 
 def _write_report(runs: list[Path], out: Path) -> Path:
-    from kontrast.reports import write_report
+    from kontrast.reports import ReportError, write_report
 
-    return write_report(runs, out)
+    try:
+        return write_report(runs, out)
+    except ReportError as error:
+        raise UsageError(str(error)) from None
 
 
 @app.command()
@@ -154,19 +157,23 @@ def explain(
     emit(tree, lines, as_json)
 
 
-@app.command()
-def pack(
+@app.command("pack")
+def pack_command(
     data: Annotated[str, typer.Argument(help="A folder, a named set or shards.")],
     out: Annotated[Path, typer.Argument(help="The store to write.")],
     size: Annotated[int, typer.Option(help="Bound the shorter side to this; 0: as they are.")] = 0,
-    split: Annotated[str, typer.Option(help="train, test or unlabelled.")] = "train",
     as_json: Json = False,
 ) -> None:
     """Decode DATA once into a memory-mapped store that opens at once."""
-    from kontrast.training.packing import pack_with_progress
+    from kontrast.data import open_data, pack
+    from kontrast.training.progress import PackingBar
 
-    facts, lines = pack_with_progress(data, out, size=size, split=split)
-    emit(facts, lines, as_json)
+    with PackingBar("pack") as bar:
+        stores = pack(data, out, size=size or None, progress=bar)
+    parts = {path.name: open_data(out, path.name) for path in stores}
+    facts = {name: {"images": len(part), "skipped": len(part.bad)} for name, part in parts.items()}
+    lines = [f"{name:<6} {f['images']:>9,} images, {f['skipped']} skipped" for name, f in facts.items()]
+    emit({"store": str(out), "parts": facts}, [*lines, f"store  {out}"], as_json)
 
 
 @app.callback(invoke_without_command=True)

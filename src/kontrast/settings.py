@@ -277,18 +277,18 @@ def to_toml(recipe: Recipe, header: str = "") -> str:
     """The recipe as TOML that reads back to the same recipe."""
     tree = to_tree(recipe)
     lines = [f"# {line}" if line else "#" for line in header.splitlines()]
-    lines += [f"{k} = {_toml_value(v)}" for k, v in tree.items() if not isinstance(v, dict)]
+    lines += [f"{k} = {toml_value(v)}" for k, v in tree.items() if not isinstance(v, dict)]
     for key, value in tree.items():
         if isinstance(value, dict):
-            lines += ["", f"[{key}]"] + [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()]
+            lines += ["", f"[{key}]"] + [f"{_toml_key(k)} = {toml_value(v)}" for k, v in value.items()]
     return "\n".join(lines) + "\n"
 
 
 def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _toml_value(key)
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else toml_value(key)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -297,9 +297,9 @@ def _toml_value(value: Any) -> str:
         # JSON's escapes are TOML's, but for DEL and lone surrogates, which TOML can't hold.
         return json.dumps(value.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{_toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
     return str(value)
 
 

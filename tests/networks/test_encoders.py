@@ -75,12 +75,29 @@ def test_zero_init_makes_every_block_its_shortcut():
     assert all(block.bn3.weight.abs().sum() == 0 for block in resnet.layer2)
 
 
+def test_vit_equals_timm_with_its_weights():
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, patch_size=4)
+    ours = encoder("vit-tiny", size=32)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
 def test_vit_sees_order_and_takes_local_crops():
     vit = encoder("vit-tiny", size=32).eval()
     x = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         assert (vit(x) - vit(x.flip(3))).abs().max() > 1e-4
         assert vit(torch.rand(2, 3, 16, 16)).shape == (2, 192)
+        wide = torch.rand(1, 3, 16, 32)
+        tall = encoder("vit-tiny", size=32).eval()
+        tall.load_state_dict(vit.state_dict())
+        grid = vit.pos_embed[:, 1:].reshape(1, 8, 8, -1).transpose(1, 2).flatten(1, 2)
+        tall.pos_embed.copy_(torch.cat([vit.pos_embed[:, :1], grid], 1))
+        tall.patch_embed.proj.weight.copy_(vit.patch_embed.proj.weight.transpose(2, 3))
+        torch.testing.assert_close(vit(wide), tall(wide.transpose(2, 3)))  # transposed in all three: the same
     assert not vit.pos_embed.requires_grad
     assert encoder("vit-tiny", positions="learned").pos_embed.requires_grad
 

@@ -1,7 +1,7 @@
 """Images on disk, in shards or embedded, to uint8 batches; label imbalance; competing features.
 
-`open_data(spec, split)` gives an `ImageSet`; `Feeder` gives its batches, in an order that is a pure function of seed and
-epoch; `pack` decodes once into a memory-mapped store.
+`open_data(spec, split)` gives an `ImageSet`; `Feeder` gives its batches, in an order that is a pure function of seed
+and epoch; `pack` decodes once into a memory-mapped store.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kontrast.data.class_balance import imbalance
     from kontrast.data.feeding import Batch, Feeder
     from kontrast.data.imageset import ImageSet, Ragged
-    from kontrast.data.imbalance import imbalance
     from kontrast.data.labels import read_labels
-    from kontrast.data.sources import open_data
-    from kontrast.data.store import pack
+    from kontrast.data.sources import open_data, pack
 
 _HOMES = {
     "Batch": "feeding",
     "Feeder": "feeding",
     "ImageSet": "imageset",
     "Ragged": "imageset",
-    "imbalance": "imbalance",
+    "imbalance": "class_balance",
     "open_data": "sources",
-    "pack": "store",
+    "pack": "sources",
     "read_labels": "labels",
 }
 __all__ = ["Batch", "Feeder", "ImageSet", "Ragged", "imbalance", "open_data", "pack", "read_labels"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Pictures(Protocol):
-    """What holds pixels: a uint8 tensor [N,C,H,W] (also memory-mapped), `Ragged`, or one of them with channels added."""
+    """What holds pixels: a uint8 tensor [N,C,H,W] (also memory-mapped), `Ragged`, or one of them with more channels."""
 
     def __len__(self) -> int: ...
 
@@ -100,13 +100,16 @@ class WithPlanes:
         images, sizes = self.base.padded(indices)
         return self._join(images, self.planes[indices]), sizes
 
+    def to(self, device: torch.device) -> WithPlanes:
+        return WithPlanes(self.base.to(device), self.planes.to(device))
+
     def select(self, indices: Tensor) -> WithPlanes:
         return WithPlanes(select(self.base, indices), self.planes[indices])
 
     @staticmethod
     def _join(images: Tensor, planes: Tensor) -> Tensor:
         constant = planes[..., None, None].expand(*planes.shape, *images.shape[-2:])
-        return torch.cat([images, constant.to(images.device)], dim=-3)
+        return torch.cat([images, constant], dim=-3)
 
 
 def select(pictures: Any, indices: Tensor) -> Any:

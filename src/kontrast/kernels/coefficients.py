@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Coefficients:
-    """alpha and beta of each row; beta is None where it is zero, lse is None where exp(-lse) is multiplied in already."""
+    """alpha and beta of each row; beta is None where it is zero, lse where exp(-lse) is multiplied in already."""
 
     scale: float
     alpha: Tensor
@@ -22,7 +22,7 @@ class Coefficients:
     lse: Tensor | None
 
     def unshifted(self) -> Coefficients:
-        """exp(-lse) moved from the exponent into alpha and beta: one exponential then serves a pair in both directions."""
+        """exp(-lse) moved from the exponent into alpha and beta: one exponential then serves a pair both ways."""
         assert self.lse is not None
         factor = torch.exp(-self.lse).masked_fill(torch.isneginf(self.lse), 0)
         beta = None if self.beta is None else self.beta * factor

@@ -26,9 +26,9 @@ def dense_statistics(
 ) -> tuple[Tensor, Tensor]:
     r"""lse and mean, each [S,M], by the book.
 
-        s_ij      = <q_i, k_j>                   pairs with equal ids are left out
-        lse_i(a)  = log sum_j exp(a s_ij)
-        mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij)
+    s_ij      = <q_i, k_j>                   pairs with equal ids are left out
+    lse_i(a)  = log sum_j exp(a s_ij)
+    mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij)
     """
     keys, key_ids = (queries, query_ids) if keys is None else (keys, key_ids)
     # A product of two bf16 or fp16 numbers is exact in float32, so this is "products in that type, sums in float32".

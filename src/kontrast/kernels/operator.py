@@ -1,4 +1,4 @@
-"""Row statistics as one torch operator with a fake and a gradient, so that compiled and captured programs see through it.
+"""Row statistics as one torch operator with a fake and a gradient: compiled and captured programs see through it.
 
 M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K], statistics and their gradients [S,M].
 """
@@ -78,14 +78,15 @@ def backward_operator(
     need_keys: bool,
     implementation: str,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients to queries [M,D] and keys [K,D]; one that is not needed is empty. Queries that are keys get both shares."""
+    """Gradients to queries [M,D] and keys [K,D], empty where not needed. Queries that are keys get both shares."""
     if implementation == "triton":
         from kontrast.kernels.triton_launch import triton_backward as backward
     else:
         backward = tiled_backward
     gradients = backward(
-        grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean, scales, detach_weights, need_queries, need_keys
-    )
+        grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean,
+        scales, detach_weights, need_queries, need_keys,
+    )  # fmt: skip
     to_queries, to_keys = (queries.new_empty(0) if gradient is None else gradient for gradient in gradients)
     return to_queries, to_keys
 

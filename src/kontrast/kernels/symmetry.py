@@ -34,7 +34,10 @@ def squared_asymmetry(
         fewer = width * (M + K) < M * K
         method = "closed" if fewer and z.dtype != torch.float64 else "tiles"
     squared: Tensor = _SquaredProduct.apply(a, b) if method == "tiles" else ((a.T @ a) * (b.T @ b)).sum()
-    return squared
+    # What is under the rounding of its own sum is zero: its gradient would be noise of full length.
+    rounding = 1e-30 if method == "tiles" else 1e-15
+    size = a.detach().square().sum() * b.detach().square().sum()
+    return torch.where(squared > rounding * size, squared, 0.0)
 
 
 def root(squared: Tensor, dtype: torch.dtype) -> Tensor:

@@ -36,7 +36,7 @@ class Affinity:
         self.buffers: dict[str, Tensor] = {}
 
     def bounded(self, scales: Sequence[float]) -> bool:
-        """Whether no exponent can leave the safe range. Read on the CPU alone: elsewhere the answer would be waited for."""
+        """Whether no exponent can leave the safe range; asked on the CPU alone: there is no device to wait for."""
         if self.queries.device.type != "cpu":
             return False
         norms = torch.linalg.vector_norm(self.queries, dim=1).max()
@@ -205,7 +205,7 @@ def affinity_gradient(affinity: Affinity, terms: list[Coefficients], rows: slice
 
 
 def one_exponential(term: Coefficients, rows: slice, columns: slice, symmetric: bool) -> list[list[Coefficients]]:
-    """The sides of a pair, grouped by those that share one exponential: both, unless each has its lse in the exponent."""
+    """The sides of a pair, grouped by those that share one exponential: both, unless the exponent has their lse."""
     sides = [term.rows(rows), term.columns(columns)] if symmetric else [term.rows(rows)]
     return [sides] if term.lse is None else [[side] for side in sides]
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kontrast.kernels.triton_rows import affinity_tile, kept_pairs, touches
+from kontrast.kernels.triton_rows import drop_pairs, further_pieces, load_parts, product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gradient_coefficients(
     grad_lse, grad_mean, lse, mean, bound, alpha, beta, shift, rows, scale, second_scale, limit,
     HAS_LSE: tl.constexpr, HAS_MEAN: tl.constexpr, DETACHED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """w_ij (alpha_i + beta_i s_ij) with w_ij = exp2(slope s_ij - shift_i); where it is safe, the shift is in alpha, beta."""
+    """w_ij (alpha_i + beta_i s_ij), w_ij = exp2(slope s_ij - shift_i); bounded, alpha and beta hold the shift."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
     a = scale
@@ -37,7 +37,7 @@ def gradient_coefficients(
         else:
             first += (1 - a * tl.load(mean + place, mask=inside, other=0.0)) * incoming
             second = a * incoming
-    if GUARDED:
+    if GUARDED:  # noqa: SIM102 (the first is decided when the kernel is compiled)
         if tl.load(bound) <= limit:
             factor = tl.exp2(-level)
             first *= factor
@@ -84,28 +84,29 @@ def tile_gradient(
     return gradient
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def rows_backward(
     rows_of, columns_of, row_ids_of, column_ids_of, low, high, bound,
     row_alpha_of, row_beta_of, row_shift_of, alpha, beta, shift, out,
-    rows, columns, width, tiles_a_split, slope, second_slope, limit,
-    SCALES: tl.constexpr, MASK: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_BETA: tl.constexpr,
+    rows, columns, row_stride, column_stride, width, tiles_a_split, slope, second_slope, limit,
+    SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_BETA: tl.constexpr,
     ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr, GUARDED: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr, SECOND_PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Gradient to one block of rows, one piece of their width, over one split of the columns: [split, row, width].
 
     With the row side alone it is the queries' gradient; with rows and columns swapped and the column side alone, the
-    keys'; with both sides, where queries are keys, the whole. WIDE: the second product in tf32, whose exponents fp16 lacks.
+    keys'; with both sides, where queries are keys, the whole. WIDE: the second product in tf32, whose exponents fp16
+    lacks. Beyond the last column the operand is zero, and what meets it must only be finite: bounded, it is.
     """
-    if GUARDED:
+    if GUARDED:  # noqa: SIM102 (the first is decided when the kernel is compiled)
         if (tl.load(bound) <= limit) != BOUNDED:
             return
     start = tl.program_id(0) * BLOCK_M
     split = tl.program_id(1)
     piece = tl.program_id(2)
-    row = start.to(tl.int64) + tl.arange(0, BLOCK_M)
+    row = start + tl.arange(0, BLOCK_M)
     row_ids = row
     if HAS_IDS:
         row_ids = tl.load(row_ids_of + row, mask=row < rows, other=tl.load(row_ids_of + start))
@@ -114,16 +115,20 @@ def rows_backward(
     row_beta, row_shift = row_alpha, row_alpha
     second_alpha, second_beta, second_shift = row_alpha, row_alpha, row_alpha
     if ROW_SIDE:
-        row_alpha, row_beta, row_shift = row_coefficients(row_alpha_of, row_beta_of, row_shift_of, row, row < rows, WITH_BETA)
+        row_alpha, row_beta, row_shift = row_coefficients(
+            row_alpha_of, row_beta_of, row_shift_of, row, row < rows, WITH_BETA
+        )
         if SCALES == 2:
             second_alpha, second_beta, second_shift = row_coefficients(
                 row_alpha_of + rows, row_beta_of + rows, row_shift_of + rows, row, row < rows, WITH_BETA
             )
-    first = rows_of.load([start, 0])
+    a, a1, a2 = load_parts(rows_of, start, row_stride, 0, PARTS)
     gradient = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for tile in range(split * tiles_a_split, min((split + 1) * tiles_a_split, tl.cdiv(columns, BLOCK_N))):
-        s, operand = affinity_tile(first, rows_of, columns_of, start, tile * BLOCK_N, D_BLOCKS, BLOCK_D, PRECISION)
-        column = tile * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
+        b, b1, b2 = load_parts(columns_of, tile * BLOCK_N, column_stride, 0, PARTS)
+        s = product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
+        s = further_pieces(s, rows_of, columns_of, start, tile * BLOCK_N, D_BLOCKS, BLOCK_D, PRECISION)
+        column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = column < columns
         p = tile_gradient(
             s, slope, row_alpha, row_beta, row_shift, alpha, beta, shift, column, inside,
@@ -135,14 +140,25 @@ def rows_backward(
                 alpha + columns, beta + columns, shift + columns, column, inside,
                 WITH_BETA, ROW_SIDE, COLUMN_SIDE, BOUNDED,
             )  # fmt: skip
-        if touches(low, high, tile, row_low, row_high, columns, MASK, RAGGED, BLOCK_N):
-            p = tl.where(kept_pairs(row_ids, column_ids_of, column, columns, HAS_IDS), p, 0.0)
+        if HAS_IDS:  # noqa: SIM102 (the first is decided when the kernel is compiled)
+            if (tl.load(low + tile) <= row_high) & (tl.load(high + tile) >= row_low):
+                p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, True, False)
+        p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, False, RAGGED and not BOUNDED)
         if D_BLOCKS > 1:
-            operand = columns_of.load([tile * BLOCK_N, piece * BLOCK_D])
+            b = columns_of.load([tile * BLOCK_N, piece * BLOCK_D])
         if WIDE:
-            gradient = tl.dot(p, operand.to(tl.float32), acc=gradient, input_precision="tf32")
+            gradient = tl.dot(p, b.to(tl.float32), gradient, input_precision=SECOND_PRECISION)
         else:
-            gradient = tl.dot(p.to(operand.dtype), operand, acc=gradient, input_precision=PRECISION)
+            head = p.to(b.dtype)
+            rest = p - head.to(tl.float32)
+            second = rest.to(b.dtype)
+            third = (rest - second.to(tl.float32)).to(b.dtype)
+            if PARTS == 3:
+                # The matrix units cut digits off as they add; one tile's worth of that is below float32's own error.
+                fresh = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                gradient += product(head, second, third, b, b1, b2, fresh, PARTS, SECOND_PRECISION)
+            else:
+                gradient = tl.dot(head, b, gradient, input_precision=SECOND_PRECISION)
     d = piece * BLOCK_D + tl.arange(0, BLOCK_D)
     place = (split.to(tl.int64) * rows + row)[:, None] * width + d[None, :]
     tl.store(out + place, gradient.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (d < width)[None, :])

@@ -14,13 +14,14 @@ import io
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kontrast.lens.map import LIMIT, embed_2d
+from kontrast.lens.map import FEWEST, LIMIT, embed_2d
 
 TILE = 32
 COLUMNS = 40
@@ -50,8 +51,27 @@ class Tiles:
             top, left = place // COLUMNS * TILE, place % COLUMNS * TILE
             canvas[:, top : top + TILE, left : left + TILE] = picture
         buffer = io.BytesIO()
-        Image.fromarray(canvas.permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG", optimize=True)
+        Image.fromarray(canvas.permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG")
         return buffer.getvalue()
+
+
+@dataclass
+class Pictures:
+    """One part of the data, as the gallery shows it."""
+
+    source: str
+    images: Any
+    labels: Tensor | None
+    names: Sequence[str] | None
+
+    def entry(self, tiles: Tiles, index: int) -> dict[str, Any]:
+        """Tile, label and name of one picture; a negative label is none."""
+        label = -1 if self.labels is None else int(self.labels[index])
+        return {
+            "tile": tiles.place(self.source, self.images, index),
+            "label": None if label < 0 else label,
+            "name": f"{self.source} image {index}" if self.names is None else str(self.names[index]),
+        }
 
 
 def thumbnail(image: Any) -> Tensor:
@@ -117,6 +137,7 @@ def write_gallery(
     train_features: Tensor | None = None,
     train_images: Any = None,
     train_labels: Tensor | None = None,
+    train_names: Sequence[str] | None = None,
     points: int = 1000,
     queries: int = 12,
     neighbours: int = 8,
@@ -127,28 +148,20 @@ def write_gallery(
     Neighbours are sought by cosine among the train images where features and images of those are given, else among the
     other test images.
     """
-    _agree(features, images, labels, names, train_features, train_images, train_labels)
+    test = Pictures("test", images, labels, names)
+    train = Pictures("train", train_images, train_labels, train_names)
+    _agree(features, test)
+    _agree(train_features, train)
     generator = torch.Generator().manual_seed(seed)
-    unit = directions(features)
+    unit, tiles = directions(features), Tiles()
     sample = torch.randperm(len(unit), generator=generator)[: min(points, LIMIT)].sort().values
     chosen = choose_queries(labels, sample, queries, generator)
-    tiles = Tiles()
-    places = embed_2d(unit[sample], seed=seed).tolist()
-    mapped = [
-        {"x": round(x, 3), "y": round(y, 3), **_entry(tiles, "test", images, labels, names, index)}
-        for index, (x, y) in zip(sample.tolist(), places)
-    ]
+    mapped = _mapped(tiles, test, sample, unit, seed)
     if train_features is not None and train_images is not None:
-        pool, found = (
-            ("train", train_images, train_labels, None),
-            nearest(unit[chosen], directions(train_features), neighbours, None),
-        )
+        pool, found = train, nearest(unit[chosen], directions(train_features), neighbours, None)
     else:
-        pool, found = ("test", images, labels, names), nearest(unit[chosen], unit, neighbours, chosen)
-    asked = []
-    for index, cosines, near in zip(chosen, found[0].tolist(), found[1].tolist()):
-        answers = [{**_entry(tiles, *pool, i), "similarity": round(c, 4)} for c, i in zip(cosines, near)]
-        asked.append({**_entry(tiles, "test", images, labels, names, index), "neighbours": answers})
+        pool, found = test, nearest(unit[chosen], unit, neighbours, chosen)
+    asked = _asked(tiles, test, chosen, pool, *found)
     sprite = tiles.sprite()
     record = {
         "version": 1,
@@ -157,39 +170,40 @@ def write_gallery(
         "count": len(tiles.pictures),
         "sprite_sha256": hashlib.sha256(sprite).hexdigest(),
         "classes": None if classes is None else [str(name) for name in classes],
-        "method": "t-SNE" if len(sample) >= 8 else "PCA",
-        "neighbours_from": pool[0],
-        "images": len(unit),
+        "method": "t-SNE" if len(sample) >= FEWEST else "PCA",
+        "neighbours_from": pool.source,
         "points": mapped,
         "queries": asked,
     }
-    folder = Path(folder)
-    _replace(folder / "gallery.png", sprite)
+    replace(Path(folder) / "gallery.png", sprite)
     # ASCII, so that file names with bytes that are no UTF-8 (surrogates) come back exactly.
-    return _replace(folder / "gallery.json", json.dumps(record, allow_nan=False).encode("ascii"))
+    return replace(Path(folder) / "gallery.json", json.dumps(record, allow_nan=False).encode("ascii"))
 
 
-def _entry(tiles: Tiles, source: str, images: Any, labels: Any, names: Any, index: int) -> dict[str, Any]:
-    label = None if labels is None else int(labels[index])
-    return {
-        "tile": tiles.place(source, images, index),
-        "label": None if label is None or label < 0 else label,
-        "name": f"{source} image {index}" if names is None else str(names[index]),
-    }
+def _mapped(tiles: Tiles, test: Pictures, sample: Tensor, unit: Tensor, seed: int) -> list[dict[str, Any]]:
+    places = zip(sample.tolist(), embed_2d(unit[sample], seed=seed).tolist())
+    return [{"x": round(x, 3), "y": round(y, 3), **test.entry(tiles, index)} for index, (x, y) in places]
 
 
-def _agree(features: Any, images: Any, labels: Any, names: Any, *train: Any) -> None:
+def _asked(
+    tiles: Tiles, test: Pictures, chosen: list[int], pool: Pictures, cosines: Tensor, near: Tensor
+) -> list[dict[str, Any]]:
+    asked = []
+    for query, row, indices in zip(chosen, cosines.tolist(), near.tolist()):
+        answers = [{**pool.entry(tiles, i), "similarity": round(cosine, 4)} for cosine, i in zip(row, indices)]
+        asked.append({**test.entry(tiles, query), "neighbours": answers})
+    return asked
+
+
+def _agree(features: Any, pictures: Pictures) -> None:
     """Every given column has one entry an image, else the neighbours would be shown under wrong names."""
-    sizes = {"features": features, "images": images, "labels": labels, "names": names}
-    counts = {name: len(column) for name, column in sizes.items() if column is not None}
+    columns = {"features": features, **vars(pictures)}
+    counts = {name: len(column) for name, column in columns.items() if name != "source" and column is not None}
     if len(set(counts.values())) > 1:
-        raise ValueError(f"the gallery needs one entry an image in each column, given {counts}")
-    counts = {n: len(c) for n, c in zip(("train_features", "train_images", "train_labels"), train) if c is not None}
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"the gallery needs one entry a train image in each column, given {counts}")
+        raise ValueError(f"the gallery needs one entry an image in each {pictures.source} column, given {counts}")
 
 
-def _replace(path: Path, content: bytes) -> Path:
+def replace(path: Path, content: bytes) -> Path:
     """Write beside the place, then rename: a reader sees the old file or the new one, never half of one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

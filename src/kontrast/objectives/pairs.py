@@ -8,9 +8,8 @@ scales.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +22,22 @@ from kontrast.objectives.inputs import Inputs
 
 Scale = float | Sequence[float]
 Link = tuple[int, int]
+Value = TypeVar("Value")
+
+
+class once(Generic[Value]):
+    """A property that is computed once; functools' has a lock on Python 3.11, which torch.compile can't follow."""
+
+    def __init__(self, compute: Callable[[Any], Value]):
+        self.compute = compute
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, pairs: Any, owner: type) -> Value:
+        value = self.compute(pairs)
+        setattr(pairs, self.name, value)
+        return value
 
 
 def unit(z: Tensor, eps: float = 1e-12) -> Tensor:
@@ -64,7 +79,7 @@ class Pairs:
         """Each pair of views once, the earlier view as the query; all links where symmetric or with a teacher."""
         return self.links if symmetric or self.teacher else [(v, w) for v, w in self.links if v < w]
 
-    @cached_property
+    @once
     def _products(self) -> dict[Link, Tensor]:
         # Elementwise, not a matmul: no tf32 in the positives. Without a teacher s_vw is s_wv, computed once.
         products: dict[Link, Tensor] = {}
@@ -77,19 +92,19 @@ class Pairs:
         """Similarity of each image's two views, for each link: [P,B]."""
         return torch.stack([self._products[link] for link in links])
 
-    @cached_property
+    @once
     def positives(self) -> list[Tensor]:
         """For each query view the similarities to its positives: V times [B, positives]."""
         return [
             torch.stack([self._products[link] for link in self.links if link[0] == v], dim=-1) for v in range(self.V)
         ]
 
-    @cached_property
+    @once
     def positive(self) -> Tensor:
         """Mean similarity of each anchor to its positives: [V,B]."""
         return self._of_the_same_id if self.labels else torch.stack([s.mean(-1) for s in self.positives])
 
-    @cached_property
+    @once
     def _of_the_same_id(self) -> Tensor:
         """Mean similarity to all other rows of the anchor's id, from the sum of each id's rows: no matrix."""
         everyone, ids = distributed.gather(self.z, dim=1), distributed.gather(self.ids)
@@ -200,12 +215,12 @@ class Pairs:
         positives = torch.stack([torch.logsumexp(scale * s, dim=-1) for s in self.positives])
         return torch.logaddexp(self.negatives(scale).lse, positives)
 
-    @cached_property
+    @once
     def _keys(self) -> Tensor:
         """Keys of all ranks, as the kernels take them: [W,N,D]."""
         return distributed.gather(self.k.to(self.type), dim=1)
 
-    @cached_property
+    @once
     def _queries(self) -> Tensor:
         """Queries of all ranks, as the kernels take them: [V,N,D]."""
         return distributed.gather(self.z.to(self.type), dim=1) if self.teacher else self._keys
@@ -237,7 +252,7 @@ class Pairs:
         of = self._all_ids.repeat(len(keys) // self.N) if of is None else of.reshape(-1)
         return row_statistics(queries, keys, scale=scale, query_ids=own, key_ids=of, detach_weights=detach_weights)
 
-    @cached_property
+    @once
     def _all_ids(self) -> Tensor:
         return distributed.gather(self.ids) if self.labels else torch.arange(self.N, device=self.z.device)
 

@@ -39,7 +39,10 @@ class Descent:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
-        gradients = list(gradients)
+        # The fused CPU kernels read memory in order and ignore strides: lay gradients out as their parameters are.
+        gradients = [
+            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for p, g in zip(self.parameters, gradients)
+        ]
         if self.kind == "adam":
             self.adam(gradients, lr)
             return
@@ -47,9 +50,8 @@ class Descent:
             gradients = [self.adapted(p, g) for p, g in zip(self.parameters, gradients)]
         decay = 0.0 if self.kind == "lars" else self.weight_decay
         rule = {"weight_decay": decay, "momentum": self.momentum, "lr": lr, "nesterov": self.nesterov}
-        torch._fused_sgd_(
-            self.parameters, gradients, self.first, dampening=0.0, maximize=False, is_first_step=False, **rule
-        )
+        state = self.first if self.momentum else []  # the kernel insists
+        torch._fused_sgd_(self.parameters, gradients, state, dampening=0.0, maximize=False, is_first_step=False, **rule)
 
     def adapted(self, p: Tensor, g: Tensor) -> Tensor:
         if p.ndim <= 1:

@@ -82,10 +82,7 @@ def fine_tune(
     device = next(encoder.parameters()).device
     classes = check_labels(train, train_labels, test, test_labels)
     prepare = transform or (lambda x: x.float() / 255)
-    network = nn.Sequential(copy.deepcopy(encoder), nn.Linear(encoder.width, classes, device=device))
-    nn.init.zeros_(network[1].weight)
-    nn.init.zeros_(network[1].bias)
-    network.requires_grad_(True).train()
+    network = with_classifier(encoder, classes, device)
     parameters = list(network.parameters())
     descent = Descent(parameters, nesterov=True, weight_decay=weight_decay)
     generator = torch.Generator().manual_seed(seed)
@@ -100,6 +97,13 @@ def fine_tune(
     scores = extract_features(network, test, transform, device=device)
     protocol = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "optimizer": "sgd, nesterov"}
     return result("fine-tune", scores.argmax(1) == test_labels.cpu(), protocol, seed)
+
+
+def with_classifier(encoder: nn.Module, classes: int, device: torch.device) -> nn.Sequential:
+    network = nn.Sequential(copy.deepcopy(encoder), nn.Linear(encoder.width, classes, device=device))
+    nn.init.zeros_(network[1].weight)
+    nn.init.zeros_(network[1].bias)
+    return network.requires_grad_(True).train()
 
 
 def check_labels(train: Any, train_labels: Tensor, test: Any, test_labels: Tensor) -> int:

@@ -1,6 +1,6 @@
 """A linear classifier on a frozen encoder, trained as each paper trains it.
 
-N train rows, F width, C classes, B batch; W [F,C], b [C]. The encoder is in evaluation mode when features are made,
+N train rows, F width, C classes, B batch; W [C,F], b [C]. The encoder is in evaluation mode when features are made,
 so batch norm plays no part here. The accuracy of the last epoch is the result; the best epoch's is kept apart.
 """
 
@@ -41,6 +41,10 @@ class LinearProtocol:
             return self.lr * self.factor ** sum(epoch >= m for m in self.milestones)
         return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
+    def descent(self, parameters: list[Tensor]) -> Descent:
+        rule = {"momentum": self.momentum, "nesterov": self.nesterov, "betas": self.betas}
+        return Descent(parameters, self.optimizer, weight_decay=self.weight_decay, **rule)
+
 
 PROTOCOLS = {
     p.name: p
@@ -73,10 +77,7 @@ def linear(
     features_of_epoch: the train features [N,F] of an epoch's augmentations, rows as in `train`; without it the same
     features serve every epoch, and the note says so. A batch larger than train becomes train.
     """
-    if isinstance(protocol, str):
-        if protocol not in PROTOCOLS:
-            raise UsageError(f"unknown linear protocol {protocol!r}: {nearest(protocol, PROTOCOLS)}")
-        protocol = PROTOCOLS[protocol]
+    protocol = protocol_named(protocol)
     train, y, test, test_labels, classes = checked(train, train_labels, test, test_labels, classes)
     train, test = train.float(), test.float()
     notes = [] if features_of_epoch else ["cached features without augmentation"]
@@ -84,34 +85,35 @@ def linear(
         notes.append(f"batch {protocol.batch} exceeds the {len(train)} train images: {len(train)} used")
     generator = torch.Generator().manual_seed(seed)
     weight, bias = initial(train.shape[1], classes, protocol.deviation, generator, train.device)
-    descent = Descent(
-        [weight, bias],
-        protocol.optimizer,
-        momentum=protocol.momentum,
-        nesterov=protocol.nesterov,
-        weight_decay=protocol.weight_decay,
-        betas=protocol.betas,
-    )
+    descent = protocol.descent([weight, bias])
     curve = []
     for epoch in range(protocol.epochs):
         x = train
         if features_of_epoch:
             x = checked_part("augmented train", features_of_epoch(epoch).to(train.device), y)[0].float()
         one_epoch(x, y, weight, bias, descent, protocol, epoch, generator)
-        correct = (test @ weight + bias).argmax(1) == test_labels
+        correct = torch.addmm(bias, test, weight.T).argmax(1) == test_labels
         curve.append(float(correct.double().mean()))
     best = max(range(len(curve)), key=curve.__getitem__)
     extra = {"best": curve[best], "best_epoch": best, "curve": curve}
     return result(f"linear-{protocol.name}", correct, asdict(protocol), seed, "; ".join(notes), **extra)
 
 
+def protocol_named(protocol: str | LinearProtocol) -> LinearProtocol:
+    if isinstance(protocol, LinearProtocol):
+        return protocol
+    if protocol not in PROTOCOLS:
+        raise UsageError(f"unknown linear protocol {protocol!r}: {nearest(protocol, PROTOCOLS)}")
+    return PROTOCOLS[protocol]
+
+
 def initial(width: int, classes: int, deviation: float | None, generator: torch.Generator, device: torch.device):
     if deviation is None:  # nn.Linear's own
         bound = 1 / math.sqrt(width)
-        weight = (2 * torch.rand(width, classes, generator=generator) - 1) * bound
+        weight = (2 * torch.rand(classes, width, generator=generator) - 1) * bound
         bias = (2 * torch.rand(classes, generator=generator) - 1) * bound
     else:
-        weight, bias = deviation * torch.randn(width, classes, generator=generator), torch.zeros(classes)
+        weight, bias = deviation * torch.randn(classes, width, generator=generator), torch.zeros(classes)
     return weight.to(device), bias.to(device)
 
 
@@ -130,6 +132,6 @@ def one_epoch(
     batches = torch.randperm(len(x), generator=generator).to(x.device).split(min(protocol.batch, len(x)))
     for i, rows in enumerate(batches):
         features, labels = x[rows], y[rows, None]
-        residual = torch.addmm(bias, features, weight).softmax(1)
+        residual = torch.addmm(bias, features, weight.T).softmax(1)
         residual.scatter_add_(1, labels, torch.full_like(labels, -1.0, dtype=residual.dtype)).div_(len(rows))
-        descent.step([features.T @ residual, residual.sum(0)], protocol.rate(epoch + i / len(batches)))
+        descent.step([residual.T @ features, residual.sum(0)], protocol.rate(epoch + i / len(batches)))

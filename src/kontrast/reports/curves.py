@@ -27,6 +27,7 @@ NOTES = {
     "loss": "What training lowers, in nats; comparable between runs only under the same objective and batch.",
     "attraction": "The pull between views of one image. Lower: views of an image agree more.",
     "repulsion": "The push away from other images. Lower: features spread wider.",
+    "effective_rank": "How many directions the features really use. Near 1: they have collapsed.",
     "lr": "The step size that the schedule gave the optimiser.",
     "images_per_second": "Images that entered training each second, all their views together.",
 }
@@ -110,7 +111,7 @@ def _measured(run: Run) -> dict[str, tuple[list[float], list[float]]]:
 
 def _places(lines: list[dict[str, Any]]) -> list[float | None]:
     """Where each line stands, in epochs. Whole epochs that are said of many lines are divided by their steps."""
-    training = [line for line in lines if _real(line.get("epoch")) and _real(line.get("step")) and not _evaluates(line)]
+    training = [line for line in lines if _real(line.get("epoch")) and _real(line.get("step")) and _trains(line)]
     starts: dict[float, float] = {}
     for line in training:
         starts[line["epoch"]] = min(line["step"], starts.get(line["epoch"], math.inf))
@@ -182,8 +183,8 @@ def _rank(key: str) -> tuple[int, int]:
     return (3, LAST.index(key)) if key in LAST else (2, 0)
 
 
-def _evaluates(line: dict[str, Any]) -> bool:
-    return any(is_accuracy(key) for key in line)
+def _trains(line: dict[str, Any]) -> bool:
+    return "loss" in line or "images_per_second" in line
 
 
 def _real(value: Any) -> bool:

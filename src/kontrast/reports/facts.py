@@ -53,6 +53,9 @@ def summary(run: Run) -> str:
 def facts(run: Run) -> list[list[str]]:
     """Label and value, the well-known first; a table inside run.json becomes one line a key."""
     info = {key: value for key, value in run.info.items() if key not in HIDDEN and value not in (None, "", [], {})}
+    tools = {name: info.pop(name) for name in ("kontrast", "torch", "python") if isinstance(info.get(name), str)}
+    if tools:
+        info.setdefault("versions", tools)
     info.setdefault("seed", run.recipe.get("seed", ""))
     order = [key for key in LABELS if key in info] + [key for key in info if key not in LABELS]
     rows = [["folder", run.name]]

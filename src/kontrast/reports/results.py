@@ -79,8 +79,9 @@ def _without_labels(run: Run) -> str:
     if not losses:
         return "No training step is recorded in this folder yet."
     epochs = max((line["epoch"] for line in run.lines if isinstance(line.get("epoch"), int | float)), default=None)
-    length = f"{number(epochs)} epochs" if epochs and epochs >= 1 else "the steps so far"
-    text = f"Over {length} the loss went from {number(losses[0])} to {number(losses[-1])}."
+    length = f"{number(epochs)} epoch{'s' * (epochs != 1)}" if epochs and epochs >= 1 else "the steps so far"
+    first, last = number(losses[0]), number(losses[-1])
+    text = f"Over {length} the loss went from {first} to {last}." if first != last else f"The loss stands at {last}."
     if run.gallery and not any(point.get("label") is not None for point in run.gallery["points"]):
         return f"{text} The images carry no labels, so there is no accuracy: judge by the map and the neighbours."
     return text if run.probes else f"{text} No probe has measured it yet."
@@ -95,8 +96,8 @@ def _several(runs: list[Run]) -> str:
     scored.sort(key=lambda entry: -entry[2]["accuracy"])
     (best, probe, first), (other, _, second) = scored[:2]
     points = 100 * (first["accuracy"] - second["accuracy"])
-    text = f"Of {len(runs)} runs “{shorten(best.name)}” is ahead: {percent(first['accuracy'])} by {WORDS.get(probe, probe)}"
-    text += f", {points:.1f} points over “{shorten(other.name)}”"
+    text = f"Of {len(runs)} runs “{shorten(best.name)}” is ahead: {percent(first['accuracy'])} by "
+    text += f"{WORDS.get(probe, probe)}, {points:.1f} points over “{shorten(other.name)}”"
     overlap = None not in (first.get("low"), second.get("high")) and first["low"] <= second["high"]
     return text + ("; their intervals overlap, so the order is not settled." if overlap else ".")
 

@@ -101,6 +101,7 @@ def _gallery(run: Run, train: ImageSet, test: ImageSet | None, fit: Tensor, held
         train_features=None if test is None else fit,
         train_images=None if test is None else train.images,
         train_labels=None if test is None else train.labels,
+        train_names=None if test is None else train.names,
         points=run.recipe.evaluation.gallery,
         seed=run.recipe.seed,
     )

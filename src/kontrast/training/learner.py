@@ -67,15 +67,16 @@ class Learner(nn.Module):
         self.stop_gradient, self.joint = recipe.training.stop_gradient, recipe.batch_norm.joint
         self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        # The functions that training calls; `compiled` replaces them without touching the modules' names.
-        self.project: Callable[[Tensor], Tensor] = self.student
-        self.project_keys: Callable[[Tensor], Tensor] | None = self.teacher
+        self._compiled: dict[str, Callable[[Tensor], Tensor]] = {}
 
     def compiled(self) -> None:
-        """Compile the networks; state dicts keep their plain names."""
-        self.project = torch.compile(self.student)
+        """Compile the networks; they are called through this table, so state dicts keep their plain names."""
+        self._compiled = {"student": torch.compile(self.student)}
         if self.teacher is not None:
-            self.project_keys = torch.compile(self.teacher)
+            self._compiled["teacher"] = torch.compile(self.teacher)
+
+    def network(self, name: str) -> Callable[[Tensor], Tensor]:
+        return self._compiled.get(name) or getattr(self, name)
 
     def forward(self, views: Tensor, local: Tensor | None = None, momentum: Tensor | None = None) -> Outcome:
         """Terms of the loss for views [V,B,C,h,w] and local crops [L,B,C,l,l]."""
@@ -87,8 +88,8 @@ class Learner(nn.Module):
 
     def projections(self, views: Tensor, local: Tensor | None) -> Tensor:
         """The student's projections [V(+L),B,D] of the query views and local crops."""
-        projections = self.per_view(self.project, views[:1] if self.asymmetric else views)
-        return projections if local is None else torch.cat([projections, self.per_view(self.project, local)])
+        projections = self.per_view(self.network("student"), views[:1] if self.asymmetric else views)
+        return projections if local is None else torch.cat([projections, self.per_view(self.network("student"), local)])
 
     def judge(self, z: Tensor, keys: Tensor | None) -> Outcome:
         """The objective on queries and keys, and what the bank will take."""
@@ -108,11 +109,11 @@ class Learner(nn.Module):
             self.teacher.update(self.student, momentum)
         pictures = views[1:] if self.asymmetric else views
         if not self.shuffled:
-            return self.per_view(self.project_keys, pictures)
+            return self.per_view(self.network("teacher"), pictures)
         keys = []
         for number, picture in enumerate(pictures):
             mixed, order = shuffle(picture, self.steps * len(pictures) + number)
-            keys.append(unshuffle(self.project_keys(mixed), order))
+            keys.append(unshuffle(self.network("teacher")(mixed), order))
         return torch.stack(keys)
 
     def per_view(self, network: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:

@@ -29,6 +29,9 @@ class Optimizer:
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not named:
             raise UsageError("the model has no parameter to train")
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if not 0 <= value < float("inf"):
+                raise UsageError(f"{name} = {value}: give a number that is not negative")
         self.parameters = named
         self.weight_decay = {n: 0.0 if exclude_1d and p.ndim <= 1 else weight_decay for n, p in named.items()}
         self.state = {s: {n: torch.zeros_like(p) for n, p in named.items()} for s in self.slots}
@@ -105,6 +108,10 @@ class SGD(Optimizer):
         exclude_1d: bool = False,
     ):
         super().__init__(model, lr, weight_decay, exclude_1d)
+        if not 0 <= momentum < 1:
+            raise UsageError(f"momentum = {momentum}: give a number from 0 to below 1")
+        if nesterov and not momentum:
+            raise UsageError("nesterov = true needs a momentum above 0")
         self.momentum, self.nesterov = momentum, nesterov
 
     @torch.no_grad()
@@ -116,7 +123,7 @@ class SGD(Optimizer):
         torch._fused_sgd_(
             ps,
             gs,
-            self.slot("momentum", names),
+            self.slot("momentum", names) if self.momentum else [],  # the kernel insists
             weight_decay=decay,
             momentum=self.momentum,
             lr=self.lr,

@@ -67,5 +67,25 @@ class Progress:
         print(text.rstrip(), file=sys.stderr, flush=True)
 
 
+class PackingBar:
+    """A bar for decoding, shown only when there is something to decode: `bar(done, total)`."""
+
+    def __init__(self, title: str):
+        self.title = title
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> PackingBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = Progress(self.title, total).__enter__()
+        self._bar.advance(done - self._bar.done)
+
+
 def _words(facts: Mapping[str, Any]) -> str:
     return "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items())

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from kontrast import networks
-from kontrast.data import ImageSet, open_data
+from kontrast.data import ImageSet, imbalance, open_data
 from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
 from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
 from kontrast.training.checkpoints import read_weights
 from kontrast.training.folder import RunFolder
+from kontrast.training.progress import PackingBar
 from kontrast.views import Views
 
 
@@ -74,19 +75,25 @@ def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views
     )  # fmt: skip
 
 
-def open_split(settings: DataSettings, split: str, seed: int = 0) -> ImageSet:
-    """The images of one split as the recipe's data section asks for them."""
+def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: bool = False) -> ImageSet:
+    """The images of one split as the recipe's data section asks for them. Label imbalance is for pretraining alone:
+    probes read the whole balanced set."""
     from kontrast.data.features import overlay_digits, random_bits
 
-    images = open_data(
-        settings.source,
-        split,
-        root=settings.root or None,
-        size=settings.size or None,
-        test_share=settings.test_share,
-        max_bad=settings.max_bad,
-        follow_links=settings.follow_links,
-    )
+    with PackingBar(f"read {split}") as bar:
+        images = open_data(
+            settings.source,
+            split,
+            root=settings.root or None,
+            size=settings.size or None,
+            test_share=settings.test_share,
+            max_bad=settings.max_bad,
+            follow_links=settings.follow_links,
+            pack=settings.pack,
+            progress=bar,
+        )
+    if pretraining and settings.imbalance != "none":
+        images = images.subset(imbalance(images, settings.imbalance))
     if settings.overlay_digits:
         images = overlay_digits(images, settings.overlay_digits, seed=seed)
     if settings.random_bits:

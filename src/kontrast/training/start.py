@@ -16,7 +16,7 @@ from kontrast import distributed
 from kontrast.data import ImageSet
 from kontrast.recipes import apply_overrides, load_tree, merge_trees
 from kontrast.registry import DataError, EnvironmentFault, UsageError
-from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree
+from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree, toml_value
 from kontrast.training import checkpoints
 from kontrast.training.adapt import adapt
 from kontrast.training.evaluation import OnlineProbe
@@ -52,7 +52,7 @@ def pretrain(
         if not folder.holds_run:
             raise UsageError(f"--resume: {out} holds no run")
         resolved = resumed_recipe(folder, data, asked)
-        train = open_split(resolved.data, "train", seed=resolved.seed)
+        train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     else:
         resolved, train = fresh_recipe(data, recipe, asked, on, say)
         folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
@@ -127,14 +127,12 @@ def overrides_as_text(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]
     """`{"training.epochs": 5, "seed": 1, "objective": {"name": "dcl"}}` as the command line's key=value."""
     if not isinstance(overrides, Mapping):
         return list(overrides)
-    from kontrast.settings import _toml_value
-
     lines: list[str] = []
     for key, value in overrides.items():
         if isinstance(value, Mapping):
             lines += overrides_as_text({f"{key}.{inner}": v for inner, v in value.items()})
         else:
-            lines.append(f"{key}={_toml_value(value)}")
+            lines.append(f"{key}={toml_value(value)}")
     return lines
 
 
@@ -148,7 +146,7 @@ def fresh_recipe(
         tree = merge_trees(tree, {"data": {"source": str(data)}})
     origin = f"recipe {name!r}"
     resolved = read_recipe(apply_overrides(tree, overrides), origin)
-    train = open_split(resolved.data, "train", seed=resolved.seed)
+    train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     if resolved.adapt:
         picks, reasons = adapt(train, device)
         resolved = read_recipe(apply_overrides(merge_trees(tree, {**picks, "adapt": False}), overrides), origin)

@@ -92,6 +92,10 @@ class Step:
         self._graph = graph
         return True
 
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None
+
     def _take(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None) -> None:
         self.optimizer.zero_grad()
         made = self.views(images, keys, sizes)

@@ -1,7 +1,7 @@
 """Colour jitter, grayscale and solarize on planes, each operation as torchvision's functional defines it.
 
-A picture is a list of planes [n, h, w] with values in [0, 1]: one (grey) or three (red, green, blue). n views, each with its
-own factors and its own order of the four operations.
+A picture is a list of planes [n, h, w] with values in [0, 1]: one (grey) or three (red, green, blue). n views, each
+with its own factors and its own order of the four operations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def luma(planes: list[Tensor]) -> Tensor:
 
 
 def mean(plane: Tensor) -> Tensor:
-    """Mean per view, [n]. In two steps: one step of a lone view would be split among threads, and the order of a sum shows."""
+    """Mean per view, [n]. In two steps: the one sum of a lone view would be split among threads, changing its bits."""
     n, height, width = plane.shape
     parts = plane.reshape(n, 2, -1) if height * width % 2 == 0 else plane
     return parts.sum(-1).sum(-1) / (height * width)
@@ -31,7 +31,8 @@ def turn_hue(planes: list[Tensor], turn: Tensor) -> list[Tensor]:
     """The hue turned by `turn` [n] (1 is the whole circle), value and saturation kept.
 
     With v the largest channel and c its distance to the smallest, a channel of the colour with this hue is
-    v - c clamp(2 - 6 d, 0, 1), d the hue's distance on the circle to the channel's complement (red: 1/2, green: 5/6, blue: 1/6).
+    v - c clamp(2 - 6 d, 0, 1), d the hue's distance on the circle to the channel's complement (red's 1/2, green's 5/6,
+    blue's 1/6).
     No sectors are chosen and nothing branches: torch's `where`, `eq` and `remainder` are many times slower on a CPU.
     """
     red, green, blue = planes
@@ -51,7 +52,7 @@ def turn_hue(planes: list[Tensor], turn: Tensor) -> list[Tensor]:
 
 
 def blend(planes: list[Tensor], operation: Tensor, factors: Tensor) -> list[Tensor]:
-    """Brightness 0, contrast 1 or saturation 2 by `operation` [n]: all are factor x + (1 - factor) y, clamped to [0, 1].
+    """Brightness 0, contrast 1 or saturation 2 by `operation` [n]: factor x + (1 - factor) y, clamped to [0, 1].
 
     y is black, the mean of the grayscale picture, or the grayscale picture. factors: [n, 3], one for each operation.
     Overwrites the planes.
@@ -68,7 +69,7 @@ def blend(planes: list[Tensor], operation: Tensor, factors: Tensor) -> list[Tens
 
 
 def jitter(planes: list[Tensor], factors: Tensor, turn: Tensor, operations: Tensor) -> list[Tensor]:
-    """ColorJitter: factors [n, 3] (brightness, contrast, saturation), turn [n] (hue), operations int64 [n, 4] (the order).
+    """ColorJitter: factors [n, 3] (brightness, contrast, saturation), turn [n] (hue), operations int64 [n, 4] (order).
 
     The three blends of a view keep their order in three rounds; its hue falls before, between or after them.
     """

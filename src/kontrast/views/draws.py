@@ -51,7 +51,7 @@ class Draws(NamedTuple):
     solarize: Tensor  # bool
 
     def operations(self) -> Tensor:
-        """The order of the jitter as torchvision writes it, int64 [V, B, 4]: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        """The jitter's order as torchvision has it, int64 [V, B, 4]: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
         return torch.stack([self.order >> shift & 3 for shift in (0, 2, 4, 6)], -1)
 
 
@@ -69,9 +69,11 @@ def mix(state: Tensor) -> Tensor:
 
 
 def keys(seed: int | Tensor, epoch: int | Tensor, indices: Tensor) -> Tensor:
-    """One int64 key per image from (seed, epoch, index), [B]. Seed and epoch may be 0-d int64 tensors (captured graphs)."""
+    """One int64 key an image from (seed, epoch, index), [B]. Seed and epoch may be 0-d int64 tensors, for graphs."""
     if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
-        raise UsageError(f"keys needs indices as an int64 tensor, got {getattr(indices, 'dtype', type(indices).__name__)}")
+        raise UsageError(
+            f"keys needs indices as an int64 tensor, got {getattr(indices, 'dtype', type(indices).__name__)}"
+        )
     state = torch.zeros_like(indices)
     for part in (seed, epoch, indices):
         state = mix(state + signed(GOLDEN) + (signed(part) if isinstance(part, int) else part))
@@ -84,26 +86,31 @@ def bits(keys: Tensor, views: Tensor, slots: Tensor) -> Tensor:
     return mix(stream[..., None] + (slots + 1) * signed(GOLDEN)) >> 40 & (1 << 24) - 1
 
 
-def table(policies: Sequence[Policy], device: torch.device | str = "cpu") -> Tensor:
-    """The numbers that chance is scaled by, float64 [V, 24]; one row a view, read here and by the fused kernels."""
-    rows = []
-    for p in policies:
-        scale, ratio = p.crop_scale or (1.0, 1.0), p.crop_ratio
-        low = [max(0.0, 1 - s) for s in p.jitter[:3]] + [-p.jitter[3], p.blur_sigma[0]]
-        high = [1 + s for s in p.jitter[:3]] + [p.jitter[3], p.blur_sigma[1]]
-        spans = [h - lo for lo, h in zip(low, high)]
-        chances = [p.flip, p.jitter_p if any(p.jitter) else 0.0, p.gray, p.blur, p.solarize]
-        crop = [scale[0], scale[1] - scale[0], math.log(ratio[0]), math.log(ratio[1]) - math.log(ratio[0]), *ratio]
-        rows.append(crop + chances + low + spans + [float(p.crop_scale is None), p.centre_fraction, 0.0])
-    return torch.tensor(rows, dtype=torch.float64, device=device)
-
-
 # columns of the table
 SCALE_LOW, SCALE_SPAN, LOG_LOW, LOG_SPAN, RATIO_LOW, RATIO_HIGH = range(6)
 FLIP_P, JITTER_P, GRAY_P, BLUR_P, SOLARIZE_P = range(6, 11)
 LOW, SPAN = 11, 16  # brightness, contrast, saturation, hue, sigma
 CENTRE, FRACTION = 21, 22
-COLUMNS = 24
+NORMAL = 23  # three means, three of one over the standard deviation
+COLUMNS = 29
+
+
+def table(policies: Sequence[Policy], device: torch.device | str = "cpu") -> Tensor:
+    """The numbers that chance is scaled by, float64 [V, COLUMNS]; one row a view, read here and by the fused kernels.
+
+    Each is a float32: a span times 24 bits is then exact in float64, so that fused multiply-adds can't change a draw.
+    """
+    rows = []
+    for p in policies:
+        scale, ratio = p.crop_scale or (1.0, 1.0), p.crop_ratio
+        crop = [scale[0], scale[1] - scale[0], math.log(ratio[0]), math.log(ratio[1]) - math.log(ratio[0]), *ratio]
+        chances = [p.flip, p.jitter_p if any(p.jitter) else 0.0, p.gray, p.blur, p.solarize]
+        low = [max(0.0, 1 - s) for s in p.jitter[:3]] + [-p.jitter[3], p.blur_sigma[0]]
+        high = [1 + s for s in p.jitter[:3]] + [p.jitter[3], p.blur_sigma[1]]
+        spans = [h - lo for lo, h in zip(low, high)]
+        normal = [p.mean[c % len(p.mean)] for c in range(3)] + [1 / p.std[c % len(p.std)] for c in range(3)]
+        rows.append([*crop, *chances, *low, *spans, float(p.crop_scale is None), p.centre_fraction, *normal])
+    return torch.tensor(rows, dtype=torch.float32).double().to(device)
 
 
 def draw(policies: Sequence[Policy], keys: Tensor, sizes: Tensor, size: int, first_view: int = 0) -> Draws:
@@ -155,7 +162,9 @@ def _boxes(rows: Tensor, integers: Tensor, uniforms: Tensor, sizes: Tensor) -> T
     """
     high, wide = sizes[:, 0].double(), sizes[:, 1].double()
     column = rows[:, None, None]
-    area = (high * wide)[:, None] * (column[..., SCALE_LOW] + uniforms[..., AREA : AREA + ATTEMPTS] * column[..., SCALE_SPAN])
+    area = (high * wide)[:, None] * (
+        column[..., SCALE_LOW] + uniforms[..., AREA : AREA + ATTEMPTS] * column[..., SCALE_SPAN]
+    )
     ratio = torch.exp(column[..., LOG_LOW] + uniforms[..., RATIO : RATIO + ATTEMPTS] * column[..., LOG_SPAN])
     heights, widths = torch.floor(torch.sqrt(area / ratio) + 0.5), torch.floor(torch.sqrt(area * ratio) + 0.5)
     fits = (heights >= 1) & (heights <= high[:, None]) & (widths >= 1) & (widths <= wide[:, None])

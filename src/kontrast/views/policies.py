@@ -1,7 +1,7 @@
 """Augmentation policies by name: what each paper does to an image before the network sees it.
 
-One order serves every policy: crop, flip, jitter, gray, blur, solarize, normalise. Papers place the flip first or last; it
-commutes with all the others (they act per pixel or with a symmetric kernel), so its place can't be seen in the result.
+One order serves every policy: crop, flip, jitter, gray, blur, solarize, normalise. Papers place the flip first or last;
+it commutes with all the others (they act per pixel or with a symmetric kernel), so its place can't be seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 @dataclass(frozen=True)
 class Policy:
-    """What happens to one view. Probabilities are of the operation, strengths are torchvision's ColorJitter arguments."""
+    """What happens to one view: probabilities of operations, and strengths as torchvision's ColorJitter takes them."""
 
     crop_scale: Pair | None = (0.08, 1.0)  # share of the area; None: the centre, without chance
     crop_ratio: Pair = (3 / 4, 4 / 3)
@@ -39,16 +39,25 @@ class Policy:
     solarize: float = 0.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    colours: int | None = None  # channels that are picture (1 or 3); the rest pass untouched. None: 3 of 3 or more, else 1
+    colours: int | None = (
+        None  # channels that are picture (1 or 3); the rest pass untouched. None: 3 of 3 or more, else 1
+    )
 
     def __post_init__(self) -> None:
         for name in ("flip", "jitter_p", "gray", "blur", "solarize"):
             _check(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a probability from 0 to 1")
         if self.crop_scale is not None:
-            _check(_ordered(self.crop_scale) and self.crop_scale[1] <= 1, "crop_scale", self.crop_scale, "0 < low <= high <= 1")
+            _check(
+                _ordered(self.crop_scale) and self.crop_scale[1] <= 1,
+                "crop_scale",
+                self.crop_scale,
+                "0 < low <= high <= 1",
+            )
         _check(_ordered(self.crop_ratio), "crop_ratio", self.crop_ratio, "0 < low <= high")
         _check(0 < self.centre_fraction <= 1, "centre_fraction", self.centre_fraction, "0 < fraction <= 1")
-        _check(self.interpolation in ("bilinear", "bicubic"), "interpolation", self.interpolation, "bilinear or bicubic")
+        _check(
+            self.interpolation in ("bilinear", "bicubic"), "interpolation", self.interpolation, "bilinear or bicubic"
+        )
         _check(len(self.jitter) == 4 and min(self.jitter) >= 0, "jitter", self.jitter, "four strengths of at least 0")
         _check(self.jitter[3] <= 0.5, "jitter", self.jitter, "a hue (the fourth) of at most 0.5")
         _check(_ordered(self.blur_sigma), "blur_sigma", self.blur_sigma, "0 < low <= high")
@@ -91,6 +100,7 @@ def _check(fine: bool, name: str, given: Any, allowed: str) -> None:
 
 
 POLICIES = Registry("policy")
+SHARED = ("interpolation", "blur_kernel", "mean", "std", "colours")
 
 
 def policies(policy: str | Policy | Sequence[Policy], count: int, overrides: dict[str, Any]) -> tuple[Policy, ...]:
@@ -100,6 +110,15 @@ def policies(policy: str | Policy | Sequence[Policy], count: int, overrides: dic
     else:
         given = POLICIES.build(policy) if isinstance(policy, str) else tuple(policy)
     given = [p.override(overrides) for p in given]
+    if not given:
+        raise UsageError("views need at least one policy, got none")
+    for name in SHARED:
+        if len({getattr(p, name) for p in given}) > 1:
+            raise UsageError(
+                f"views of one call share {name}, got {[getattr(p, name) for p in given]}: make them by two calls"
+            )
+    if len({p.crop_scale is None for p in given}) > 1:
+        raise UsageError("views of one call are all cropped by chance or all central: make them by two calls")
     return tuple(given[v % len(given)] for v in range(count))
 
 
@@ -107,7 +126,9 @@ def _named(name: str, *alternatives: Policy) -> None:
     POLICIES.register(name)(lambda: alternatives)
 
 
-_CACR = Policy(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.4), gray=0.2)  # hue 0.4, always: as published, not a slip
+_CACR = Policy(
+    crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.4), gray=0.2
+)  # hue 0.4, always: as published, not a slip
 _SIMCLR = Policy(jitter=(0.8, 0.8, 0.8, 0.2), jitter_p=0.8, gray=0.2, blur=0.5, blur_kernel=0.1)
 _MOCO = Policy(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), jitter_p=0.8, gray=0.2, blur=0.5, **IMAGENET)
 _MOCO3 = dataclasses.replace(_MOCO, crop_scale=(0.08, 1.0), jitter=(0.4, 0.4, 0.2, 0.1))
@@ -125,7 +146,7 @@ _named("dcl", dataclasses.replace(_SIMCLR, blur_kernel=None, **IMAGENET))  # nor
 _named("moco-cifar", dataclasses.replace(_CIFAR, **CIFAR10))
 _named("hcl-cifar", dataclasses.replace(_CIFAR, blur=0.5, blur_kernel=3, **CIFAR10))
 _named("randbit-mnist", Policy(crop_scale=(0.5, 1.0), flip=0.0, colours=1))
-_named("digits", Policy(crop_scale=(0.5, 1.0), flip=0.0, jitter=(0.4, 0.4, 0.4, 0.4), jitter_p=0.8, gray=0.2))
+_named("digits", Policy(crop_scale=(0.5, 1.0), flip=0.0, jitter=(0.4, 0.4, 0.4, 0.5), gray=0.3))
 _named("crop-flip", Policy(crop_scale=(0.2, 1.0), **IMAGENET))
 _named("evaluate", Policy(crop_scale=None, flip=0.0, **IMAGENET))
 _named("evaluate-imagenet", Policy(crop_scale=None, centre_fraction=0.875, flip=0.0, **IMAGENET))

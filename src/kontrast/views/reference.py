@@ -1,4 +1,4 @@
-"""The definition of the views in plain torch, vectorised over the batch; runs on any device, and is the CPU's own form."""
+"""The definition of the views in plain torch, vectorised over the batch: for any device, and the CPU's own form."""
 
 from __future__ import annotations
 
@@ -39,14 +39,19 @@ def render_part(images: Tensor, sizes: Tensor, draws: Draws, policies: Sequence[
         picture = colour.jitter(picture, factors, flat.hue * flat.jitter, flat.operations())
     if colours == 3 and any(p.gray for p in policies):
         picture = colour.where(picture, flat.gray, colour.to_gray)
-    radius = policy.radius(size)
-    if radius and any(p.blur for p in policies):
+    radius = blur_radius(policies, size)
+    if radius:
         picture = colour.where(picture, flat.blur, lambda ps, sigma: blur(ps, sigma, radius), flat.sigma)
     if any(p.solarize for p in policies):
         picture = colour.where(picture, flat.solarize, colour.solarize)
     store(picture, policy, out)
     if channels > colours:
         out[:, :, colours:] = images[:, colours:, :1, :1] / 255.0
+
+
+def blur_radius(policies: Sequence[Policy], size: int) -> int:
+    """The longest reach of a blur among the views; 0 where none is blurred."""
+    return max((p.radius(size) for p in policies if p.blur), default=0)
 
 
 def picture_channels(policy: Policy, channels: int) -> int:
@@ -56,7 +61,7 @@ def picture_channels(policy: Policy, channels: int) -> int:
 
 def crop(images: Tensor, sizes: Tensor, draws: Draws, policy: Policy, size: int) -> list[Tensor]:
     """The boxes of the draws [V, B] resampled to `size`, flipped where drawn: planes [V * B, h, w] in [0, 1]."""
-    views, batch = draws.top.shape
+    views = len(draws.top)
     pixels = images.float().mul_(1 / 255)
     high, wide = sizes[:, 0].float(), sizes[:, 1].float()
     parts = []

@@ -12,7 +12,7 @@ SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
 
 
 def kernel(distance: Tensor, interpolation: str) -> Tensor:
-    """The filter at a distance >= 0 in units of its scale: the triangle, or Keys' cubic with a = -1/2. Overwrites its input."""
+    """The filter at a distance >= 0 in units of its scale: triangle, or Keys' cubic, a = -1/2. Overwrites its input."""
     if interpolation == "bilinear":
         return distance.neg_().add_(1).clamp_(min=0)
     near = (1.5 * distance - 2.5) * distance * distance + 1
@@ -21,7 +21,14 @@ def kernel(distance: Tensor, interpolation: str) -> Tensor:
 
 
 def taps(
-    start: Tensor, length: Tensor, low: Tensor, high: Tensor, source: int, size: int, interpolation: str, flip: Tensor | None = None
+    start: Tensor,
+    length: Tensor,
+    low: Tensor,
+    high: Tensor,
+    source: int,
+    size: int,
+    interpolation: str,
+    flip: Tensor | None = None,
 ) -> Tensor:
     """Weights [n, size, source] that bring source pixels in [low, high) to `size` pixels over [start, start + length).
 

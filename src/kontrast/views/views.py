@@ -5,13 +5,15 @@ V views, L local views, B images, C channels of which the first 1 or 3 are the p
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kontrast.registry import UsageError
+from kontrast.registry import EnvironmentFault, UsageError
 from kontrast.views import reference
 from kontrast.views.draws import Draws, draw_rows, table
 from kontrast.views.policies import Policy, policies
@@ -23,12 +25,13 @@ class Views:
     """Makes `count` views of `size` pixels by a policy of `POLICIES`; fields of the policy can be overridden by name.
 
     `views(images, keys)` is [V, B, C, size, size]. With local_count > 0 (multi-crop) it is a pair: the global views and
-    [L, B, C, local_size, local_size] local views, whose crops take `local_scale` of the area. View numbers go on from the
-    global to the local ones, so that adding local views leaves the global ones as they are.
+    [L, B, C, local_size, local_size] local views, whose crops take `local_scale` of the area. View numbers go on from
+    the global to the local ones, so that adding local views leaves the global ones as they are.
 
-    Every draw is a function of the image's key and the view's number alone: the batch it is in, the device, the rank and the
-    order can't change it. Channels past the picture (`colours`, 1 or 3) hold one value each: they pass as value / 255,
-    neither augmented nor normalised. With channels_last, `views.flatten(0, 1)` is channels-last without a copy.
+    Every draw is a function of the image's key and the view's number alone: the batch it is in, the device, the rank
+    and the order can't change it. Channels past the picture (`colours`, 1 or 3) hold one value each: they pass as
+    value / 255, neither augmented nor normalised. With channels_last, `views.flatten(0, 1)` is channels-last without
+    a copy.
     """
 
     def __init__(
@@ -81,29 +84,44 @@ class Views:
             self._tables[device] = table(self.policies + self.local_policies, device)
         return self._tables[device]
 
-    def _make(self, images: Tensor, keys: Tensor, sizes: Tensor | None, chosen: tuple[Policy, ...], size: int, first: int) -> Tensor:
+    def _make(
+        self, images: Tensor, keys: Tensor, sizes: Tensor | None, chosen: tuple[Policy, ...], size: int, first: int
+    ) -> Tensor:
         rows = self._table(keys.device)[first : first + len(chosen)]
         out = _empty(len(chosen), images, size, self.dtype, self.channels_last)
-        if self.implementation == "triton" or (self.implementation == "auto" and images.is_cuda):
-            from kontrast.views import fused
+        if self._fused(images):
+            from kontrast.views import triton_launch
 
-            parameters = fused.draw(rows, keys, sizes, images.shape[2:], size, first)
-            fused.render(images, sizes, parameters, chosen, out)
+            parameters = triton_launch.draw(rows, keys, sizes, images.shape[2:], size, first)
+            triton_launch.render(images, sizes, parameters, chosen, out)
         else:
             sizes = _whole(images, keys) if sizes is None else sizes
             reference.render(images, sizes, draw_rows(rows, keys, sizes, size, first), chosen, out)
         return out
 
+    def _fused(self, images: Tensor) -> bool:
+        if self.implementation == "auto":
+            return images.is_cuda and find_spec("triton") is not None
+        if self.implementation == "triton" and not images.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            raise EnvironmentFault(
+                f"the fused views need a CUDA device, the images are on {images.device}: use implementation='torch'"
+            )
+        return self.implementation == "triton"
+
     def _check(self, images: Tensor, keys: Tensor, sizes: Tensor | None) -> None:
         """Refuses what would give a wrong picture."""
         if not isinstance(images, Tensor) or images.dtype != torch.uint8 or images.dim() != 4:
             given = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-            raise UsageError(f"views need uint8 images [B, C, H, W], got {given}: give pixels from 0 to 255 as they were decoded")
+            raise UsageError(
+                f"views need uint8 images [B, C, H, W], got {given}: give pixels from 0 to 255 as they were decoded"
+            )
         if not all(images.shape):
             raise UsageError(f"views need at least one image, channel and pixel, got images {list(images.shape)}")
         if not isinstance(keys, Tensor) or keys.dtype != torch.int64 or keys.shape != images.shape[:1]:
             given = f"{keys.dtype} {list(keys.shape)}" if isinstance(keys, Tensor) else type(keys).__name__
-            raise UsageError(f"views need one int64 key an image, [{len(images)}], got {given}: make them with kontrast.views.keys")
+            raise UsageError(
+                f"views need one int64 key an image, [{len(images)}], got {given}: make them with kontrast.views.keys"
+            )
         if keys.device != images.device:
             raise UsageError(f"views need keys on the images' device {images.device}, got {keys.device}")
         if sizes is not None and (sizes.dtype != torch.int64 or sizes.shape != (len(images), 2)):

@@ -1,5 +1,5 @@
 "use strict";
-// The map of test images and the neighbours of a few. Tiles are cut from one sprite and shown as pictures of their own.
+// The map of images and the neighbours of a few. Tiles are cut from one sprite and shown as pictures of their own.
 
 const COLOURS = 10;
 
@@ -107,7 +107,7 @@ function mapFigure(gallery, choice, several) {
   const figure = element("figure", { class: "plot map" },
     element("div", { class: "headed" }, element("h3", { text: title }),
       element("div", { class: "actions" }, pictures, csvButton(`map-${gallery.runName}`, title, () => mapRows(gallery)))),
-    element("p", { class: "quiet", text: `${gallery.points.length.toLocaleString("en-US")} test images placed by ${gallery.method || "projection"}; nearness means something, the axes do not.` }),
+    element("p", { class: "quiet", text: `${gallery.points.length.toLocaleString("en-US")} images placed by ${gallery.method || "projection"}${several ? "." : "; nearness means something, the axes do not."}` }),
     box);
   const map = { gallery, choice, box, pictures: !gallery.labelled, at: -1 };
   whenSized(box, (width) => drawMap(map, width));
@@ -128,7 +128,7 @@ function drawMap(map, width) {
   const { gallery, choice, box } = map;
   const height = Math.round(Math.min(width * 0.8, Math.max(320, width * 0.66), 580));
   const root = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "application",
-    "aria-label": `Map of ${gallery.points.length} test images. Arrow keys go from image to image.` });
+    "aria-label": `Map of ${gallery.points.length} images. Arrow keys go from image to image.` });
   const reach = (axis) => [Math.min(...gallery.points.map((p) => p[axis])), Math.max(...gallery.points.map((p) => p[axis]))];
   const fit = ([low, high], size) => (value) => (high > low ? 22 + ((value - low) / (high - low)) * (size - 44) : size / 2);
   const [x, y] = [fit(reach("x"), width), fit(reach("y"), height)];
@@ -265,7 +265,7 @@ function neighbourRows(gallery) {
 }
 
 function neighbourSentence(gallery) {
-  const where = gallery.neighbours_from === "train" ? "train images" : "other test images";
+  const where = gallery.neighbours_from === "train" ? "train images" : "other images";
   const pairs = gallery.queries.flatMap((query) => query.neighbours.map((other) => [query.label, other.label])).filter(([a, b]) => isNumber(a) && isNumber(b));
   const drawn = `Queries drawn at random${pairs.length ? ", class by class" : ""}; their nearest ${where} by cosine, nearest first.`;
   if (!pairs.length) return drawn;

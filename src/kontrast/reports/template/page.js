@@ -1,7 +1,9 @@
 "use strict";
 // Puts the page together from its data. A section stands only where there is something to show.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+// File names may hold bytes that are no text; they are shown with the sign for that.
+const shown = (key, value) => (typeof value === "string" && value.toWellFormed ? value.toWellFormed() : value);
+const data = JSON.parse(document.getElementById("data").textContent, shown);
 const page = document.getElementById("page");
 const contents = element("nav", { "aria-label": "Contents" });
 
@@ -74,7 +76,7 @@ function mapSection(galleries) {
   const maps = element("div", { class: several ? "maps several" : "maps" }, ...galleries.map((gallery) => mapFigure(gallery, choice, several)));
   if (choice.classes.length) maps.append(classLegend(choice));
   else maps.style.gridTemplateColumns = several ? "" : "minmax(0, 1fr)";
-  page.append(section("map", "Map", several ? "Point at an image to see it here and find it on the other maps. Pick classes to bring them out."
+  page.append(section("map", "Map", several ? "Point at an image to see it and to find it on the other maps. Nearness means something, the axes do not."
     : `Point at, touch or step to an image to see it.${choice.classes.length ? " Pick classes to bring them out." : ""}`, maps));
 }
 

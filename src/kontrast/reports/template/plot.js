@@ -64,7 +64,7 @@ function drawPlot(box, plot, width) {
   }
   for (const value of ticks(scale.x0, scale.x1, Math.max(2, Math.floor(width / 55)), plot.x.whole)) {
     root.append(shape("line", { class: "axis", x1: x(value), x2: x(value), y1: inner.bottom, y2: inner.bottom + 4 }),
-      shape("text", { x: x(value), y: inner.bottom + 17, "text-anchor": "middle", text: formatNumber(value) }));
+      shape("text", { x: Math.min(x(value), width - 3.6 * formatNumber(value).length), y: inner.bottom + 17, "text-anchor": "middle", text: formatNumber(value) }));
   }
   root.append(shape("line", { class: "axis", x1: inner.left, x2: inner.right, y1: inner.bottom, y2: inner.bottom }),
     shape("text", { x: inner.left - 8, y: 11, "text-anchor": "start", dx: -scale.inner.left + 8, text: plot.y.label + (plot.y.log ? ", log scale" : "") }),
@@ -124,7 +124,8 @@ function readOut(box, root, cursor, tip, spoken, plot, scale) {
   function show(index) {
     at = Math.max(0, Math.min(places.length - 1, index));
     const value = places[at];
-    const rows = plot.series.map((one) => ({ one, i: nearestIndex(one.x, value) })).filter(({ one, i }) => i >= 0 && isNumber(one.y[i]));
+    const rows = plot.series.map((one) => ({ one, i: nearestIndex(one.x, value) }))
+      .filter(({ one, i }) => i >= 0 && isNumber(one.y[i]) && Math.abs(one.x[i] - value) <= (places.at(-1) - places[0]) / 50);
     cursor.replaceChildren(shape("line", { class: "hair", x1: scale.x(value), x2: scale.x(value), y1: scale.inner.top, y2: scale.inner.bottom }));
     tip.replaceChildren(element("b", { text: `${plot.x.label} ${formatNumber(value)}` }));
     for (const { one, i } of rows) {

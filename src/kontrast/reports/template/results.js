@@ -67,7 +67,7 @@ function resultTable(data) {
   for (const { group, features } of columns) head.append(element("th", { scope: "col", text: group.title + words[features] }));
   const body = element("tbody");
   data.runs.forEach((run, place) => {
-    const line = element("tr", {}, element("th", { scope: "row", text: run.name }), element("td", { text: run.summary + (run.finished ? "" : " (unfinished)") }));
+    const line = element("tr", {}, element("th", { scope: "row", text: run.name }), element("td", { class: "what", text: run.summary + (run.finished ? "" : " (unfinished)") }));
     for (const { group, features } of columns) {
       const row = group.rows.find((one) => one.run === place && one.features === features);
       line.append(element("td", {}, row ? formatPercent(row.accuracy) : "–", row ? rangeText(row) : null));

@@ -27,7 +27,10 @@ FLIP_P, JITTER_P, GRAY_P, BLUR_P, SOLARIZE_P = (tl.constexpr(i) for i in range(d
 LOW, SPAN, CENTRE, FRACTION = (tl.constexpr(i) for i in (draws.LOW, draws.SPAN, draws.CENTRE, draws.FRACTION))
 COLUMNS = tl.constexpr(draws.COLUMNS)
 WORD_0, WORD_1, WORD_2, WORD_3 = (tl.constexpr(word) for word in draws.ORDER_WORDS)
-PARAMETERS = tl.constexpr(16)  # floats a view in what the kernel writes: the fields of Draws in their order
+NORMAL = tl.constexpr(draws.NORMAL)
+PARAMETERS = tl.constexpr(
+    24
+)  # floats a view in what the kernel writes: the fields of Draws, three means, three inverse deviations
 
 
 @triton.jit
@@ -61,7 +64,7 @@ def within(stream, row, inside, slot: tl.constexpr, column: tl.constexpr):
 
 @triton.jit
 def crop_box(stream, row, inside, high, wide):
-    """The first of ten attempts that fits, else the largest centred box of an allowed ratio: top, left, height, width."""
+    """Top, left, height, width of the first of ten attempts that fits, else the largest centred box of a fair ratio."""
     scale_low, scale_span = tl.load(row + SCALE_LOW, inside, 0.0), tl.load(row + SCALE_SPAN, inside, 0.0)
     log_low, log_span = tl.load(row + LOG_LOW, inside, 0.0), tl.load(row + LOG_SPAN, inside, 0.0)
     ratio_low, ratio_high = tl.load(row + RATIO_LOW, inside, 1.0), tl.load(row + RATIO_HIGH, inside, 1.0)
@@ -94,9 +97,20 @@ def centre_side(length, shorter, fraction, SIZE: tl.constexpr):
 
 @triton.jit
 def draw_kernel(
-    keys, sizes, table, out, batch, total, first_view, height, width, SIZED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr
+    keys,
+    sizes,
+    table,
+    out,
+    batch,
+    total,
+    first_view,
+    height,
+    width,
+    SIZED: tl.constexpr,
+    SIZE: tl.constexpr,
+    LANES: tl.constexpr,
 ):
-    """Writes [V * B, 16] floats: the fields of Draws. Without SIZED every image is height x width."""
+    """Writes [V * B, PARAMETERS] floats. Without SIZED every image is height x width."""
     place = tl.program_id(0) * LANES + tl.arange(0, LANES)
     inside = place < total
     image, view = place % batch, place // batch
@@ -132,3 +146,5 @@ def draw_kernel(
     tl.store(out + 12, happens(stream, row, inside, BLUR, BLUR_P), inside)
     tl.store(out + 13, within(stream, row, inside, SIGMA, 4), inside)
     tl.store(out + 14, happens(stream, row, inside, SOLARIZE, SOLARIZE_P), inside)
+    for i in tl.static_range(6):
+        tl.store(out + 15 + i, tl.load(row + NORMAL + i, inside, 0.0).to(tl.float32), inside)

@@ -1,0 +1,214 @@
+"""NT-Xent forward and backward beside lightly, pytorch-metric-learning and plain torch: error, then time and memory.
+
+    python benchmarks/kernels.py [--quick] [--tune] [--json FILE]
+
+Peers that are not installed are left out. Errors are against float64 on the same inputs. Memory is what a call adds at
+its peak. On CUDA the last column is the share of the bf16 matrix rate measured here, counting 6 M^2 D operations (three
+products of M rows by M rows at width D); "captured" replays the same call as a CUDA graph, which peers can't be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+TEMPERATURE, WIDTH = 0.1, 128
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def plain(z1: Tensor, z2: Tensor) -> Tensor:
+    """What a reader of the paper writes: the whole matrix and cross_entropy."""
+    z = F.normalize(torch.cat([z1, z2]), dim=1)
+    logits = (z @ z.T / TEMPERATURE).fill_diagonal_(-torch.inf)
+    target = torch.arange(len(z), device=z.device).roll(len(z1))
+    return F.cross_entropy(logits if z.dtype == torch.float64 else logits.float(), target)
+
+
+def contenders() -> dict[str, Loss]:
+    from kontrast.objectives import objective
+
+    nt_xent = objective("nt-xent", temperature=TEMPERATURE)
+    found: dict[str, Loss] = {"kontrast": lambda z1, z2: nt_xent(z1, z2), "plain torch": plain}
+    try:
+        from lightly.loss import NTXentLoss
+
+        found["lightly"] = NTXentLoss(temperature=TEMPERATURE)
+    except ImportError:
+        print("lightly is not installed: left out")
+    try:
+        from pytorch_metric_learning.losses import NTXentLoss as Metric
+
+        metric = Metric(temperature=TEMPERATURE)
+        found["pytorch-metric-learning"] = lambda z1, z2: metric(
+            torch.cat([z1, z2]), torch.arange(len(z1), device=z1.device).repeat(2)
+        )
+    except ImportError:
+        print("pytorch-metric-learning is not installed: left out")
+    return found
+
+
+def views(pairs: int, kind: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Two views whose positives are alike, as they are in training."""
+    z = torch.randn(pairs, WIDTH, device=device)
+    return tuple((z + torch.randn_like(z)).to(kind).requires_grad_() for _ in range(2))  # type: ignore[return-value]
+
+
+def step(loss: Loss, z1: Tensor, z2: Tensor) -> Tensor:
+    z1.grad = z2.grad = None
+    value = loss(z1, z2)
+    value.backward()
+    return value.detach()
+
+
+def errors(loss: Loss, pairs: int, kind: torch.dtype, device: str) -> tuple[float, float]:
+    """Relative error of the value and of the gradient."""
+    torch.manual_seed(pairs)
+    z1, z2 = views(pairs, kind, device)
+    exact1, exact2 = (z.detach().double().requires_grad_() for z in (z1, z2))
+    value, exact = step(loss, z1, z2), step(plain, exact1, exact2)
+    gradient, exact_gradient = torch.cat([z1.grad, z2.grad]).double(), torch.cat([exact1.grad, exact2.grad])
+    return (
+        float((value.double() - exact).abs() / exact.abs()),
+        float((gradient - exact_gradient).norm() / exact_gradient.norm()),
+    )
+
+
+def milliseconds(call: Callable[[], object], device: str, budget: float) -> float:
+    """Median time of a call, repeated for about `budget` seconds."""
+    call()
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times: list[float] = []
+    wait()
+    started = time.perf_counter()
+    while len(times) < 3 or (time.perf_counter() - started < budget and len(times) < 200):
+        before = time.perf_counter()
+        call()
+        wait()
+        times.append(time.perf_counter() - before)
+    return 1e3 * sorted(times)[len(times) // 2]
+
+
+def captured(loss: Loss, z1: Tensor, z2: Tensor, budget: float) -> float:
+    """The same call as a CUDA graph, replayed."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(loss, z1, z2)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(loss, z1, z2)
+    return milliseconds(graph.replay, "cuda", budget)
+
+
+def peak_mib(name: str, loss: Loss, pairs: int, kind: torch.dtype, device: str) -> float:
+    """What one forward and backward adds at its peak. On the CPU a fresh process reads its own high-water mark."""
+    if device == "cuda":
+        z1, z2 = views(pairs, kind, device)
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step(loss, z1, z2)
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    command = [sys.executable, __file__, "--memory-of", name, "--pairs", str(pairs), "--type", str(kind).split(".")[1]]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def own_peak_mib(loss: Loss, pairs: int, kind: torch.dtype) -> float:
+    def high_water() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+    step(loss, *views(64, kind, "cpu"))
+    z1, z2 = views(pairs, kind, "cpu")
+    z1.sum().item()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = high_water()
+    step(loss, z1, z2)
+    return (high_water() - before) / 1024
+
+
+def matrix_rate() -> float:
+    """bf16 operations a second of a large matrix product, measured here."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * 8192**3 / (1e-3 * milliseconds(lambda: a @ a, "cuda", 0.5))
+
+
+def race(sizes: list[int], kinds: list[torch.dtype], device: str, budget: float) -> list[dict[str, object]]:
+    lines: list[dict[str, object]] = []
+    rate = matrix_rate() if device == "cuda" else None
+    for kind in kinds:
+        for pairs in sizes:
+            for name, loss in contenders().items():
+                if name == "pytorch-metric-learning" and pairs > 256:
+                    continue  # its memory is cubic in the batch
+                if name != "kontrast" and pairs > 32768:
+                    continue  # the others hold whole matrices
+                value_error, gradient_error = errors(loss, min(pairs, 2048), kind, device)
+                z1, z2 = views(pairs, kind, device)
+                line: dict[str, object] = {"type": str(kind), "pairs": pairs, "loss": name}
+                line |= {"value error": value_error, "gradient error": gradient_error}
+                line["ms"] = milliseconds(lambda loss=loss, z1=z1, z2=z2: step(loss, z1, z2), device, budget)
+                line["MiB"] = peak_mib(name, loss, pairs, kind, device)
+                if rate and name == "kontrast":
+                    line["captured ms"] = captured(loss, z1, z2, budget)
+                    line["share"] = 6e3 * (2 * pairs) ** 2 * WIDTH / (line["captured ms"] * rate)  # type: ignore[operator]
+                lines.append(line)
+                show(line, lines)
+    return lines
+
+
+def show(line: dict[str, object], lines: list[dict[str, object]]) -> None:
+    ours = next(o for o in lines if (o["type"], o["pairs"], o["loss"]) == (line["type"], line["pairs"], "kontrast"))
+    text = f"{str(line['type'])[6:]:9}{line['pairs']:>8} {line['loss']:24}"
+    text += f"{line['value error']:9.1e}{line['gradient error']:9.1e}"
+    text += f"{line['ms']:11.3f} ms{line['MiB']:10.1f} MiB"
+    text += f"{line['ms'] / ours['ms']:9.2f}x time{line['MiB'] / max(ours['MiB'], 0.1):9.2f}x memory"  # type: ignore[operator]
+    if "share" in line:
+        text += f"   captured {line['captured ms']:.3f} ms, {line['share']:.0%} of the matrix rate"
+    print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter timings")
+    parser.add_argument("--tune", action="store_true", help="time the cuts of each Triton kernel instead (CUDA)")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--pairs", type=int, nargs="*", help="sizes to run")
+    parser.add_argument("--type", default="float32", help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        print(own_peak_mib(contenders()[arguments.memory_of], arguments.pairs[0], getattr(torch, arguments.type)))
+        return
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = [512, 4096, 32768] if device == "cuda" else [256, 512, 1024, 2048, 4096]
+    sizes = arguments.pairs or (sizes[::2] if arguments.quick else sizes)
+    kinds = [torch.float32, torch.bfloat16] if device == "cuda" else [torch.float32]
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    print(
+        f"NT-Xent, temperature {TEMPERATURE}, width {WIDTH}, forward and backward; torch {torch.__version__}, {where}"
+    )
+    if arguments.tune:
+        from _kernel_shapes import tune
+
+        lines = tune(2 * max(sizes))
+    else:
+        lines = race(sizes, kinds, device, 0.3 if arguments.quick else 1.0)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"device": where, "torch": torch.__version__, "lines": lines}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Competing features (paper GCL): easy information laid over images, to see what an objective suppresses.
+
+Everything is fixed by an image's stable index and a seed, so both views of an image and every epoch agree.
+Legend: N images, C channels, H x W pixels, n bits or digits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kontrast.data.counters import integers, words
+from kontrast.data.imageset import ImageSet, WithPlanes
+from kontrast.registry import DataError, UsageError
+
+OFFSETS = (0.15, 0.45, 0.75)
+DIGIT_SHARE = 28 / 224
+_BITS, _DIGIT, _BINARY = 0xB175, 0xD161, 0xB1A2
+
+
+def bits_of(index: Tensor, bits: int, seed: int = 0) -> Tensor:
+    """uint8 [N,n] of 0 and 1: a seeded hash of each index, every value of n bits equally likely."""
+    if not 0 <= bits <= 64:
+        raise UsageError(f"random bits are {bits}; allowed: 0 to 64")
+    hashed = words(index.numpy(), seed, _BITS)
+    shifts = np.arange(bits, dtype=np.uint64)
+    return torch.from_numpy(((hashed[:, None] >> shifts) & np.uint64(1)).astype(np.uint8))
+
+
+def random_bits(images: ImageSet, bits: int, seed: int = 0) -> ImageSet:
+    """RandBit: n constant channels of 0 or 255 behind the image's own. Views pass them untouched."""
+    planes = 255 * bits_of(images.index, bits, seed)  # type: ignore[arg-type]
+    factors = {**images.factors, "bits": planes // 255}
+    return dataclasses.replace(images, images=WithPlanes(images.images, planes), factors=factors)
+
+
+def overlay_digits(
+    images: ImageSet, unique: int, seed: int = 0, digits: tuple[Tensor, Tensor] | None = None
+) -> ImageSet:
+    """DigitOnImageNet: nine copies of one digit by element-wise maximum, at .15, .45 and .75 of height and width.
+
+    unique: how many different digits there are; each image's is fixed by its index. A copy takes an eighth of the
+    shorter side, as 28 of 224. digits: (uint8 [n,h,w], labels [n]); without, the first n of MNIST where its files
+    are, else of scikit-learn's scans.
+    """
+    if images.ragged:
+        raise DataError("digit overlay needs images of one size: give data.size and square images, or pack with a size")
+    scans, classes = digits if digits is not None else first_digits(unique)
+    if not 1 <= unique <= len(scans):
+        raise UsageError(f"overlay of {unique} different digits; allowed: 1 to {len(scans)}")
+    which = torch.from_numpy(integers(images.index.numpy(), unique, seed, _DIGIT))  # type: ignore[union-attr]
+    pixels = images.images.clone()
+    height, width = pixels.shape[-2:]
+    side = max(8, round(min(height, width) * DIGIT_SHARE))
+    small = _shrunk(scans[:unique], side)[which][:, None]
+    for down in OFFSETS:
+        for across in OFFSETS:
+            top, left = min(int(height * down), height - side), min(int(width * across), width - side)
+            place = pixels[:, :, top : top + side, left : left + side]
+            torch.maximum(place, small, out=place)
+    factors = {**images.factors, "overlay": which, "overlay_class": classes[which]}
+    return dataclasses.replace(images, images=pixels, factors=factors)
+
+
+def _shrunk(scans: Tensor, side: int) -> Tensor:
+    """uint8 [n,side,side], antialiased."""
+    small = torch.nn.functional.interpolate(scans[:, None].float(), (side, side), mode="bilinear", antialias=True)
+    return small[:, 0].round().clamp(0, 255).to(torch.uint8)
+
+
+def first_digits(count: int) -> tuple[Tensor, Tensor]:
+    """The first digits uint8 [n,h,w] of MNIST's training part with their labels, else of scikit-learn's 1,797 scans."""
+    from kontrast.data.official import mnist
+
+    try:
+        found = mnist("train")
+        return found.images[:count, 0], found.labels[:count]  # type: ignore[index]
+    except DataError:
+        from sklearn.datasets import load_digits
+
+        data = load_digits()
+        scans = np.floor(data.images[:count] * 255 / 16 + 0.5).astype(np.uint8)
+        return torch.from_numpy(scans), torch.from_numpy(data.target[:count].astype(np.int64))
+
+
+def binary_channels(count: int, bits: int, size: int = 32, seed: int = 0) -> ImageSet:
+    """The saturation study's images: k channels of 0 or 255, constant over space: k bits of entropy."""
+    if bits < 1:
+        raise UsageError(f"binary channels are {bits}; allowed: 1 to 64")
+    index = torch.arange(count)
+    planes = 255 * bits_of(index, bits, seed + _BINARY)
+    pixels = planes[:, :, None, None].expand(count, bits, size, size)
+    names = [f"{i:06d}" for i in range(count)]
+    return ImageSet(images=pixels, names=names, factors={"bits": planes // 255}, name=f"binary-{bits}", index=index)

@@ -1,0 +1,51 @@
+"""Labels from a CSV laid over a set of images."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from kontrast.data.imageset import ImageSet
+from kontrast.registry import DataError
+
+
+def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
+    """The images with labels from a CSV of name,label rows; a first row without an image's name is taken as a heading.
+
+    Every image needs exactly one row; rows of other images are passed over, so one file may serve train and test.
+    """
+    rows = _rows(Path(path))
+    known = set(images.names)
+    if rows and rows[0][0] not in known and rows[0][1].strip().lower() in ("label", "class", "target", "y"):
+        rows = rows[1:]
+    given: dict[str, str] = {}
+    for name, label in rows:
+        if name in given and given[name] != label:
+            raise DataError(f"{path} gives {name!r} two labels, {given[name]!r} and {label!r}: keep one")
+        given[name] = label
+    missing = [name for name in images.names if name not in given]
+    if missing:
+        raise DataError(f"{path} has no label for {len(missing)} of {len(images)} images, the first {missing[0]!r}")
+    classes = sorted(set(given.values()), key=lambda c: (not c.isdigit(), int(c) if c.isdigit() else 0, c))
+    if len(classes) < 2:
+        raise DataError(f"{path} has one class, {classes[0]!r}: a probe needs two or more")
+    number = {name: i for i, name in enumerate(classes)}
+    labels = torch.tensor([number[given[name]] for name in images.names])
+    return dataclasses.replace(images, labels=labels, classes=classes)
+
+
+def _rows(path: Path) -> list[tuple[str, str]]:
+    try:
+        with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, csv.Error) as error:
+        raise DataError(f"can't read the labels {path}: {error}") from None
+    short = next((n for n, row in enumerate(rows, 1) if len(row) < 2), None)
+    if short:
+        raise DataError(f"{path}, row {short}: needs two columns, name and label")
+    if not rows:
+        raise DataError(f"{path} is empty: it needs rows of name,label")
+    return [(row[0], row[1]) for row in rows]

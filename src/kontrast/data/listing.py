@@ -1,0 +1,151 @@
+"""What there is to decode: files of a folder or stretches of tar shards, with labels, before any pixel is read.
+
+Names are paths relative to the root with "/" between parts. Bytes that are no UTF-8 stay in them as surrogates, which
+JSON with ASCII escapes carries through unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kontrast.data.decode import SUFFIXES
+from kontrast.registry import DataError
+
+TEST_NAMES = ("test", "val", "valid", "validation")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One encoded image: a whole file, or `length` bytes of one from `offset` on. size and mtime detect a change."""
+
+    name: str
+    path: str
+    offset: int = 0
+    length: int = -1
+    size: int = 0
+    mtime: int = 0
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Items in a stable order. bad: (name, reason) of what can't be read; notes: counts of what was passed over."""
+
+    root: str
+    items: list[Item]
+    labels: np.ndarray | None = None
+    classes: list[str] | None = None
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    notes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over names, places, sizes and dates: changes when a file is added, removed or modified."""
+        digest = hashlib.sha256()
+        for i in self.items:
+            digest.update(f"{i.name}\0{i.offset}\0{i.length}\0{i.size}\0{i.mtime}\n".encode("utf-8", "surrogatepass"))
+        if self.labels is not None:
+            digest.update(self.labels.astype("<i8").tobytes())
+        digest.update(json.dumps(self.classes).encode())
+        return digest.hexdigest()
+
+    def take(self, positions: np.ndarray) -> Listing:
+        labels = None if self.labels is None else self.labels[positions]
+        return replace(self, items=[self.items[i] for i in positions], labels=labels)
+
+
+def scan_folder(root: str, follow_links: bool = False) -> Listing:
+    """All images under a folder. Sub-folders are classes where every image lies in one and there are two or more."""
+    found: list[Item] = []
+    bad: list[tuple[str, str]] = []
+    notes: dict[str, int] = {}
+    for item in _walk(root, follow_links, bad, notes):
+        if item.name.lower().endswith(SUFFIXES):
+            found.append(item)
+        else:
+            notes["other files"] = notes.get("other files", 0) + 1
+    found.sort(key=lambda item: os.fsencode(item.name))
+    if not found:
+        raise DataError(
+            f"no images in {root}: {_absence(notes, bad)}"
+            f"looked for {' '.join(s[1:] for s in SUFFIXES)}, in any case and depth"
+        )
+    heads = [item.name.split("/", 1)[0] if "/" in item.name else None for item in found]
+    classes = sorted({h for h in heads if h is not None}, key=os.fsencode)
+    if None in heads or len(classes) < 2:
+        return Listing(root, found, None, None, bad, notes)
+    number = {name: i for i, name in enumerate(classes)}
+    return Listing(root, found, np.array([number[h] for h in heads], dtype=np.int64), classes, bad, notes)  # type: ignore[index]
+
+
+def _absence(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:
+    words = [f"{count} {what}" for what, count in notes.items()]
+    if bad:
+        words.append(f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})")
+    hint = ", follow links to read them" if notes.get("links not followed") else ""
+    return f"only {', '.join(words)}{hint}; " if words else ""
+
+
+def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict[str, int]) -> Iterator[Item]:
+    """Every regular file under root, hidden names left out; a link loop ends at the second sight of a folder."""
+    seen: set[tuple[int, int]] = set()
+    stack = [("", root)]
+    while stack:
+        prefix, folder = stack.pop()
+        for entry in _entries(folder, prefix, follow_links, bad):
+            name = prefix + entry.name
+            if entry.is_symlink() and not follow_links:
+                notes["links not followed"] = notes.get("links not followed", 0) + 1
+                continue
+            try:
+                status = entry.stat()
+            except OSError as error:
+                if name.lower().endswith(SUFFIXES):
+                    bad.append((name, f"{error.strerror} ({error.errno})"))
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if follow_links and identity in seen:
+                notes["seen twice"] = notes.get("seen twice", 0) + 1
+                continue
+            seen.add(identity)
+            if entry.is_dir():
+                stack.append((name + "/", entry.path))
+            elif entry.is_file():
+                yield Item(name, entry.path, size=status.st_size, mtime=status.st_mtime_ns)
+
+
+def _entries(folder: str, prefix: str, follow_links: bool, bad: list[tuple[str, str]]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            listed = [e for e in entries if not e.name.startswith(".") and e.name != "__MACOSX"]
+    except OSError as error:
+        bad.append((prefix or ".", f"{error.strerror} ({error.errno})"))
+        return []
+    if follow_links:  # which of two links to one file is kept must not depend on the disk's order
+        listed.sort(key=lambda entry: os.fsencode(entry.name))
+    return listed
+
+
+def held_out(names: list[str], labels: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
+    """bool [N]: which images are held out, the `share` of each class whose names hash lowest.
+
+    A file that is added or removed moves no other but at the boundary. A class of one image stays in training.
+    """
+    keys = np.array(
+        [
+            int.from_bytes(hashlib.sha256(f"{seed}\0{n}".encode("utf-8", "surrogatepass")).digest()[:8], "big")
+            for n in names
+        ],
+        dtype=np.uint64,
+    )
+    mask = np.zeros(len(names), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        held = min(round(share * len(members)), len(members) - 1)
+        mask[members[np.argsort(keys[members], kind="stable")[:held]]] = True
+    return mask

@@ -1,0 +1,122 @@
+"""Tar shards in WebDataset's layout: members of one sample share a key, `000042.jpg` and `000042.cls`.
+
+A shard is indexed once and read by offset. Nothing is extracted or unpickled and no member's name becomes a path; a
+spec is a file, a folder of tars or a brace pattern, and never a command.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kontrast.data.decode import SUFFIXES
+from kontrast.data.listing import Item, Listing
+from kontrast.registry import DataError, UsageError
+
+LABEL_SUFFIXES = (".cls", ".txt")
+IGNORED_SUFFIXES = (".json",)
+MAX_LABEL = 4096
+MAX_SHARDS = 1_000_000
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+@dataclass
+class _Found:
+    items: list[Item] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    notes: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str) -> None:
+        self.notes[what] = self.notes.get(what, 0) + 1
+
+
+def is_shards(spec: str) -> bool:
+    path = Path(spec)
+    if path.is_dir():
+        return any(entry.name.endswith(".tar") for entry in os.scandir(path))
+    return spec.endswith(".tar") or bool(_BRACES.search(spec))
+
+
+def expand(spec: str) -> list[str]:
+    """The shards of a spec, in order: a tar, a folder of tars, or `train-{0000..0099}.tar`."""
+    if spec.startswith("pipe:") or "://" in spec:
+        raise UsageError(f"{spec!r}: shards are files; commands and addresses are not run or fetched")
+    if os.path.isdir(spec):
+        return sorted(entry.path for entry in os.scandir(spec) if entry.name.endswith(".tar") and entry.is_file())
+    match = _BRACES.search(spec)
+    if not match:
+        return [spec]
+    low, high = match.groups()
+    if not 0 <= int(high) - int(low) < MAX_SHARDS:
+        raise UsageError(f"{match.group()} in {spec!r}: give a rising range of at most {MAX_SHARDS:,} shards")
+    numbers = [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
+    return [path for n in numbers for path in expand(spec[: match.start()] + n + spec[match.end() :])]
+
+
+def scan_shards(spec: str) -> Listing:
+    """All images of all shards with their labels, before any pixel is read."""
+    shards = expand(spec)
+    absent = [shard for shard in shards if not os.path.isfile(shard)]
+    if absent or not shards:
+        raise DataError(
+            f"{len(absent)} of {len(shards)} shards of {spec} are missing, the first {absent[0] if absent else spec}"
+        )
+    found = _Found()
+    for shard in shards:
+        _index(shard, found)
+    if not found.items:
+        raise DataError(f"no images in the {len(shards)} shards of {spec}: {found.notes or 'they are empty'}")
+    labels, classes = _labelled(found)
+    return Listing(spec, found.items, labels, classes, found.bad, found.notes)
+
+
+def _index(shard: str, found: _Found) -> None:
+    """Add the members of one shard. A cut archive gives what lies before the cut, and one bad entry."""
+    status, stem = os.stat(shard), os.path.basename(shard)
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                suffix = os.path.splitext(member.name)[1].lower()
+                if not member.isreg() or member.issparse():
+                    found.count("members that are no plain files")
+                elif member.name.startswith("/") or ".." in member.name.split("/"):
+                    found.count("members that point outside")
+                elif suffix in SUFFIXES:
+                    name = f"{stem}/{member.name}"
+                    found.items.append(
+                        Item(name, shard, member.offset_data, member.size, status.st_size, status.st_mtime_ns)
+                    )
+                elif suffix in LABEL_SUFFIXES and member.size <= MAX_LABEL:
+                    content = tar.extractfile(member)
+                    if content is not None and (suffix == ".cls" or f"{stem}/{_key(member.name)}" not in found.labels):
+                        found.labels[f"{stem}/{_key(member.name)}"] = content.read().decode("utf-8", "replace").strip()
+                elif suffix not in IGNORED_SUFFIXES:
+                    found.count("members of other kinds")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        found.bad.append((stem, f"the archive is cut or damaged: {error}"))
+
+
+def _key(name: str) -> str:
+    """WebDataset's key: up to the first dot of the last part of the name."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/{last.split('.', 1)[0]}" if folder else last.split(".", 1)[0]
+
+
+def _labelled(found: _Found) -> tuple[np.ndarray | None, list[str] | None]:
+    """Labels where every image has one, whole numbers as they are, words in alphabetical order."""
+    given = [found.labels.get(f"{i.name.split('/', 1)[0]}/{_key(i.name.split('/', 1)[1])}") for i in found.items]
+    if any(label is None for label in given) or len(set(given)) < 2:
+        return None, None
+    words = [str(label) for label in given]
+    if all(word.isdecimal() and int(word) < 1_000_000 for word in words):
+        numbers = np.array([int(word) for word in words], dtype=np.int64)
+        return numbers, [str(i) for i in range(int(numbers.max()) + 1)]
+    classes = sorted(set(words))
+    position = {word: i for i, word in enumerate(classes)}
+    return np.array([position[word] for word in words], dtype=np.int64), classes

@@ -1,0 +1,71 @@
+"""Launches the fused kernels: uint8 images on a CUDA device to views, with no wait and no copy from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from kontrast.views import triton_draws, triton_kernels
+from kontrast.views.policies import Policy
+from kontrast.views.reference import blur_radius, picture_channels
+
+LANES = 64  # views a program of the draws
+WHOLE = 64  # up to this size one program holds a whole view
+WIDEST, PIXELS = 256, 1024  # of the tiles of larger views: as wide as may be, since lines lie together in memory
+THREAD = 8  # pixels a thread
+
+
+def draw(rows: Tensor, keys: Tensor, sizes: Tensor | None, shape: Sequence[int], size: int, first_view: int) -> Tensor:
+    """The draws as the kernels read them, float32 [V * B, 24]: the fields of `Draws`, means, inverse deviations."""
+    total = len(rows) * len(keys)
+    parameters = torch.empty((total, triton_draws.PARAMETERS.value), device=keys.device)
+    triton_draws.draw_kernel[(triton.cdiv(total, LANES),)](
+        keys, keys if sizes is None else sizes, rows, parameters, len(keys), total, first_view, *shape,
+        SIZED=sizes is not None, SIZE=size, LANES=LANES, num_warps=2,
+    )  # fmt: skip
+    return parameters
+
+
+def render(images: Tensor, sizes: Tensor | None, parameters: Tensor, policies: Sequence[Policy], out: Tensor) -> None:
+    """Fills out [V, B, C, h, w] as `reference.render` does."""
+    views, batch, channels, size, _ = out.shape
+    policy, total = policies[0], views * batch
+    colours = picture_channels(policy, channels)
+    jitters = any(p.jitter_p and any(p.jitter) for p in policies)
+    radius = blur_radius(policies, size)
+    high, wide = _tile(size)
+    tiles = triton.cdiv(size, high) * triton.cdiv(size, wide)
+    split = jitters and tiles > 1
+    buffer = out.new_empty((total, colours, size, size) if split or radius else 1, dtype=torch.int16)
+    sums = out.new_empty((total, tiles) if split else 1, dtype=torch.float32)
+    flat, grid = out.flatten(0, 1), (total * tiles,)
+    view, interleaved = (flat, *flat.stride()), colours == 3 and flat.stride()[1::2] == (1, 3)
+    tile = {"SIZE": size, "COLOURS": colours, "R": high, "Q": wide, "INTERLEAVED": interleaved}
+    tile["num_warps"] = max(1, high * wide // (32 * THREAD))
+    triton_kernels.view_kernel[grid](
+        images, *images.stride(), images if sizes is None else sizes, *images.shape[2:], parameters, batch,
+        *view, buffer, sums, SIZED=sizes is not None, CUBIC=policy.interpolation == "bicubic",
+        BOXED=policy.crop_scale is not None, JITTERS=jitters, BLURS=radius > 0, WHOLE=tiles == 1, **tile,
+    )  # fmt: skip
+    if split:
+        powers = triton.next_power_of_2(tiles)
+        triton_kernels.colour_kernel[grid](parameters, *view, buffer, sums, BLURS=radius > 0, SUMS=powers, **tile)
+    if radius:
+        blurred = torch.empty_like(buffer)
+        for source, to, along_lines in ((buffer, blurred, True), (blurred, buffer, False)):
+            triton_kernels.blur_kernel[grid](
+                parameters, *view, source, to, RADIUS=radius, ALONG_LINES=along_lines, **tile
+            )
+    if channels > colours:
+        out[:, :, colours:] = images[:, colours:, :1, :1] / 255.0
+
+
+def _tile(size: int) -> tuple[int, int]:
+    """Rows and columns of a program's tile; each a power of two."""
+    if size <= WHOLE:
+        return (triton.next_power_of_2(size),) * 2
+    wide = min(WIDEST, triton.next_power_of_2(size))
+    return max(1, PIXELS // wide), wide

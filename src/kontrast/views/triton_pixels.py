@@ -1,0 +1,214 @@
+"""What the fused kernels do to a tile [R, Q] (rows, columns) of red, green and blue, all in registers.
+
+`at` points to the view's parameters as `triton_draws` writes them. The definitions stand in `resample` and `colour`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kontrast.views import colour
+
+RED, GREEN, BLUE = tl.constexpr(colour.RED), tl.constexpr(colour.GREEN), tl.constexpr(colour.BLUE)
+FLIP, JITTER, FACTORS, HUE, ORDER, GRAY, BLUR, SIGMA, SOLARIZE = (
+    tl.constexpr(i) for i in (4, 5, 6, 9, 10, 11, 12, 13, 14)
+)
+MEAN, INVERSE = tl.constexpr(15), tl.constexpr(18)
+CONTRAST, SATURATION, TURN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+
+
+@triton.jit
+def tile_of(SIZE: tl.constexpr, R: tl.constexpr, Q: tl.constexpr):
+    """This program's rows [R], columns [Q], view, mask [R, Q] of what lies in the view, tile and number of tiles."""
+    across: tl.constexpr = (SIZE + Q - 1) // Q
+    tiles: tl.constexpr = across * ((SIZE + R - 1) // R)
+    n = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    row = tile // across * R + tl.arange(0, R)
+    column = tile % across * Q + tl.arange(0, Q)
+    return row, column, n, (row < SIZE)[:, None] & (column < SIZE)[None, :], tile, tiles
+
+
+@triton.jit
+def clamp(x):
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def kernel(distance, CUBIC: tl.constexpr):
+    if CUBIC:
+        near = (1.5 * distance - 2.5) * distance * distance + 1
+        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+        return tl.where(distance < 1, near, tl.where(distance < 2, far, 0.0))
+    else:
+        return tl.maximum(1 - distance, 0.0)
+
+
+@triton.jit
+def weight(centre, narrow, pixel, low, high, CUBIC: tl.constexpr):
+    return tl.where((pixel >= low) & (pixel < high), kernel(tl.abs(pixel + 0.5 - centre) * narrow, CUBIC), 0.0)
+
+
+@triton.jit
+def side(start, length, extent, place, SIZE: tl.constexpr, CUBIC: tl.constexpr, BOXED: tl.constexpr):
+    """One axis of the resampling: centres, narrowing, first tap, number of taps, limits, one over the weights' sum."""
+    scale = length / SIZE
+    narrow = 1 / tl.maximum(scale, 1.0)
+    reach = tl.maximum(scale, 1.0) * (2.0 if CUBIC else 1.0)
+    centre = start + (place + 0.5) * scale
+    first = tl.floor(centre - reach + 0.5)
+    count = tl.ceil(2 * reach).to(tl.int32)
+    low = start if BOXED else start * 0
+    high = start + length if BOXED else extent
+    total = tl.zeros_like(centre)
+    tap = 0
+    while tap < count:  # `range` of a number from the device fails in the interpreter of Triton 3.6
+        total += weight(centre, narrow, first + tap, low, high, CUBIC)
+        tap += 1
+    return centre, narrow, first, count, low, high, 1 / tl.where(total == 0, 1.0, total)
+
+
+@triton.jit
+def cropped(
+    image, step_c, step_h, step_w, at, extent_h, extent_w, row, column,
+    SIZE: tl.constexpr, COLOURS: tl.constexpr, CUBIC: tl.constexpr, BOXED: tl.constexpr,
+):  # fmt: skip
+    """The view's box resampled: red, green and blue in [0, 1] (three times the same for one channel)."""
+    column = tl.where(tl.load(at + FLIP) > 0, SIZE - 1 - column, column)
+    y, narrow_y, y0, count_y, low_y, high_y, norm_y = side(
+        tl.load(at), tl.load(at + 2), extent_h, row, SIZE, CUBIC, BOXED
+    )
+    x, narrow_x, x0, count_x, low_x, high_x, norm_x = side(
+        tl.load(at + 1), tl.load(at + 3), extent_w, column, SIZE, CUBIC, BOXED
+    )
+    red = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
+    green, blue = red, red
+    tap_y = 0
+    while tap_y < count_y:
+        weight_y = weight(y, narrow_y, y0 + tap_y, low_y, high_y, CUBIC) * norm_y
+        line = image + (y0 + tap_y).to(tl.int32)[:, None] * step_h
+        tap_x = 0
+        while tap_x < count_x:
+            weight_x = weight(x, narrow_x, x0 + tap_x, low_x, high_x, CUBIC) * norm_x
+            both = weight_y[:, None] * weight_x[None, :]
+            pixel = line + (x0 + tap_x).to(tl.int32)[None, :] * step_w
+            red += both * tl.load(pixel, both != 0, 0).to(tl.float32)
+            if COLOURS == 3:
+                green += both * tl.load(pixel + step_c, both != 0, 0).to(tl.float32)
+                blue += both * tl.load(pixel + 2 * step_c, both != 0, 0).to(tl.float32)
+            tap_x += 1
+        tap_y += 1
+    red, green, blue = red * (1 / 255), green * (1 / 255), blue * (1 / 255)
+    if CUBIC:
+        red, green, blue = clamp(red), clamp(green), clamp(blue)
+    return red, green, blue
+
+
+@triton.jit
+def luma(red, green, blue, COLOURS: tl.constexpr):
+    if COLOURS == 3:
+        return RED * red + GREEN * green + BLUE * blue
+    else:
+        return red
+
+
+@triton.jit
+def turned(hue, value, chroma, complement: tl.constexpr):
+    distance = hue - complement
+    distance = tl.abs(distance - tl.floor(distance + 0.5))
+    return value - chroma * clamp(2 - 6 * distance)
+
+
+@triton.jit
+def turn_hue(red, green, blue, turn):
+    value = tl.maximum(tl.maximum(red, green), blue)
+    chroma = value - tl.minimum(tl.minimum(red, green), blue)
+    inverse = 1 / tl.maximum(6 * chroma, 1e-12)
+    hue = tl.where(value == green, (blue - red) * inverse + 1 / 3, (red - green) * inverse + 2 / 3)
+    hue = tl.where(value == red, (green - blue) * inverse, hue) + turn
+    return turned(hue, value, chroma, 1 / 2), turned(hue, value, chroma, 5 / 6), turned(hue, value, chroma, 1 / 6)
+
+
+@triton.jit
+def operate(red, green, blue, operation, at, mean, COLOURS: tl.constexpr):
+    """One operation of the jitter; `mean` is used by contrast alone."""
+    if operation == TURN:
+        if COLOURS == 3:
+            red, green, blue = turn_hue(red, green, blue, tl.load(at + HUE))
+    else:
+        factor = tl.load(at + FACTORS + operation)
+        level = tl.where(operation == CONTRAST, (1 - factor) * mean, 0.0)
+        share = tl.where(operation == SATURATION, 1 - factor, 0.0)
+        base = luma(red, green, blue, COLOURS) * share + level
+        red = clamp(red * factor + base)
+        if COLOURS == 3:
+            green, blue = clamp(green * factor + base), clamp(blue * factor + base)
+    return red, green, blue
+
+
+@triton.jit
+def jittered(red, green, blue, at, inside, SIZE: tl.constexpr, COLOURS: tl.constexpr):
+    """The four operations in the view's order, on a tile that holds the whole view."""
+    order = tl.load(at + ORDER).to(tl.int32)
+    for place in tl.static_range(4):
+        operation = (order >> (2 * place)) & 3
+        level = 0.0
+        if operation == CONTRAST:
+            level = tl.sum(tl.where(inside, luma(red, green, blue, COLOURS), 0.0)) / (SIZE * SIZE)
+        red, green, blue = operate(red, green, blue, operation, at, level, COLOURS)
+    return red, green, blue
+
+
+@triton.jit
+def until_contrast(red, green, blue, at, COLOURS: tl.constexpr):
+    order = tl.load(at + ORDER).to(tl.int32)
+    before = 1
+    for place in tl.static_range(4):
+        operation = (order >> (2 * place)) & 3
+        before = tl.where(operation == CONTRAST, 0, before)
+        if before == 1:
+            red, green, blue = operate(red, green, blue, operation, at, 0.0, COLOURS)
+    return red, green, blue
+
+
+@triton.jit
+def from_contrast(red, green, blue, at, level, COLOURS: tl.constexpr):
+    order = tl.load(at + ORDER).to(tl.int32)
+    after = 0
+    for place in tl.static_range(4):
+        operation = (order >> (2 * place)) & 3
+        after = tl.where(operation == CONTRAST, 1, after)
+        if after == 1:
+            red, green, blue = operate(red, green, blue, operation, at, level, COLOURS)
+    return red, green, blue
+
+
+@triton.jit
+def finished(x, at, channel: tl.constexpr):
+    """Solarized where drawn, and normalised."""
+    threshold = tl.where(tl.load(at + SOLARIZE) > 0, 0.5, 2.0)
+    return (tl.where(x >= threshold, 1 - x, x) - tl.load(at + MEAN + channel)) * tl.load(at + INVERSE + channel)
+
+
+@triton.jit
+def store(to, step_c, step_h, step_w, row, column, inside, red, green, blue, COLOURS: tl.constexpr):
+    to += row[:, None] * step_h + column[None, :] * step_w
+    tl.store(to, red, inside)
+    if COLOURS == 3:
+        tl.store(to + step_c, green, inside)
+        tl.store(to + 2 * step_c, blue, inside)
+
+
+@triton.jit
+def store_interleaved(to, step_h, row, column, red, green, blue, SIZE: tl.constexpr):
+    """Red, green, blue, red, ... in unbroken lines: three stores with gaps between would each touch every sector."""
+    R: tl.constexpr = row.shape[0]
+    Q: tl.constexpr = column.shape[0]
+    pixels = tl.reshape(tl.join(tl.join(red, blue), tl.join(green, blue)), [R, 4 * Q])  # red, green, blue, blue
+    place = tl.arange(0, 4 * Q)
+    source = tl.minimum(place // 3 * 4 + place % 3, 4 * Q - 1)
+    line = tl.gather(pixels, tl.broadcast_to(source[None, :], [R, 4 * Q]), 1)
+    start = tl.program_id(0) % ((SIZE + Q - 1) // Q) * (3 * Q)  # as tile_of has it, in a form that shows its alignment
+    inside = (row < SIZE)[:, None] & ((place < 3 * Q) & (start + place < 3 * SIZE))[None, :]
+    tl.store(to + row[:, None] * step_h + (start + place)[None, :], line, inside)

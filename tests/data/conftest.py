@@ -1,0 +1,37 @@
+"""Folders of small pictures for the data tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Packed stores go to a folder of the test, never to the user's cache."""
+    monkeypatch.setenv("KONTRAST_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def picture(seed: int, height: int = 16, width: int = 16) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def make_folder(tmp_path):
+    """make_folder(classes=2, each=10, ragged=False, name="pictures") -> path of PNGs in class sub-folders."""
+
+    def make(classes: int = 2, each: int = 10, ragged: bool = False, name: str = "pictures") -> Path:
+        root = tmp_path / name
+        for c in range(classes):
+            place = root / f"class{c}" if classes > 1 else root
+            place.mkdir(parents=True, exist_ok=True)
+            for i in range(each):
+                seed = c * each + i
+                size = (10 + seed % 7, 12 + seed % 5) if ragged else (16, 16)
+                picture(seed, *size).save(place / f"{i:04d}.png")
+        return root
+
+    return make

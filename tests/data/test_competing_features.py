@@ -1,0 +1,82 @@
+"""RandBit and digit overlay: fixed by the index, uniform, where the paper puts them; and pictures to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kontrast.data import ImageSet, open_data
+from kontrast.data.features import binary_channels, bits_of, overlay_digits, random_bits
+from kontrast.registry import UsageError
+
+ARTEFACTS = Path(__file__).parents[2] / "artefacts"
+
+
+def black(count: int, side: int = 32) -> ImageSet:
+    return ImageSet(images=torch.zeros(count, 3, side, side, dtype=torch.uint8), names=[str(i) for i in range(count)])
+
+
+def test_bits_are_constant_channels_that_follow_the_index():
+    images = random_bits(black(40), 5, seed=3)
+    batch = images[0:40]
+    assert batch.shape == (40, 8, 32, 32) and images.channels == 8
+    assert set(batch[:, 3:].unique().tolist()) == {0, 255}
+    assert (batch[:, 3:] == batch[:, 3:, :1, :1]).all()
+    part = images.subset([7, 3])
+    assert torch.equal(part[0:2], batch[[7, 3]])
+    assert torch.equal(batch[:, 3:, 0, 0] // 255, bits_of(torch.arange(40), 5, seed=3))
+    assert not torch.equal(bits_of(torch.arange(40), 5, seed=3), bits_of(torch.arange(40), 5, seed=4))
+
+
+@pytest.mark.parametrize(("bits", "expected"), [(5, 32), (10, 1024), (15, 25643), (20, 48827)])
+def test_distinct_values_are_those_of_uniform_draws(bits, expected):
+    """SPEC: 2^n (1 - (1 - 2^-n)^N) distinct values among 50,000."""
+    drawn = bits_of(torch.arange(50_000), bits).long() @ (2 ** torch.arange(bits))
+    assert abs(len(drawn.unique()) - expected) <= 0.01 * expected
+
+
+def test_nine_copies_at_the_papers_offsets():
+    scans = torch.full((4, 28, 28), 200, dtype=torch.uint8)
+    images = overlay_digits(black(6, 224), 4, digits=(scans, torch.arange(4)))
+    marks = torch.zeros(224, 224, dtype=torch.bool)
+    for top in (33, 100, 168):
+        for left in (33, 100, 168):
+            marks[top : top + 28, left : left + 28] = True
+    assert torch.equal(images.images[0, 0] == 200, marks)
+    assert torch.equal(images.factors["overlay_class"], images.factors["overlay"])
+
+
+def test_overlay_is_a_maximum_and_fixed_by_index():
+    base = black(50)
+    base.images.fill_(90)
+    images = overlay_digits(base, 16, seed=1)
+    assert images.images.min() == 90 and base.images.max() == 90
+    again = overlay_digits(base.subset([5, 11]), 16, seed=1)
+    assert torch.equal(again.images, images.images[[5, 11]])
+    assert len(images.factors["overlay"].unique()) > 8
+    with pytest.raises(UsageError, match="different digits"):
+        overlay_digits(base, 0)
+
+
+def test_binary_channels_have_k_bits():
+    images = binary_channels(512, 4, size=8)
+    assert images.images.shape == (512, 4, 8, 8)
+    assert len(images.images[:, :, 0, 0].unique(dim=0)) == 16
+
+
+def test_pictures_to_look_at():
+    """Top: the embedded set. Middle: with digits laid over. Below: the channels of RandBit beside their image."""
+    base = open_data("digits", "test").subset(range(16))
+    rows = [torch.cat(list(base.images), dim=2), torch.cat(list(overlay_digits(base, 64).images), dim=2)]
+    bits = random_bits(base, 6)[0:16]
+    rows += [torch.cat(list(bits[:, channel : channel + 1].expand(-1, 3, -1, -1)), dim=2) for channel in range(3, 9)]
+    sheet = torch.cat(rows, dim=1).permute(1, 2, 0).numpy()
+    ARTEFACTS.mkdir(exist_ok=True)
+    Image.fromarray(sheet).resize((sheet.shape[1] * 2, sheet.shape[0] * 2), 0).save(
+        ARTEFACTS / "competing-features.png"
+    )
+    assert np.asarray(Image.open(ARTEFACTS / "competing-features.png")).std() > 20

@@ -1,0 +1,161 @@
+"""Every mode and every kind of damage: what comes out is stated, and nothing is silently black or white."""
+
+from __future__ import annotations
+
+import io
+import struct
+import time
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kontrast.data.decode import BadImage, Limits, decode, decode_file
+
+RAMP = np.linspace(0, 255, 32 * 24).reshape(24, 32).astype(np.uint8)
+
+
+def encoded(image: Image.Image, form: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def header_only_png(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds next to nothing."""
+
+    def part(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(b"\0" * 100)) + part(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("form", "slack"), [("PNG", 0), ("BMP", 0), ("TIFF", 0), ("GIF", 0), ("WEBP", 12), ("JPEG", 12)]
+)
+def test_formats_give_the_picture(form, slack):
+    pixels, note = decode(encoded(Image.fromarray(RAMP), form))
+    assert pixels.shape == (3, 24, 32) and pixels.dtype == np.uint8 and note == ""
+    assert np.abs(pixels.astype(int) - RAMP).max() <= slack
+
+
+def test_sixteen_bit_grey_is_scaled_not_saturated():
+    deep = (RAMP.astype(np.uint16) * 257).astype(np.uint16)
+    for form in ("PNG", "TIFF"):
+        pixels, _ = decode(encoded(Image.fromarray(deep), form))
+        np.testing.assert_array_equal(pixels[0], RAMP)
+
+
+def test_float_needs_a_range():
+    content = encoded(Image.fromarray((RAMP / 255).astype(np.float32)), "TIFF")
+    with pytest.raises(BadImage, match="float_range"):
+        decode(content)
+    pixels, _ = decode(content, Limits(float_range=(0.0, 1.0)))
+    assert np.abs(pixels[0].astype(int) - RAMP).max() <= 1
+
+
+def test_nan_is_no_picture():
+    values = np.full((4, 4), np.nan, dtype=np.float32)
+    with pytest.raises(BadImage, match="NaN"):
+        decode(encoded(Image.fromarray(values), "TIFF"), Limits(float_range=(0.0, 1.0)))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_alpha_is_laid_on_white(mode):
+    clear = Image.new(mode, (6, 6), (0, 0, 0, 0) if mode == "RGBA" else (0, 0))
+    half = Image.new(mode, (6, 6), (0, 0, 0, 128) if mode == "RGBA" else (0, 128))
+    assert decode(encoded(clear, "PNG"))[0].min() == 255
+    assert abs(int(decode(encoded(half, "PNG"))[0][0, 0, 0]) - 127) <= 1
+
+
+def test_palette_transparency_one_bit_and_cmyk():
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 10, 200, 30] + [0] * 762)
+    np.testing.assert_array_equal(decode(encoded(palette, "PNG"))[0][:, 0, 0], [10, 200, 30])
+    assert decode(encoded(palette, "PNG", transparency=1))[0].min() == 255
+    assert decode(encoded(Image.new("1", (4, 4), 1), "PNG"))[0].min() == 255
+    red = decode(encoded(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG"))[0][:, 8, 8].astype(int)
+    assert red[0] > 240 and red[1] < 15 and red[2] < 15
+
+
+def test_exif_turn_is_applied_with_and_without_a_bound():
+    wide = Image.fromarray(np.concatenate([np.zeros((40, 60), np.uint8), np.full((40, 60), 255, np.uint8)], axis=1))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = encoded(wide, "JPEG", exif=exif, quality=95)
+    for limits, shape in ((Limits(), (3, 120, 40)), (Limits(bound=20), (3, 60, 20))):
+        pixels, note = decode(content, limits)
+        assert pixels.shape == shape and note == "turned"
+        assert pixels[0, :10].max() < 40 and pixels[0, -10:].min() > 215
+
+
+def test_first_frame_of_an_animation_is_used_and_noted():
+    frames = [Image.new("L", (8, 8), level) for level in (40, 200)]
+    for form in ("GIF", "TIFF"):
+        pixels, note = decode(encoded(frames[0], form, save_all=True, append_images=frames[1:]))
+        assert note == "first frame" and abs(int(pixels[0, 0, 0]) - 40) <= 1
+
+
+def test_bound_shrinks_the_shorter_side_and_never_enlarges():
+    photograph = Image.fromarray(np.tile(RAMP, (20, 20)))
+    assert decode(encoded(photograph, "JPEG"), Limits(bound=120))[0].shape == (3, 120, 160)
+    assert decode(encoded(Image.fromarray(RAMP), "PNG"), Limits(bound=120))[0].shape == (3, 24, 32)
+
+
+def test_one_pixel_is_an_image():
+    assert decode(encoded(Image.new("RGB", (1, 1), (9, 8, 7)), "PNG"))[0].ravel().tolist() == [9, 8, 7]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b"<!DOCTYPE html><html></html>", "HTML"),
+        (b"just some words\n", "text"),
+        (b"PK\x03\x04" + b"\0" * 50, "zip"),
+        (bytes(range(128, 250)), "unknown"),
+    ],
+)
+def test_what_is_no_image_is_named(content, words):
+    with pytest.raises(BadImage, match=words):
+        decode(content)
+
+
+@pytest.mark.parametrize("size", [(20_000, 20_000), (9_000, 9_000), (1, 200_000)])
+def test_bombs_are_refused_from_the_header(size):
+    start = time.monotonic()
+    with pytest.raises(BadImage, match="pixels"):
+        decode(header_only_png(*size))
+    assert time.monotonic() - start < 0.5
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF"])
+def test_damage_gives_a_reason_and_nothing_else(form):
+    """Cuts and flips: the outcome is a picture of the right shape or a reason, never another exception."""
+    content = encoded(Image.fromarray(RAMP), form)
+    generator = np.random.default_rng(0)
+    reasons = 0
+    for trial in range(60):
+        damaged = bytearray(content[: len(content) * (trial % 6 + 4) // 10])
+        for place in generator.integers(0, len(damaged), 4):
+            damaged[place] = int(generator.integers(256))
+        try:
+            pixels, _ = decode(bytes(damaged))
+            assert pixels.ndim == 3 and pixels.shape[0] == 3
+        except BadImage as error:
+            reasons += bool(error.reason)
+    assert reasons > 0
+
+
+def test_truncated_is_bad_not_grey():
+    content = encoded(Image.fromarray(np.tile(RAMP, (8, 8))), "JPEG")
+    with pytest.raises(BadImage, match="damaged"):
+        decode(content[: len(content) // 2])
+
+
+def test_missing_file_carries_its_errno(tmp_path):
+    with pytest.raises(BadImage) as caught:
+        decode_file(str(tmp_path / "gone.png"))
+    assert caught.value.errno == 2

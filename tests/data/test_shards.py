@@ -1,0 +1,98 @@
+"""Tar shards are read by offset; members that point outside, run code or are no files come to nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tarfile
+
+import pytest
+import torch
+from conftest import picture
+from test_decode import encoded
+
+from kontrast.data import open_data
+from kontrast.data.shards import expand
+from kontrast.registry import DataError, UsageError
+
+
+def write_shard(path, members: list[tuple[str, bytes]], special: list[tarfile.TarInfo] = ()) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        for info in special:
+            tar.addfile(info)
+
+
+def samples(start: int, count: int) -> list[tuple[str, bytes]]:
+    members = []
+    for i in range(start, start + count):
+        members += [
+            (f"{i:05d}.png", encoded(picture(i), "PNG")),
+            (f"{i:05d}.cls", str(i % 3).encode()),
+            (f"{i:05d}.json", b"{}"),
+        ]
+    return members
+
+
+@pytest.fixture
+def shards(tmp_path):
+    for number in range(3):
+        write_shard(tmp_path / f"train-{number:04d}.tar", samples(10 * number, 10))
+    return tmp_path
+
+
+def test_folder_pattern_and_file(shards):
+    whole = open_data(shards, "all")
+    assert len(whole) == 30 and whole.labels.tolist() == [i % 3 for i in range(30)]
+    assert torch.equal(whole.images, open_data(f"{shards}/train-{{0000..0002}}.tar", "all").images)
+    assert len(open_data(shards / "train-0001.tar", "all")) == 10
+    for i in (0, 17, 29):
+        expected = torch.frombuffer(bytearray(picture(i).tobytes()), dtype=torch.uint8).view(16, 16, 3).permute(2, 0, 1)
+        assert torch.equal(whole.images[i], expected)
+    assert len(open_data(shards, "train")) + len(open_data(shards, "test")) == 30
+
+
+def test_hostile_members_come_to_nothing(tmp_path):
+    class Canary:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "canary"),)
+
+    link = tarfile.TarInfo("link.png")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    device = tarfile.TarInfo("device.png")
+    device.type = tarfile.CHRTYPE
+    good = encoded(picture(1), "PNG")
+    members = [
+        ("../outside.png", good),
+        ("/absolute.png", good),
+        ("evil.pkl", pickle.dumps(Canary())),
+        ("evil.pyd", b"x"),
+    ]
+    write_shard(tmp_path / "a.tar", samples(0, 5) + members, [link, device])
+    images = open_data(tmp_path / "a.tar", "all")
+    assert len(images) == 5 and not (tmp_path / "canary").exists() and not (tmp_path.parent / "outside.png").exists()
+    assert images.notes["members that point outside"] == 2
+    assert images.notes["members that are no plain files"] == 2
+    assert images.notes["members of other kinds"] == 2
+
+
+def test_a_cut_archive_gives_what_lies_before_the_cut(tmp_path):
+    write_shard(tmp_path / "a.tar", samples(0, 40))
+    content = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(content[: len(content) // 2 + 700])
+    images = open_data(tmp_path / "a.tar", "all", max_bad=0.2)
+    assert 10 < len(images) < 40 and images.bad
+
+
+def test_missing_shards_and_commands(tmp_path):
+    with pytest.raises(DataError, match="2 of 2 shards"):
+        open_data(f"{tmp_path}/x-{{0..1}}.tar")
+    with pytest.raises(UsageError, match="not run or fetched"):
+        open_data("pipe:touch owned; cat x.tar")
+    assert expand("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    with pytest.raises(UsageError, match="rising range"):
+        expand("a-{0..99999999999}.tar")

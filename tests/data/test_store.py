@@ -1,0 +1,164 @@
+"""Packed stores: the same pixels, cut and resumed, damaged and made again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from kontrast.data import open_data, pack
+from kontrast.data import packing as packing_module
+from kontrast.data.store import DamagedStore, open_store
+from kontrast.registry import EnvironmentFault, UsageError
+
+
+def same(a, b) -> bool:
+    if list(a.names) != list(b.names) or (a.labels is None) != (b.labels is None):
+        return False
+    if a.labels is not None and not torch.equal(a.labels, b.labels):
+        return False
+    return all(torch.equal(a.images[i], b.images[i]) for i in range(len(a)))
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_store_holds_what_the_folder_does(make_folder, tmp_path, ragged):
+    root = make_folder(classes=2, each=10, ragged=ragged)
+    made = pack(root, tmp_path / "store")
+    assert [p.name for p in made] == ["train", "test"]
+    for split in ("train", "test"):
+        stored, read = open_data(tmp_path / "store", split), open_data(root, split)
+        assert same(stored, read) and stored.ragged == ragged
+        assert stored.classes == read.classes and stored.fingerprint == read.fingerprint and stored.has_test
+
+
+def test_many_processes_give_the_same_bytes(make_folder, tmp_path, monkeypatch):
+    root = make_folder(classes=2, each=30, ragged=True)
+    monkeypatch.setattr("kontrast.data.workers.IN_PROCESS", 0)
+    monkeypatch.setattr(packing_module, "CHUNK", 8)
+    pack(root, tmp_path / "many", workers=3)
+    pack(root, tmp_path / "one", workers=1)
+    read = [(tmp_path / name / "train" / "images.u8").read_bytes() for name in ("many", "one")]
+    assert read[0] == read[1] and len(read[0]) > 0
+
+
+def test_large_folders_go_through_the_cache_once(make_folder, monkeypatch):
+    root = make_folder(classes=1, each=20)
+    monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
+    calls = []
+    first = open_data(root, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (20, 20)
+    again = open_data(root, progress=lambda done, total: calls.append("packed again"))
+    assert "packed again" not in calls and same(first, again)
+    os.utime(root / "0003.png", ns=(5, 5))
+    open_data(root, progress=lambda done, total: calls.append("packed again"))
+    assert "packed again" in calls
+
+
+CUT = """
+import sys, time
+import kontrast.data.packing as packing
+from kontrast.data import pack
+packing.CHUNK = 4
+def slow(done, total):
+    print(done, flush=True)
+    time.sleep(0.05)
+pack(sys.argv[1], sys.argv[2], progress=slow, workers=1)
+"""
+
+
+def test_killed_packing_resumes_to_the_same_bytes(make_folder, tmp_path, monkeypatch):
+    root = make_folder(classes=1, each=60, ragged=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CUT, str(root), str(tmp_path / "cut")],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    for _ in range(5):
+        child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert not (tmp_path / "cut" / "train").exists() and (tmp_path / "cut" / "train.part").is_dir()
+    monkeypatch.setattr(packing_module, "CHUNK", 4)
+    seen = []
+    pack(root, tmp_path / "cut", progress=lambda done, total: seen.append(done), workers=1)
+    assert seen[0] > 16, "the chunks before the kill were decoded again"
+    pack(root, tmp_path / "whole", workers=1)
+    read = [(tmp_path / name / "train" / "images.u8").read_bytes() for name in ("cut", "whole")]
+    assert read[0] == read[1]
+    assert not (tmp_path / "cut" / "train.part").exists()
+
+
+def test_a_cut_packing_with_flipped_bytes_starts_over_from_them(make_folder, tmp_path, monkeypatch):
+    root = make_folder(classes=1, each=24)
+    monkeypatch.setattr(packing_module, "CHUNK", 4)
+
+    def stop(done, total):
+        if done == 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(root, tmp_path / "store", progress=stop, workers=1)
+    partial = tmp_path / "store" / "train.part" / "images.u8"
+    content = bytearray(partial.read_bytes())
+    content[2 * 4 * 768 + 5] ^= 1
+    partial.write_bytes(bytes(content))
+    seen = []
+    pack(root, tmp_path / "store", progress=lambda done, total: seen.append(done), workers=1)
+    assert seen[0] == 12
+    assert same(open_data(tmp_path / "store"), open_data(root))
+
+
+@pytest.mark.parametrize("file", ["images.u8", "labels.i64", "names.json", "sizes.i64", "store.json"])
+def test_damage_is_found_and_made_good(make_folder, tmp_path, file):
+    root = make_folder(classes=2, each=10)
+    pack(root, tmp_path / "store")
+    place = tmp_path / "store" / "train"
+    content = bytearray((place / file).read_bytes())
+    content[len(content) // 2] ^= 4
+    (place / file).write_bytes(bytes(content))
+    with pytest.raises(DamagedStore, match="pack again"):
+        open_store(place)
+    if file != "store.json":
+        assert same(open_data(tmp_path / "store"), open_data(root))
+    pack(root, tmp_path / "store")
+    assert same(open_store(place), open_data(root))
+
+
+def test_damage_without_the_source_is_an_error(make_folder, tmp_path):
+    root = make_folder(classes=2, each=5)
+    pack(root, tmp_path / "store")
+    root.rename(tmp_path / "elsewhere")
+    assert len(open_data(tmp_path / "store")) == 8
+    os.truncate(tmp_path / "store" / "train" / "images.u8", 100)
+    with pytest.raises(DamagedStore, match="missing or cut"):
+        open_data(tmp_path / "store")
+
+
+def test_a_place_that_is_taken_is_kept(make_folder, tmp_path):
+    (tmp_path / "taken" / "train").mkdir(parents=True)
+    (tmp_path / "taken" / "train" / "thesis.txt").write_text("precious")
+    with pytest.raises(EnvironmentFault, match="no packed store"):
+        pack(make_folder(), tmp_path / "taken")
+    assert (tmp_path / "taken" / "train" / "thesis.txt").read_text() == "precious"
+    with pytest.raises(UsageError, match="did you mean 'follow_links'"):
+        pack(make_folder(), tmp_path / "new", follow_link=True)
+
+
+def test_the_embedded_set_packs_with_its_factors(tmp_path):
+    pack(None, tmp_path / "digits")
+    stored, made = open_data(tmp_path / "digits", "test"), open_data("digits", "test")
+    assert torch.equal(stored.images, made.images) and stored.factors.keys() == made.factors.keys()
+    assert torch.equal(stored.factors["colour"], made.factors["colour"])
+
+
+def test_opening_is_quick(make_folder, tmp_path):
+    root = make_folder(classes=2, each=100)
+    pack(root, tmp_path / "store")
+    start = time.monotonic()
+    open_data(tmp_path / "store")
+    assert time.monotonic() - start < 0.5

@@ -1,0 +1,116 @@
+"""The Triton kernels against the definition in float64, under Triton's interpreter: run by test_triton_rows.py."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(params=["exact", "bounded", "split"])
+def route(request, monkeypatch):
+    """Small problems run exactly; large ones take the shortcuts, guarded; few rows split the columns."""
+    from kontrast.kernels import triton_launch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    if request.param != "exact":
+        monkeypatch.setattr(triton_launch, "LARGE", 0)
+    if request.param == "split":
+        monkeypatch.setattr(triton_launch, "splits_of", lambda blocks, tiles, device: (2, (tiles + 1) // 2))
+    return request.param
+
+
+def compare(M, K, D, scale, shared, *, kind=torch.float32, tolerance=1e-5, with_mean=True, **arguments):
+    from kontrast.kernels import row_statistics
+
+    q = normalize(torch.randn(M, D), dim=1).to(kind)
+    k = None if K is None else (torch.randn(K, D) / D**0.5).to(kind)
+    own = None if shared is None else torch.randint(0, shared, (M,)) - 2**33
+    of = None if shared is None or K is None else torch.randint(0, shared, (K,)) - 2**33
+    found = []
+    for implementation, type_ in (("dense", torch.float64), ("triton", kind)):
+        sides = [side.to(type_).requires_grad_() for side in (q, k) if side is not None]
+        statistics = row_statistics(
+            sides[0], sides[1] if K else None, scale=scale, query_ids=own, key_ids=of,
+            implementation=implementation, with_mean=with_mean, **arguments,
+        )  # fmt: skip
+        weights = torch.rand(statistics.lse.shape, generator=torch.Generator().manual_seed(1)) + 0.5
+        loss = (weights * statistics.lse.masked_fill(statistics.lse.isneginf(), 0)).sum()
+        if with_mean:
+            loss = loss + (weights.flip(-1) * statistics.mean).sum()
+        empty = statistics.lse.isneginf()
+        gradients = torch.autograd.grad(loss, sides)
+        found.append([statistics.lse.detach().masked_fill(empty, 0), statistics.mean.detach(), *gradients, empty])
+    for truth, part in zip(*found):
+        assert part.isfinite().all()
+        assert (part.double() - truth.double()).norm() <= tolerance * truth.double().norm()
+
+
+@pytest.mark.parametrize(
+    ("M", "K", "D", "scale", "shared"),
+    [
+        (7, None, 3, 2.0, 3),
+        (150, None, 17, [2.0, -3.0], 20),
+        (130, None, 1, 1e-3, 50),
+        (129, None, 64, 0.0, None),
+        (70, 210, 130, [1.0, 5.0], 3),
+        (65, 64, 128, 10.0, 40),
+        (1, 200, 8, 4.0, None),
+        (70, None, 512, [1.0, 2.0, 3.0], 30),
+    ],
+)
+def test_equals_the_definition(route, M, K, D, scale, shared):
+    compare(M, K, D, scale, shared)
+
+
+@pytest.mark.parametrize("K", [None, 90])
+def test_lse_alone_and_detached_weights(route, K):
+    compare(140, K, 24, 5.0, 30, with_mean=False)
+    compare(140, K, 24, 5.0, 30, detach_weights=True)
+
+
+@pytest.mark.parametrize("scale", [100.0, 1000.0, -1000.0])
+@pytest.mark.parametrize("K", [None, 90])
+def test_large_scales_are_exact(route, scale, K):
+    """The bound says no to the shortcut, on the device, and the running maximum takes over."""
+    compare(100, K, 16, scale, 10, tolerance=2e-4)
+
+
+def test_half_types(route):
+    compare(130, None, 16, 2.0, 30, kind=torch.bfloat16, tolerance=5e-3)
+    compare(130, None, 16, 2.0, 30, kind=torch.float16, tolerance=1e-3)
+
+
+def test_all_pairs_left_out(route):
+    compare(70, None, 8, 3.0, 1)
+
+
+def test_ids_that_differ_in_their_upper_halves_only(route):
+    from kontrast.kernels import row_statistics
+
+    q = normalize(torch.randn(80, 8), dim=1)
+    own = torch.arange(80) % 2 * 2**32
+    found, expected = (row_statistics(q, None, scale=2.0, query_ids=own, implementation=i) for i in ("triton", "dense"))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_strided_view_and_a_misaligned_one(route):
+    from kontrast.kernels import row_statistics
+
+    base = normalize(torch.randn(81, 16), dim=1)
+    for q in (base[:, ::2], base.flatten()[1 : 1 + 80 * 16].view(80, 16), base[::2]):
+        found, expected = (row_statistics(q, None, scale=2.0, implementation=i) for i in ("triton", "dense"))
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_same_sums_every_time_where_torch_is_asked_for_them(monkeypatch):
+    from kontrast.kernels import row_statistics, triton_launch
+
+    monkeypatch.setattr(triton_launch, "LARGE", 0)
+    monkeypatch.setattr(triton_launch, "launch_triangle", lambda *_: pytest.fail("atomic sums"))
+    torch.use_deterministic_algorithms(True)
+    try:
+        row_statistics(torch.randn(40, 8), None, scale=1.0, implementation="triton")
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,106 @@
+"""Hard negatives, align-uniform, CMC, Barlow Twins, VICReg, and the metrics."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from kontrast.objectives import (
+    DCL,
+    Alignment,
+    AlignUniform,
+    BarlowTwins,
+    HardNegative,
+    InfoNCE,
+    MultiViewNCE,
+    NTXent,
+    VICReg,
+    metrics,
+)
+
+
+def test_hard_negatives_without_beta_and_tau_plus_are_nt_xent(projections, keys, bank) -> None:
+    torch.testing.assert_close(HardNegative(0.3, 0.0, 0.0)(projections), NTXent(0.3)(projections))
+    q = projections[0]
+    torch.testing.assert_close(
+        HardNegative(0.3, 0.0, 0.0)(q, keys=keys[0], bank=bank), NTXent(0.3)(q, keys=keys[0], bank=bank)
+    )
+
+
+def test_hard_negatives_grow_with_beta(projections) -> None:
+    rows = torch.stack([HardNegative(0.5, beta, 0.0).rows(projections) for beta in (0.0, 0.5, 1.0, 4.0)])
+    assert bool((rows.diff(dim=0) >= 0).all())
+
+
+def test_equal_negatives_make_beta_idle() -> None:
+    simplex = torch.eye(6, dtype=torch.float64).expand(2, -1, -1)
+    values = [HardNegative(0.5, beta, 0.1)(simplex) for beta in (0.0, 1.0, 5.0)]
+    torch.testing.assert_close(values[0], values[1])
+    torch.testing.assert_close(values[0], values[2])
+
+
+def test_clamp_holds_where_tau_plus_is_large(projections) -> None:
+    """N = n exp(-1/tau), so the row is log(1 + n exp(-1/tau - s+/tau))."""
+    same = projections[:1].expand(2, -1, -1)
+    rows = HardNegative(0.5, 0.0, 0.95).rows(same)
+    torch.testing.assert_close(rows, torch.full_like(rows, math.log1p(12 * math.exp(-2 / 0.5))))
+
+
+def test_uniformity_of_the_sphere() -> None:
+    """On S^2: -2t + log(sinh(2t)/(2t)), which is -2.080 at t = 2."""
+    z = normalize(torch.randn(4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=-1)
+    limit = -4 + math.log(math.sinh(4) / 4)
+    assert limit == pytest.approx(-2.080, abs=1e-3)
+    assert metrics.uniformity(z, t=2.0).item() == pytest.approx(limit, abs=5e-3)
+
+
+def test_metrics_are_the_losses_parts(projections, three_views) -> None:
+    terms = AlignUniform(alpha=2.0, t=2.0).terms(projections)
+    torch.testing.assert_close(metrics.alignment(projections), terms.attraction)
+    torch.testing.assert_close(metrics.uniformity(projections), terms.repulsion)
+    torch.testing.assert_close(metrics.alignment(three_views), Alignment()(three_views))
+    q = metrics.coupling_multiplier(projections, 0.3)
+    torch.testing.assert_close(q, torch.sigmoid(DCL(0.3).rows(projections)))
+    torch.testing.assert_close(q, 1 - torch.exp(-NTXent(0.3).rows(projections)))
+    torch.testing.assert_close(
+        metrics.alignment(projections, alpha=1.0),
+        (2 - 2 * (normalize(projections[0], dim=-1) * normalize(projections[1], dim=-1)).sum(-1)).sqrt().mean(),
+    )
+
+
+@pytest.mark.parametrize("call", [metrics.conditional_entropy, metrics.uniformity])
+def test_metrics_of_one_view(projections, call) -> None:
+    each = torch.stack([call(view) for view in projections])
+    torch.testing.assert_close(call(projections), each.mean())
+    torch.testing.assert_close(call(projections[:1]), each[0])
+
+
+def test_metrics_refuse_what_they_cannot_measure(projections) -> None:
+    with pytest.raises(ValueError, match="one view"):
+        metrics.alignment(projections[:1])
+    with pytest.raises(ValueError, match="1 image"):
+        metrics.uniformity(projections[:, :1])
+    with pytest.raises(ValueError, match="t is 0"):
+        metrics.uniformity(projections, t=0)
+
+
+def test_cmc_is_twice_the_symmetric_info_nce_at_two_views(projections) -> None:
+    torch.testing.assert_close(MultiViewNCE(0.2)(projections), 2 * InfoNCE(0.2, symmetric=True)(projections))
+
+
+def test_barlow_twins_is_zero_for_white_equal_views() -> None:
+    rows = torch.linalg.qr(torch.randn(32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    white = torch.linalg.qr(rows - rows.mean(0)).Q * 32**0.5
+    assert BarlowTwins(1.0)(white.expand(2, -1, -1)).item() < 1e-9
+    assert BarlowTwins(1.0)(torch.stack([white, -white])).item() == pytest.approx(16, rel=1e-4)
+
+
+def test_vicreg_is_zero_for_spread_uncorrelated_equal_views() -> None:
+    rows = torch.linalg.qr(torch.randn(32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    white = torch.linalg.qr(rows - rows.mean(0)).Q * 40
+    assert VICReg()(white.expand(2, -1, -1)).item() < 1e-9
+    collapsed = VICReg().terms(torch.ones(2, 8, 4, dtype=torch.float64))
+    assert collapsed.repulsion.item() == pytest.approx(25 * 0.99)

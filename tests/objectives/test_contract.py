@@ -1,0 +1,340 @@
+"""What every registered objective promises: its input, its terms, its rows, its precision, its words."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import kontrast.objectives
+from kontrast.objectives import OBJECTIVES, Objective, objective
+
+NAMES = sorted(OBJECTIVES)
+TAKES_BANK = [name for name in NAMES if OBJECTIVES[name].takes_bank]
+TEMPERED = [name for name in NAMES if "temperature" in OBJECTIVES.arguments(name)]
+# Weights that are constants by default are let through, so that the derivative is that of the value.
+ATTACHED = {
+    "dclw": {"detach": False},
+    "cacr": {"detach_positive_weights": False},
+    "sim-trace": {"variant": "paper", "ridge": 0.05},
+}
+# In these the sign or order of features matters, so a rotation changes the value.
+NOT_ROTATION_INVARIANT = {"swd", "barlow-twins", "vicreg", "w-mse"}
+THE_LIST = """
+    nt-xent info-nce dcl dclw decoupled-nt-xent swd align-uniform hard-negative multi-view-nce jcl cacr sim-affinity
+    sim-whitening sim-trace alignment barlow-twins vicreg w-mse
+"""
+COMPILED_BY_DEFAULT = {"nt-xent", "cacr", "jcl", "swd", "sim-whitening"}
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def momentum(name: str, B: int, D: int, dtype: torch.dtype = torch.float64) -> list[dict[str, Tensor]]:
+    """What can be given beside z: nothing, keys, keys and a bank."""
+    keys, bank = draw(2, B, D, seed=8, dtype=dtype), normalize(draw(9, D, seed=9), dim=-1).to(dtype)
+    given: list[dict[str, Tensor]] = [{}, {"keys": keys}]
+    return [*given, {"keys": keys, "bank": bank}] if OBJECTIVES[name].takes_bank else given
+
+
+def test_the_registry_is_the_list() -> None:
+    assert sorted(THE_LIST.split()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_file_class_and_words(name) -> None:
+    family = OBJECTIVES[name]
+    file = Path(inspect.getfile(family))
+    assert file.stem == name.replace("-", "_")
+    assert len(file.read_text().splitlines()) < 60
+    assert issubclass(family, Objective)
+    assert family.__name__ in kontrast.objectives.__all__
+    assert "Reference:" in family.__doc__
+    assert " = " in family.__doc__
+    assert family.paper
+    built = objective(name)
+    for argument, parameter in OBJECTIVES.arguments(name).items():
+        assert f"{argument}={parameter.default!r}" in repr(built)
+
+
+@pytest.mark.parametrize("views", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name, views) -> None:
+    loss, z = objective(name, **ATTACHED.get(name, {})), draw(views, 4, 3, seed=views).requires_grad_()
+    for given in momentum(name, 4, 3):
+        if name == "jcl" and not given:
+            query, keys = z[:1].detach().requires_grad_(), z[1:].detach()
+            assert torch.autograd.gradcheck(lambda q, k=keys: loss(torch.cat([q, k])), (query,))
+        else:
+            assert torch.autograd.gradcheck(lambda z, given=given: loss(z, **given), (z,))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_terms_sum_to_the_loss_and_rows_mean_it(name) -> None:
+    loss = objective(name)
+    for views in (2, 3):
+        z = draw(views, 6, 5)
+        for given in momentum(name, 6, 5):
+            value, terms = loss(z, **given), loss.terms(z, **given)
+            assert value.ndim == 0
+            assert all(term.ndim == 0 for term in terms.values())
+            torch.testing.assert_close(torch.stack(list(terms.values())).sum(), value)
+            assert terms.attraction is terms["attraction"]
+            try:
+                rows = loss.rows(z, **given)
+            except ValueError as refusal:
+                assert "no loss per anchor" in str(refusal)
+            else:
+                assert rows.shape[1] == 6
+                assert 1 <= rows.shape[0] <= views
+                torch.testing.assert_close(rows.mean(), value)
+    with pytest.raises(AttributeError, match="no term 'torque': the terms are attraction"):
+        _ = terms.torque
+
+
+@pytest.mark.parametrize("name", ["nt-xent", "dcl", "dclw", "decoupled-nt-xent", "hard-negative", "alignment", "cacr"])
+def test_rows_are_of_every_view(name) -> None:
+    assert objective(name).rows(draw(3, 6, 5)).shape == (3, 6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_tensors_are_two_views(name) -> None:
+    z = draw(2, 6, 5)
+    loss = objective(name)
+    torch.testing.assert_close(loss(z[0], z[1]), loss(z))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_order_of_images_does_not_matter(name) -> None:
+    loss, z = objective(name), draw(2, 6, 5)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    torch.testing.assert_close(loss(z[:, order]), loss(z))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_ROTATION_INVARIANT])
+def test_rotation_invariance(name) -> None:
+    z, rotation = draw(2, 6, 5), torch.linalg.qr(draw(5, 5, seed=3)).Q
+    torch.testing.assert_close(objective(name)(z @ rotation), objective(name)(z))
+
+
+# Whitening normalises after it: test_uniclr_identities.py has its scale.
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if objective(name).normalize and name not in ("sim-whitening", "w-mse")]
+)
+def test_length_of_projections_does_not_matter_where_the_paper_normalises(name) -> None:
+    loss, z = objective(name), draw(2, 6, 5)
+    for given in momentum(name, 6, 5):
+        longer = {key: 50 * x if key == "keys" else x for key, x in given.items()}
+        torch.testing.assert_close(loss(1e-4 * z, **longer), loss(z, **given), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_and_bank_get_no_gradient(name) -> None:
+    loss, z = objective(name), draw(2, 6, 5).requires_grad_()
+    for given in momentum(name, 6, 5)[1:]:
+        given = {key: x.requires_grad_() for key, x in given.items()}
+        loss(z, **given).backward()
+        assert z.grad.abs().max() > 0
+        assert all(x.grad is None for x in given.values())
+
+
+@pytest.mark.parametrize("name", TAKES_BANK)
+def test_the_bank_is_used_as_it_is(name) -> None:
+    """Not normalised: a longer bank has other products."""
+    given = momentum(name, 6, 5)[-1]
+    loss, z = objective(name), draw(2, 6, 5)
+    before = loss(z, **given)
+    given["bank"] = 1.5 * given["bank"]
+    assert (loss(z, **given) - before).abs() > 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_is_computed_in_float32(name) -> None:
+    """bf16 and fp16 give a float32 loss near the float32 one, under autocast too; the gradient has z's type."""
+    loss = objective(name)
+    for dtype in (torch.bfloat16, torch.float16):
+        z = draw(2, 16, 8, dtype=dtype)
+        for given in momentum(name, 16, 8, dtype):
+            exact = loss(z.double(), **{k: x.double() for k, x in given.items()})
+            half = z.clone().requires_grad_()
+            value = loss(half, **given)
+            assert value.dtype == torch.float32
+            torch.testing.assert_close(value.double(), exact, rtol=2e-2, atol=2e-2)
+            assert torch.autograd.grad(value, half)[0].dtype == dtype
+    single = draw(2, 16, 8, dtype=torch.float32)
+    torch.testing.assert_close(loss(single).double(), loss(single.double()), rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = loss(single)
+    torch.testing.assert_close(under, loss(single), rtol=0, atol=0)
+
+
+def degenerate() -> dict[str, Tensor]:
+    z = draw(2, 8, 6, dtype=torch.float32)
+    zero = z.clone()
+    zero[0, 0] = zero[1, 3] = 0
+    line = z[:1, :1].expand(2, 8, 6)
+    sign = torch.tensor([1.0, -1.0] * 4)[None, :, None]
+    return {
+        "zero rows": zero,
+        "all zero": torch.zeros_like(z),
+        "identical rows": line,
+        "identical views": z[:1].expand(2, 8, 6),
+        "antipodal rows": line * sign,
+        "antipodal views": torch.stack([z[0], -z[0]]),
+        "fewer images than width": draw(2, 2, 6, dtype=torch.float32),
+        "width 1": z[..., :1],
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_degenerate_rows_give_finite_values_and_gradients(name) -> None:
+    settings = [{}, *([{"temperature": 0.01}] if name in TEMPERED else [])]
+    settings += {"cacr": [{"t_plus": 100.0, "t_minus": 100.0}, {"cost": "rbf"}], "align-uniform": [{"alpha": 1.0}]}.get(
+        name, []
+    )
+    for arguments in settings:
+        loss = objective(name, **arguments)
+        for case, z in degenerate().items():
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                for given in momentum(name, z.shape[1], z.shape[2], dtype):
+                    half = z.to(dtype).clone().requires_grad_()
+                    value = loss(half, **given)
+                    grad = torch.autograd.grad(value, half)[0]
+                    assert bool(torch.isfinite(value)), (case, dtype, arguments)
+                    assert bool(torch.isfinite(grad).all()), (case, dtype, arguments)
+
+
+GOOD = draw(2, 4, 3)
+BAD_INPUT = {
+    "one image": (GOOD[:, :1], {}, "1 image"),
+    "one view": (GOOD[:1], {}, "one view"),
+    "one view without keys": (GOOD[0], {}, r"shape \[4, 3\]"),
+    "four dimensions": (GOOD[None], {}, r"shape \[1, 2, 4, 3\]"),
+    "no width": (GOOD[..., :0], {}, "width of at least 1"),
+    "mismatched views": (GOOD[0], {"z2": GOOD[1, :3]}, "two of one shape"),
+    "mixed types": (GOOD[0], {"z2": GOOD[1].float()}, "two of one shape"),
+    "three views in two arguments": (GOOD, {"z2": GOOD}, "two of one shape"),
+    "NaN": (GOOD * math.nan, {}, "NaN or infinity"),
+    "infinity": (GOOD + math.inf, {}, "NaN or infinity"),
+    "integers": (GOOD.long(), {}, "int64: give a floating point tensor"),
+    "a list": (GOOD.tolist(), {}, "list: give a floating point tensor"),
+    "integer z2": (GOOD[0], {"z2": GOOD[1].long()}, "z2 is torch.int64"),
+    "keys of other images": (GOOD, {"keys": draw(2, 5, 3)}, r"give \[W,4,3\]"),
+    "keys of other width": (GOOD, {"keys": draw(2, 4, 2)}, r"give \[W,4,3\]"),
+    "one key view for two queries": (GOOD, {"keys": draw(1, 4, 3)}, "one key view"),
+    "integer keys": (GOOD, {"keys": draw(2, 4, 3).long()}, "keys is torch.int64"),
+    "NaN in keys": (GOOD, {"keys": draw(2, 4, 3) * math.nan}, "keys holds NaN"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_input_is_refused(name, case) -> None:
+    z, given, message = BAD_INPUT[case]
+    for call in (objective(name), objective(name).terms, objective(name).rows):
+        with pytest.raises(ValueError, match=message):
+            call(z, **given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_banks_and_ids_are_refused_where_they_do_not_fit(name) -> None:
+    loss, keys = objective(name), draw(2, 4, 3)
+    bank, ids = draw(6, 3), torch.tensor([0, 0, 1, 1])
+    if loss.takes_bank:
+        for bad in (draw(6, 2), draw(3), draw(0, 3)):
+            with pytest.raises(ValueError, match=r"bank has shape .* give \[M,3\]"):
+                loss(GOOD, keys=keys, bank=bad)
+        with pytest.raises(ValueError, match=r"bank is torch\.int64"):
+            loss(GOOD, keys=keys, bank=bank.long())
+    else:
+        with pytest.raises(ValueError, match="takes no bank: "):
+            loss(GOOD, keys=keys, bank=bank)
+    if loss.takes_ids:
+        for bad in (ids[:3], ids.float(), ids[None], [0, 0, 1, 1]):
+            with pytest.raises(ValueError, match=r"ids are .* give int64 of shape \[4\]"):
+                loss(GOOD, ids=bad)
+        with pytest.raises(ValueError, match="all 4 ids are 5"):
+            loss(GOOD, ids=torch.full((4,), 5))
+        with pytest.raises(ValueError, match="ids were given with keys"):
+            loss(GOOD, keys=keys, ids=ids)
+    else:
+        with pytest.raises(ValueError, match="takes no ids: "):
+            loss(GOOD, ids=ids)
+
+
+@pytest.mark.parametrize("name", TEMPERED)
+@pytest.mark.parametrize("value", [0.0, -0.1, math.nan, math.inf, "0.1", None, True])
+def test_temperature_is_a_positive_number(name, value) -> None:
+    with pytest.raises(ValueError, match=r"temperature is .*: give a finite number above 0"):
+        objective(name, temperature=value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_argument_is_checked(name) -> None:
+    for argument, parameter in OBJECTIVES.arguments(name).items():
+        for bad in (math.nan, "nonsense", [1]):
+            with pytest.raises(ValueError, match=f"{argument} is "):
+                objective(name, **{argument: bad})
+        if isinstance(parameter.default, float):
+            with pytest.raises(ValueError, match=f"{argument} is -1"):
+                objective(name, **{argument: -1.0})
+    with pytest.raises(ValueError, match="has no argument 'temprature'"):
+        objective(name, temprature=0.1)
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(ValueError, match="unknown objective 'ntxent': did you mean 'nt-xent'"):
+        objective("ntxent")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in COMPILED_BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_compiles_into_one_graph(name) -> None:
+    loss, z = objective(name), draw(2, 6, 5).requires_grad_()
+    value = loss(z)
+    book = torch.autograd.grad(value, z)[0]
+    if name == "swd":
+        loss.step.zero_()
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(z)
+    torch.testing.assert_close(compiled, value)
+    torch.testing.assert_close(torch.autograd.grad(compiled, z)[0], book)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_is_captured_in_a_cuda_graph(name) -> None:
+    """Replays follow new values of z, and SWD's draws move on."""
+    loss = objective(name).cuda()
+    z = draw(2, 32, 16, dtype=torch.float32).cuda().requires_grad_()
+
+    def step() -> tuple[Tensor, Tensor]:
+        value = loss(z)
+        return value, torch.autograd.grad(value, z)[0]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for seed in (1, 2):
+        with torch.no_grad():
+            z.copy_(draw(2, 32, 16, seed=seed, dtype=torch.float32))
+        count = loss.step.clone() if name == "swd" else None
+        graph.replay()
+        ours = [x.clone() for x in captured]
+        if count is not None:
+            assert loss.step == count + 1
+            loss.step.copy_(count)
+        for mine, book in zip(ours, step()):
+            torch.testing.assert_close(mine, book, rtol=1e-4, atol=1e-5)

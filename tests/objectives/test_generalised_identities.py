@@ -1,0 +1,72 @@
+"""Decoupled NT-Xent and SWD: the identities of the generalised contrastive loss (GCL)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
+from kontrast.objectives import SWD, DecoupledNTXent, NTXent
+
+ZERO = torch.zeros((), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+def test_weight_tau_is_tau_times_nt_xent(projections, three_views, tau) -> None:
+    for z in (projections, three_views):
+        torch.testing.assert_close(DecoupledNTXent(tau, tau)(z), tau * NTXent(tau)(z))
+
+
+def test_linear_in_the_weight(projections) -> None:
+    one, two, five = (DecoupledNTXent(0.5, w)(projections) for w in (1.0, 2.0, 5.0))
+    torch.testing.assert_close(five - one, 4 * (two - one))
+
+
+def test_attraction_per_dimension_is_the_code(projections) -> None:
+    """The released code: mean((h1 - h2)^2)/2 = (1 - cos)/d; then lambda is d times smaller for the same balance."""
+    x = normalize(projections, dim=-1)
+    mean = DecoupledNTXent(1.0, 0.1, align_reduction="mean")
+    torch.testing.assert_close(mean.terms(projections).attraction, (x[0] - x[1]).square().mean() / 2)
+    literal = DecoupledNTXent(1.0, 0.5)(projections)
+    torch.testing.assert_close(mean(projections) * 5, literal + 1)
+
+
+@pytest.mark.parametrize("prior", ["hypersphere", "hypercube", "normal"])
+def test_swd_is_algorithm_1(projections, prior) -> None:
+    z = projections.clone().requires_grad_()
+    loss = SWD(prior, distribution_weight=5.0, loss_scale=10.0)
+    W = orthogonal_directions(5, 0, ZERO)
+    P = prior_rows(prior, 14, 5, 0, ZERO)
+    h = normalize(z, dim=-1) if prior == "hypersphere" else z
+    projected, aimed = h.reshape(14, 5) @ W, P @ W
+    swd = sum((projected[:, j].sort().values - aimed[:, j].sort().values).square().sum() for j in range(5)) / (14 * 5)
+    book = 10 * ((h[0] - h[1]).square().mean() / 2 + 5 * swd)
+    torch.testing.assert_close(loss(z), book)
+    torch.testing.assert_close(torch.autograd.grad(loss(z), z)[0], torch.autograd.grad(book, z)[0])
+    paper = SWD(prior, divisor="paper").terms(z).repulsion
+    loss.step.zero_()
+    torch.testing.assert_close(paper, SWD(prior).terms(z).repulsion * 14 / 5)
+
+
+def test_draws_stay_until_the_backward_pass(projections) -> None:
+    """A loss and its terms see the same draws; each training step sees new ones; the counter is in the state."""
+    z = projections.requires_grad_()
+    loss = SWD()
+    first = loss(z)
+    torch.testing.assert_close(loss.terms(z).total, first)
+    first.backward()
+    assert loss.step.item() == 1
+    second = loss(z)
+    assert (second - first).abs() > 1e-6
+    resumed = SWD()
+    resumed.load_state_dict(loss.state_dict())
+    torch.testing.assert_close(resumed(z), second, rtol=0, atol=0)
+    assert (SWD(seed=1)(z) - SWD(seed=0)(z)).abs() > 1e-6
+
+
+def test_a_batch_that_is_its_prior_has_no_distance() -> None:
+    P = prior_rows("hypersphere", 16, 5, 0, ZERO)
+    shuffled = P[torch.randperm(16, generator=torch.Generator().manual_seed(0))].view(2, 8, 5)
+    assert SWD().terms(shuffled).repulsion.item() < 1e-20
+    assert sliced_wasserstein(P, P, orthogonal_directions(5, 0, ZERO)).item() == 0

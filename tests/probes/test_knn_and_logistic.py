@@ -1,0 +1,172 @@
+"""kNN and logistic regression against float64 definitions and scikit-learn, to the digit."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from kontrast.probes import knn, logistic, nearest_rows
+from kontrast.probes.regression import Problem, fit_logistic, standardise
+from kontrast.registry import DataError, UsageError
+
+
+def features(n: int = 400, width: int = 24, classes: int = 5, noise: float = 1.6, seed: int = 0):
+    """Ill-conditioned, non-negative features of overlapping classes, as a network makes them: train and test."""
+    g = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(width, width, generator=g) * torch.logspace(0, -2, width)[:, None]
+    means = torch.randn(classes, width, generator=g)
+    y = torch.randint(classes, (n + n // 2,), generator=g)
+    x = ((means[y] + noise * torch.randn(len(y), width, generator=g)) @ mixing).relu() + 0.1
+    return x[:n], y[:n], x[n:], y[n:]
+
+
+def test_knn_equals_the_definition_in_float64():
+    train, y, test, labels = features()
+    k, temperature = 20, 0.1
+    s = normalize(test.double(), dim=1) @ normalize(train.double(), dim=1).T
+    hits = 0
+    for i in range(len(test)):
+        order = sorted(range(len(train)), key=lambda j: -s[i, j])[:k]
+        votes = [0.0] * 5
+        for j in order:
+            votes[int(y[j])] += float((s[i, j] / temperature).exp())
+        hits += int(numpy.argmax(votes)) == int(labels[i])
+    found = knn(train, y, test, labels, k=k, temperature=temperature)
+    assert found.accuracy == hits / len(test) and found.n == len(test)
+
+
+def test_knn_equals_scikit_learn():
+    neighbors = pytest.importorskip("sklearn.neighbors", reason="scikit-learn is not installed")
+    train, y, test, labels = features(noise=1.2)
+    model = neighbors.KNeighborsClassifier(
+        n_neighbors=15, algorithm="brute", weights=lambda d: numpy.exp((1 - d**2 / 2) / 0.2)
+    )
+    a, b = normalize(train.double(), dim=1), normalize(test.double(), dim=1)
+    score = model.fit(a.numpy(), y.numpy()).score(b.numpy(), labels.numpy())
+    assert knn(train.double(), y, test.double(), labels, k=15, temperature=0.2).accuracy == score
+
+
+def test_streaming_finds_the_same_rows():
+    g = torch.Generator().manual_seed(1)
+    q, rows = torch.randn(70, 8, generator=g), torch.randn(333, 8, generator=g)
+    best, where = (q @ rows.T).topk(9, dim=1)
+    s, j = nearest_rows(q, rows, 9, query_chunk=13, row_chunk=7)
+    torch.testing.assert_close(s, best)
+    assert torch.equal(j, where)
+
+
+def test_knn_survives_a_tiny_temperature_and_identical_images():
+    train, y, test, labels = features(n=60)
+    nearest = knn(train, y, test, labels, k=20, temperature=1e-4)
+    assert nearest.accuracy == knn(train, y, test, labels, k=1).accuracy
+    same = torch.ones(40, 8)
+    found = knn(same, torch.arange(40) % 2, same, torch.arange(40) % 2, k=5)
+    assert 0 <= found.accuracy <= 1
+
+
+def test_too_large_a_k_is_lowered_and_said():
+    train, y, test, labels = features(n=60)
+    found = knn(train, y, test, labels, k=200)
+    assert found.protocol["k"] == 59 and "k = 59 used" in found.note
+    assert found.accuracy == knn(train, y, test, labels, k=59).accuracy
+    assert knn(train, y, test, labels, k=60).note == ""
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("strength", [0.01, 1.0, 100.0])
+def test_logistic_equals_scikit_learn(classes, strength):
+    linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
+    train, y, test, labels = features(classes=classes, noise=2.5)
+    x, held = standardise(train.double(), test.double())
+    fit = fit_logistic(x, y, classes, strength)
+    model = linear_model.LogisticRegression(C=strength, max_iter=20_000, tol=1e-12).fit(x.numpy(), y.numpy())
+    weight, bias = fit.weight, fit.bias - fit.bias.mean()
+    if classes == 2:
+        weight, bias = weight[:, 1:] - weight[:, :1], (fit.bias[1] - fit.bias[0])[None]
+    torch.testing.assert_close(weight.T, torch.tensor(model.coef_), rtol=1e-4, atol=1e-4)
+    centred = torch.tensor(model.intercept_) - (0 if classes == 2 else float(model.intercept_.mean()))
+    torch.testing.assert_close(bias, centred, rtol=1e-4, atol=1e-4)
+    assert torch.equal(fit.predict(held), torch.tensor(model.predict(held.numpy())))
+    single = fit_logistic(x.float(), y, classes, strength)
+    assert float((single.predict(held.float()) == labels).double().mean()) == model.score(held.numpy(), labels.numpy())
+
+
+def test_the_gradient_is_the_derivative():
+    train, y, *_ = features(n=50)
+    problem = Problem(train.double(), y, 5)
+    theta = torch.randn(25, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, gradient = problem.value_and_gradient(theta, 0.5)
+    h = 1e-6
+    for place in ((0, 0), (7, 3), (24, 2)):
+        shift = torch.zeros_like(theta)
+        shift[place] = h
+        up, down = (problem.value_and_gradient(theta + s, 0.5)[0] for s in (shift, -shift))
+        assert float((up - down) / (2 * h)) == pytest.approx(float(gradient[place]), rel=1e-4, abs=1e-8)
+
+
+def test_wide_features_take_the_same_way_without_a_preconditioner(monkeypatch):
+    from kontrast.probes import regression
+
+    train, y, *_ = features(n=120)
+    (x,) = standardise(train.double())
+    full = fit_logistic(x, y, 5, 1.0)
+    monkeypatch.setattr(regression, "LARGEST_PRECONDITIONER", 8)
+    plain = fit_logistic(x, y, 5, 1.0, iterations=5000)
+    torch.testing.assert_close(plain.weight, full.weight, rtol=1e-3, atol=1e-4)
+
+
+def test_strength_is_chosen_by_held_out_accuracy():
+    """With as many noise columns as images, weak regularisation fits the noise; the choice must see that."""
+    g = torch.Generator().manual_seed(3)
+    y = torch.randint(2, (300,), generator=g)
+    x = torch.cat([y[:, None] * 2.0 + torch.randn(300, 1, generator=g), torch.randn(300, 250, generator=g)], 1)
+    found = logistic(x[:200], y[:200], x[200:], y[200:])
+    weakest = logistic(x[:200], y[:200], x[200:], y[200:], grid=(1e6,))
+    assert found.protocol["C"] <= 0.1 and found.accuracy > weakest.accuracy
+
+
+def test_constant_columns_and_scale_do_not_matter():
+    train, y, test, labels = features()
+    plain = logistic(train, y, test, labels)
+    wide = [torch.cat([1e4 * x + 7, torch.full((len(x), 2), 3.0)], 1) for x in (train, test)]
+    assert abs(logistic(wide[0], y, wide[1], labels).accuracy - plain.accuracy) <= 2 / len(test)
+
+
+def test_gaps_in_the_labels_are_no_trouble():
+    train, y, test, labels = features(classes=3)
+    assert logistic(train, 4 * y, test, 4 * labels).accuracy == pytest.approx(
+        logistic(train, y, test, labels).accuracy, abs=0.02
+    )
+    assert knn(train, 4 * y, test, 4 * labels, k=9).accuracy == knn(train, y, test, labels, k=9).accuracy
+
+
+@pytest.mark.parametrize("probe", [knn, logistic])
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (lambda a: a[0].__setitem__((3, 1), float("nan")), "not finite, first in row 3"),
+        (lambda a: a[2].__setitem__((5, 0), float("inf")), "test features are not finite, first in row 5"),
+        (lambda a: a[1].zero_(), "needs two classes"),
+        (lambda a: a[3].__setitem__(0, 99), r"train lacks: \[99\]"),
+        (lambda a: a.__setitem__(1, a[1][:-1]), "give one per image"),
+        (lambda a: a.__setitem__(2, a[2][:, :-1]), "use one encoder"),
+        (lambda a: a[1].__setitem__(0, -1), "unlabelled"),
+        (lambda a: a.__setitem__(2, a[2][:0]), "test has no images"),
+        (lambda a: a.__setitem__(1, a[1].float()), "whole numbers"),
+    ],
+)
+def test_bad_input_is_named(probe, change, hint):
+    arguments = [t.clone() for t in features(n=60)]
+    change(arguments)
+    with pytest.raises(DataError, match=hint) as caught:
+        probe(*arguments)
+    assert caught.value.exit_code == 3
+
+
+def test_bad_settings_are_named():
+    data = features(n=60)
+    for call in (lambda: knn(*data, k=0), lambda: knn(*data, temperature=0.0), lambda: logistic(*data, grid=(-1.0,))):
+        with pytest.raises(UsageError):
+            call()

@@ -1,0 +1,194 @@
+"""Linear protocols, few-shot, fine-tuning, features and intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from kontrast.networks import encoder
+from kontrast.probes import PROTOCOLS, extract_features, few_per_class, few_shot, fine_tune, linear
+from kontrast.probes.descent import Descent
+from kontrast.probes.result import interval, interval_of_means
+from kontrast.registry import DataError, UsageError
+
+
+def blobs(n: int = 300, width: int = 12, classes: int = 3, noise: float = 0.7, seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    means = torch.randn(classes, width, generator=g)
+    y = torch.randint(classes, (2 * n,), generator=g)
+    x = means[y] + noise * torch.randn(2 * n, width, generator=g)
+    return x[:n], y[:n], x[n:], y[n:]
+
+
+def pictures(n: int = 90):
+    """Three colours: red, green and blue noise."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 3
+    x = torch.randint(0, 120, (n, 3, 16, 16), generator=g, dtype=torch.uint8)
+    x[torch.arange(n), y] += 100
+    return x, y
+
+
+def test_protocols_are_those_of_the_papers():
+    rate = {name: [round(p.rate(e), 6) for e in (0, 59, 60, 80)] for name, p in PROTOCOLS.items()}
+    assert rate["moco"] == [30, 30, 3, 0.3]
+    assert rate["cacr"] == [1e-3, 1e-3, 2e-4, 4e-5]
+    assert rate["uniclr"][0] == 30 and PROTOCOLS["uniclr"].rate(50) == pytest.approx(15)
+    assert (PROTOCOLS["simclr"].lr, PROTOCOLS["simclr"].nesterov, PROTOCOLS["simclr"].deviation) == (0.2, True, 0.0)
+    assert (PROTOCOLS["dcl-lars"].optimizer, PROTOCOLS["dcl-lars"].epochs, PROTOCOLS["dcl-lars"].batch) == (
+        "lars",
+        90,
+        4096,
+    )
+
+
+@pytest.mark.parametrize("name", list(PROTOCOLS))
+def test_every_protocol_learns_and_reports_its_last_epoch(name):
+    protocol = PROTOCOLS[name]
+    if name == "dcl-lars":  # made for 1,100 steps and more: on 300 images as many epochs
+        protocol = dataclasses.replace(protocol, epochs=1100)
+    found = linear(*blobs(noise=0.5), protocol)
+    assert found.probe == f"linear-{name}" and found.accuracy > 0.9
+    assert found.accuracy == found.extra["curve"][-1] <= found.extra["best"] == max(found.extra["curve"])
+    assert found.extra["curve"][found.extra["best_epoch"]] == found.extra["best"]
+    assert len(found.extra["curve"]) == protocol.epochs
+
+
+def test_the_same_seed_gives_the_same_classifier():
+    first, again, other = (linear(*blobs(noise=2.0), "moco", seed=s) for s in (0, 0, 1))
+    assert first == again and first.extra["curve"] != other.extra["curve"]
+
+
+def test_augmented_features_are_asked_for_once_an_epoch():
+    train, y, test, labels = blobs(noise=2.0)
+    asked = []
+
+    def features_of_epoch(epoch: int) -> torch.Tensor:
+        asked.append(epoch)
+        return train + 0.1 * torch.randn(train.shape, generator=torch.Generator().manual_seed(epoch))
+
+    protocol = dataclasses.replace(PROTOCOLS["simclr"], epochs=4)
+    found = linear(train, y, test, labels, protocol, features_of_epoch=features_of_epoch)
+    assert asked == [0, 1, 2, 3] and "without augmentation" not in found.note
+    assert found.extra["curve"] != linear(train, y, test, labels, protocol).extra["curve"]
+    with pytest.raises(DataError, match="augmented train"):
+        linear(train, y, test, labels, protocol, features_of_epoch=lambda e: train[:5])
+
+
+def test_a_batch_larger_than_train_is_said():
+    assert "512 exceeds the 300 train images" in linear(*blobs(), "simclr").note
+    with pytest.raises(UsageError, match="did you mean 'moco'"):
+        linear(*blobs(), "mocco")
+
+
+@pytest.mark.parametrize(("kind", "theirs"), [("sgd", "SGD"), ("adam", "Adam")])
+def test_descent_equals_torch(kind, theirs):
+    a, b = nn.Linear(4, 3), nn.Linear(4, 3)
+    b.load_state_dict(a.state_dict())
+    extra = {"momentum": 0.9, "nesterov": True} if kind == "sgd" else {"betas": (0.5, 0.999)}
+    ours = Descent(list(a.parameters()), kind, weight_decay=0.1, **extra)
+    reference = getattr(torch.optim, theirs)(b.parameters(), lr=0.05, weight_decay=0.1, **extra)
+    for seed in range(4):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+        gradients = torch.autograd.grad(a(x).square().sum(), list(a.parameters()))
+        ours.step([g.T.contiguous().T if g.ndim > 1 else g for g in gradients], 0.05)  # in another memory layout
+        reference.zero_grad()
+        b(x).square().sum().backward()
+        reference.step()
+    for p, q in zip(a.parameters(), b.parameters()):
+        torch.testing.assert_close(p, q)
+
+
+def test_descent_by_lars_moves_a_matrix_by_its_own_norm():
+    p, b = torch.full((2, 2), 3.0), torch.zeros(2)
+    Descent([p, b], "lars").step([torch.full((2, 2), 5.0), torch.ones(2)], 0.5)
+    torch.testing.assert_close(p, torch.full((2, 2), 3.0 - 0.5 * 0.001 * 3.0))
+    torch.testing.assert_close(b, torch.full((2,), -0.5))
+
+
+def test_few_per_class_draws_as_many_of_each():
+    labels = torch.tensor([0] * 10 + [3] * 6 + [1] * 30)
+    rows = few_per_class(labels, 5, seed=1)
+    assert torch.bincount(labels[rows]).tolist() == [5, 5, 0, 5] and len(set(rows.tolist())) == 15
+    assert not torch.equal(rows, few_per_class(labels, 5, seed=2))
+    with pytest.raises(DataError, match="class 3 has 6"):
+        few_per_class(labels, 7, seed=0)
+
+
+def test_few_shot_is_the_mean_over_seeds_with_its_interval():
+    found = few_shot(*blobs(noise=1.5), shots=5, seeds=(0, 1, 2, 3))
+    values = found.extra["accuracies"]
+    assert found.accuracy == pytest.approx(sum(values) / 4) and len(set(values)) > 1
+    assert min(values) <= found.low <= found.accuracy <= found.high <= max(values)
+    more = few_shot(*blobs(noise=1.5), shots=60, seeds=(0, 1, 2, 3))
+    assert more.accuracy > found.accuracy
+
+
+def test_fine_tuning_trains_a_copy():
+    torch.manual_seed(0)
+    network = encoder("small-conv", size=16, width=16)
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    x, y = pictures()
+    found = fine_tune(network, x[:60], y[:60], x[60:], y[60:], epochs=8, batch=16, lr=0.1)
+    assert found.accuracy > 0.9 and found.probe == "fine-tune"
+    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+    probe = partial(fine_tune, network, epochs=2, batch=8)
+    assert few_shot(x[:60], y[:60], x[60:], y[60:], shots=4, seeds=(0,), probe=probe).protocol["probe"] == "fine-tune"
+    with pytest.raises(DataError, match="give one per image"):
+        fine_tune(network, x[:60], y[:59], x[60:], y[60:])
+
+
+def test_features_leave_the_encoder_as_it_was():
+    network = encoder("small-conv", size=16, width=16).train()
+    network.layers[1].eval()
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    x, _ = pictures(50)
+    features = extract_features(network, x, batch=16)
+    assert features.shape == (50, 16) and features.dtype == torch.float32
+    assert network.training and network.layers[4].training and not network.layers[1].training
+    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+    torch.testing.assert_close(features, extract_features(network, x, batch=50))
+    torch.testing.assert_close(features, extract_features(network, x.numpy(), lambda u: u.float() / 255))
+    (features @ nn.Parameter(torch.ones(16))).sum().backward()  # not a tensor of inference mode
+    with pytest.raises(DataError, match="no images"):
+        extract_features(network, x[:0])
+
+
+def test_features_come_through_views_and_image_sets():
+    """A transform with keys is called as views are, and its first view is taken."""
+    seen = []
+
+    def views(images, keys, sizes):
+        seen.append((keys.tolist(), sizes.tolist()))
+        return torch.stack([images.float() / 255, images.float() * 0])
+
+    class Set:
+        images, sizes = pictures(6)[0], torch.full((6, 2), 16)
+
+    network = encoder("small-conv", size=16, width=16)
+    features = extract_features(network, Set(), views, batch=4)
+    torch.testing.assert_close(features, extract_features(network, Set.images))
+    assert seen == [([0, 1, 2, 3], [[16, 16]] * 4), ([4, 5], [[16, 16]] * 2)]
+
+
+def test_the_interval_is_the_bootstrap_over_images():
+    correct = torch.arange(200) < 160
+    g = torch.Generator().manual_seed(1)
+    draws = correct.double()[torch.randint(200, (10_000, 200), generator=g)].mean(1)
+    expected = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    assert interval(160, 200) == pytest.approx(expected, abs=0.0051)
+    assert interval(160, 200) == interval(160, 200) and interval(200, 200) == (1.0, 1.0)
+    assert interval_of_means([0.5, 0.5]) == (0.5, 0.5)
+
+
+def test_a_result_is_one_json_line():
+    found = linear(*blobs(), dataclasses.replace(PROTOCOLS["moco"], epochs=2))
+    line = found.to_json()
+    back = json.loads(line)
+    assert "\n" not in line and back["accuracy"] == found.accuracy and back["low"] <= back["accuracy"] <= back["high"]
+    assert back["protocol"]["lr"] == 30.0 and back["n"] == 300

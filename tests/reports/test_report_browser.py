@@ -1,0 +1,230 @@
+"""The page in a real browser: no console error, every picture there, points answer to pointer, touch and keys."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_run import CLASSES, write_run
+
+from kontrast.reports import write_report
+
+pytestmark = pytest.mark.browser
+CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+ARTEFACTS = Path(__file__).parents[2] / "artefacts"
+FLAGS = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
+FLAGS += "disable-component-update disable-sync hide-scrollbars force-prefers-reduced-motion"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    binary = next((path for path in CHROMIUM if Path(path).exists()), None) or shutil.which("chromium")
+    driver = shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("needs Chromium and its driver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in FLAGS.split():
+        options.add_argument(f"--{flag}")
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield session
+    session.quit()
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+def visit(browser: Any, page: Path, width: int = 1280, scheme: str = "light") -> None:
+    """Open the page as a screen of this width and scheme, and wait until it says that it is built."""
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    wish = {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
+    browser.get(page.as_uri())
+    until(lambda: browser.execute_script("return document.documentElement.dataset.ready === 'yes'"), "the page")
+    until(lambda: browser.execute_script("return document.querySelectorAll('.plots svg').length > 0"), "the plots")
+
+
+def check(browser: Any) -> None:
+    """No word on the console, no picture missing, no image empty, nothing wider than the screen."""
+    assert browser.get_log("browser") == []
+    broken = "return [...document.images].filter((i) => !i.complete || i.naturalWidth === 0).length"
+    assert browser.execute_script(broken) == 0
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert not browser.execute_script("return document.body.innerText.match(/undefined|NaN|\\[object /)")
+
+
+def picture(browser: Any, name: str, whole: bool = True) -> None:
+    ARTEFACTS.mkdir(exist_ok=True)
+    taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": whole})
+    (ARTEFACTS / f"{name}.png").write_bytes(base64.b64decode(taken["data"]))
+
+
+@pytest.fixture(scope="module")
+def page(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report([finished_run], tmp_path_factory.mktemp("page") / "one.html")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_section_stands(browser, page, width, scheme):
+    visit(browser, page, width, scheme)
+    check(browser)
+    count = lambda selector: len(browser.find_elements("css selector", selector))  # noqa: E731
+    assert count(".plots svg") == 6
+    assert count(".map circle.point") == 1000
+    assert count(".query") == 12
+    assert count(".query img") == 12 * 9
+    assert count(".near .right .badge") + count(".near .wrong .badge") == 12 * 8
+    assert count(".bars tr") == 6
+    assert "36.7 points over the better control" in browser.find_element("css selector", ".verdict").text
+    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(253, 253, 252)" if scheme == "light" else "rgb(20, 22, 25)")
+    picture(browser, f"report-{width}-{scheme}")
+
+
+def test_hovering_shows_the_image_and_its_name(browser, page):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    visit(browser, page)
+    browser.execute_script("document.querySelector('.map svg').scrollIntoView({block: 'center'})")
+    preview = browser.find_element("css selector", ".map .preview")
+    assert not preview.is_displayed()
+    ActionChains(browser).move_to_element(browser.find_elements("css selector", ".map circle.point")[300]).perform()
+    until(preview.is_displayed, "the preview")
+    name = preview.find_element("css selector", ".quiet").text
+    digit = int(name.split("/")[1])
+    assert preview.find_element("tag name", "b").text == CLASSES[digit]
+    assert browser.execute_script("return arguments[0].querySelector('img').naturalWidth", preview) == 32
+    picture(browser, "report-hover", whole=False)
+    curve = browser.find_element("css selector", ".plots svg")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", curve)
+    ActionChains(browser).move_to_element(curve).perform()
+    tip = browser.find_element("css selector", ".plots .tip")
+    until(tip.is_displayed, "the read-out")
+    assert "epoch" in tip.text
+    check(browser)
+
+
+def test_keys_and_touch_show_it_too(browser, page):
+    visit(browser, page, 390)
+    svg = browser.find_element("css selector", ".map svg")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", svg)
+    preview = browser.find_element("css selector", ".map .preview")
+    svg.send_keys("\ue014")  # arrow right
+    until(preview.is_displayed, "the preview")
+    first = preview.text
+    svg.send_keys("\ue014")
+    assert until(lambda: preview.text != first and preview.text, "the next image")
+    svg.send_keys("\ue00c")  # escape
+    assert not preview.is_displayed()
+    place = "const r = document.querySelectorAll('.map .point')[40].getBoundingClientRect(); return [r.x + 2, r.y + 2]"
+    x, y = browser.execute_script(place)
+    browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]})
+    browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    until(preview.is_displayed, "the preview by touch")
+    check(browser)
+
+
+def test_a_class_is_brought_out_and_points_become_pictures(browser, page):
+    visit(browser, page)
+    muted = lambda: len(browser.find_elements("css selector", ".map .muted"))  # noqa: E731
+    click = "document.querySelectorAll(arguments[0])[arguments[1]].click()"
+    assert muted() == 0
+    browser.execute_script(click, ".side .legend button", 3)
+    members = int(browser.find_elements("css selector", ".side .legend small")[3].text)
+    assert muted() == 1000 - members
+    browser.execute_script(click, ".map .actions button", 0)
+    assert len(browser.find_elements("css selector", ".map image")) == 1000
+    check(browser)
+
+
+def test_numbers_come_down_as_csv_that_no_spreadsheet_runs(browser, finished_run, tmp_path):
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    gallery = json.loads((run / "gallery.json").read_text())
+    gallery["points"][0]["name"], gallery["points"][1]["name"] = '=HYPERLINK("x")', "-2+3"
+    (run / "gallery.json").write_text(json.dumps(gallery))
+    visit(browser, write_report([run], tmp_path / "page.html"))
+    folder = tmp_path / "down"
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+    browser.execute_script("document.querySelector('.map .csv').click()")
+    saved = until(lambda: list(folder.glob("*.csv")), "the download")[0]
+    rows = saved.read_text("utf-8").splitlines()
+    assert rows[0] == "name,class,x,y"
+    assert rows[1].startswith('"\'=HYPERLINK(""x"")",')
+    assert rows[2].startswith("'-2+3,")
+    assert float(rows[3].split(",")[2]) == gallery["points"][2]["x"]
+    check(browser)
+
+
+def test_hostile_names_are_shown_and_not_run(browser, finished_run, tmp_path):
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    evil = "</script><img src=x onerror=document.title='broken'>\u2028\udcff"
+    gallery = json.loads((run / "gallery.json").read_text())
+    gallery["classes"] = [f"{evil}{i}" for i in range(10)]
+    for entry in [*gallery["points"], *gallery["queries"]]:
+        entry["name"] = evil
+    (run / "gallery.json").write_text(json.dumps(gallery))
+    (run / "recipe.toml").write_text(evil.replace("\udcff", ""), "utf-8")
+    visit(browser, write_report([run], tmp_path / "page.html"))
+    check(browser)
+    assert "broken" not in browser.title
+    assert "</script><img" in browser.find_element("css selector", "pre").text
+    assert "onerror" in browser.find_element("css selector", ".side .legend button").text
+
+
+def many_classes(run: Path) -> None:
+    gallery = json.loads((run / "gallery.json").read_text())
+    gallery["classes"] = [f"kind {i:03d}" for i in range(120)]
+    for number, point in enumerate(gallery["points"]):
+        point["label"] = 12 * point["label"] + number % 12
+    (run / "gallery.json").write_text(json.dumps(gallery))
+
+
+def only_metrics(run: Path) -> None:
+    for path in run.iterdir():
+        if path.name != "metrics.jsonl":
+            path.unlink()
+    (run / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "loss": 5.0}\n{"step": 2, "epo')
+
+
+@pytest.mark.parametrize("change", [many_classes, only_metrics])
+def test_unusual_runs(browser, finished_run, tmp_path, change):
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    change(run)
+    for width in (1280, 360):
+        visit(browser, write_report([run], tmp_path / "page.html"), width)
+        check(browser)
+    picture(browser, f"report-{change.__name__.replace('_', '-')}")
+
+
+def test_runs_side_by_side_long_and_unlabelled(browser, finished_run, tmp_path):
+    other = write_run(tmp_path / "long", epochs=1000, objective="cacr", end=0.91, seed=1, pictures=finished_run)
+    page = write_report([finished_run, other], tmp_path / "page.html")
+    assert page.stat().st_size < 5_000_000
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        visit(browser, page, width, scheme)
+        check(browser)
+        assert len(browser.find_elements("css selector", ".map svg")) == 2
+        assert len(browser.find_elements("css selector", "#table tbody tr")) == 2
+        picture(browser, f"report-two-runs-{width}-{scheme}")
+    flat = write_run(tmp_path / "flat", labelled=False, pictures=finished_run)
+    visit(browser, write_report([flat], page), 1280)
+    check(browser)
+    assert len(browser.find_elements("css selector", ".map image")) == 1000
+    assert browser.find_elements("css selector", ".badge, .bars, .side") == []
+    picture(browser, "report-unlabelled")

@@ -1,0 +1,300 @@
+"""The page from run folders as they come: whole, torn, hostile, unlabelled, unfinished."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_run import write_run
+
+from kontrast.reports import ReportError, write_report
+from kontrast.reports.curves import thin
+from kontrast.reports.folder import read_run
+from kontrast.reports.page import payload, render
+from kontrast.reports.results import verdict
+
+
+class Blocks(html.parser.HTMLParser):
+    """The tags of a page, and the text of its script blocks."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.scripts: list[str] = []
+        self.policy = ""
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self._inside = tag == "script"
+        given = dict(attributes)
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"]
+
+    def handle_endtag(self, tag):
+        self._inside = False
+
+    def handle_data(self, text):
+        if self._inside:
+            self.scripts.append(text)
+
+
+def shown(page: Path) -> dict:
+    """What the page's data block says, as a browser would read it."""
+    blocks = Blocks(page.read_text("utf-8"))
+    data, script = blocks.scripts
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in blocks.policy
+    assert blocks.policy.startswith("default-src 'none'")
+    assert blocks.tags.count("script") == 2
+    assert not {"img", "iframe", "object", "base"} & set(blocks.tags)
+    return json.loads(data, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def test_a_finished_run(run, tmp_path):
+    page = write_report([run], tmp_path / "page.html")
+    data = shown(page)
+    assert page == tmp_path / "page.html"
+    assert page.stat().st_size < 5_000_000
+    assert data["title"] == "nt-xent on digits"
+    assert data["verdict"] == (
+        "The trained encoder names 86.3% of 1,000 test images right by its nearest neighbours, against 49.6% for raw "
+        "pixels and 41.8% for the same encoder untrained. Training is worth 36.7 points over the better control."
+    )
+    assert [plot["id"] for plot in data["curves"]] == [
+        "knn",
+        "loss",
+        "attraction",
+        "repulsion",
+        "lr",
+        "images_per_second",
+    ]
+    assert [line["label"] for line in data["curves"][0]["references"]] == ["untrained encoder", "raw pixels"]
+    assert [group["probe"] for group in data["results"]] == ["knn", "linear"]
+    assert [row["features"] for row in data["results"][0]["rows"]] == ["trained", "untrained", "pixels"]
+    assert data["runs"][0]["recipe"] == (run / "recipe.toml").read_text()
+    assert dict(data["runs"][0]["facts"])["command"] == "kontrast pretrain --recipe digits/nt-xent"
+    assert data["runs"][0]["problems"] == []
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_nothing_of_the_page_asks_the_network(run, tmp_path):
+    text = write_report([run], tmp_path / "page.html").read_text("utf-8")
+    addresses = set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text.split('id="data"')[0]))
+    addresses |= set(re.findall(r"https?://[^\"'\s)]+", text.rpartition("</script>\n<script>")[2]))
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # a name of a language, which nobody fetches
+
+
+def test_a_torn_last_line_is_no_fault_and_a_damaged_one_inside_is_said(run, tmp_path):
+    whole = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(whole + b'{"step": 41, "loss": 4.')
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert data["runs"][0]["problems"] == []
+    assert len(data["curves"][1]["series"][0]["x"]) == 40
+    (run / "metrics.jsonl").write_bytes(b'\xff\xfe{"st\n' + whole + b"[1, 2]\n")
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert data["runs"][0]["problems"] == ["metrics.jsonl: 1 damaged line left out."]
+    assert len(data["curves"][1]["series"][0]["x"]) == 40
+
+
+def test_numbers_that_are_not_finite_become_gaps(run, tmp_path):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "epoch": 10.25, "loss": NaN, "attraction": -Infinity, "repulsion": 1e999}\n')
+    data = shown(write_report([run], tmp_path / "page.html"))
+    for plot in data["curves"][1:4]:
+        assert plot["series"][0]["y"][-1] is None
+        assert len(plot["series"][0]["y"]) == 41
+
+
+@pytest.mark.parametrize(
+    "missing", ["recipe.toml", "run.json", "metrics.jsonl", "speed.jsonl", "probes.json", "gallery.json", "gallery.png"]
+)
+def test_any_file_may_be_missing(run, tmp_path, missing):
+    (run / missing).unlink()
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert data["runs"][0]["gallery"] is None if "gallery" in missing else data["runs"][0]["gallery"]
+    assert bool(data["results"]) == (missing != "probes.json")
+    assert bool(data["runs"][0]["problems"]) == (missing == "gallery.png")
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "run.json", "probes.json", "gallery.json", "gallery.png", "lens.json"])
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"[1, 2]", b'{"version": 99}', b"[" * 100_000])
+def test_any_file_may_be_damaged(run, tmp_path, name, content):
+    (run / name).write_bytes(content)
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert len(data["curves"]) == 6
+    if content == b'{"version": 99}' and name.endswith("json") and name != "gallery.json":
+        assert "newer kontrast" in data["runs"][0]["problems"][0]
+
+
+def test_pictures_of_another_moment_are_not_shown(run, tmp_path, finished_run):
+    gallery = json.loads((run / "gallery.json").read_text())
+    (run / "gallery.json").write_text(json.dumps(gallery | {"sprite_sha256": "0" * 64}))
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert data["runs"][0]["gallery"] is None
+    assert "different moments" in data["runs"][0]["problems"][0]
+
+
+def test_hostile_names_stay_data(run, tmp_path):
+    evil = "</script><img src=x onerror=alert(1)>&\u2028\udcff@SCRIPT@"
+    gallery = json.loads((run / "gallery.json").read_text())
+    gallery["classes"][0] = gallery["points"][0]["name"] = gallery["queries"][0]["neighbours"][0]["name"] = evil
+    (run / "gallery.json").write_text(json.dumps(gallery))
+    (run / "recipe.toml").write_text(f'[objective]\nname = "{evil[:-9]}"\n', "utf-8", "replace")
+    information = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(information | {"command": [evil], "device": evil}))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 1, "epoch": 1, evil: 3.0}) + "\n")
+    page = write_report([run], tmp_path / "page.html")
+    data = shown(page)
+    assert data["runs"][0]["gallery"]["classes"][0] == evil
+    assert data["runs"][0]["gallery"]["points"][0]["name"] == evil
+    assert page.read_text("utf-8").count("<img") == 0
+    assert page.read_text("utf-8").count("</script>") == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet=st.characters(), max_size=40))  # surrogates too
+def test_any_text_survives_the_way_into_the_page(text):
+    page = render({"title": text, "anything": [text]}).decode("utf-8")
+    data, _ = Blocks(page).scripts
+    assert json.loads(data)["anything"] == [text]
+
+
+def test_without_labels_there_is_no_accuracy(finished_run, tmp_path):
+    run = write_run(tmp_path / "flat", labelled=False, pictures=finished_run)
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert data["results"] == []
+    assert data["runs"][0]["gallery"]["classes"] is None
+    assert "no labels, so there is no accuracy" in data["verdict"]
+
+
+def test_an_unfinished_run_says_so(run, tmp_path):
+    information = json.loads((run / "run.json").read_text())
+    del information["finished"]
+    (run / "run.json").write_text(json.dumps(information))
+    (run / "probes.json").unlink()
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert not data["runs"][0]["finished"]
+    assert data["verdict"].startswith("This run has not finished. Over 10 epochs the loss went from 5.87 to 4.24.")
+
+
+def test_the_verdict_admits_a_failure_and_an_open_question(run):
+    read = read_run(run)
+    for probe in read.probes:
+        if probe["probe"] == "knn" and probe["features"] == "pixels":
+            probe |= {"accuracy": 0.9, "low": 0.88, "high": 0.92}
+    assert "3.7 points under the better control: on this measure training did not help" in verdict([read])
+    for probe in read.probes:
+        if probe["probe"] == "knn" and probe["features"] == "pixels":
+            probe |= {"accuracy": 0.85, "low": 0.83, "high": 0.87}
+    assert "1.3 points over the better control, but the intervals overlap" in verdict([read])
+
+
+def test_several_runs_share_one_page(run, tmp_path):
+    other = Path(shutil.copytree(run, tmp_path / "other" / "run"))
+    (other / "recipe.toml").write_text((run / "recipe.toml").read_text().replace("nt-xent", "cacr"))
+    probes = json.loads((other / "probes.json").read_text())
+    probes["probes"][0] |= {"accuracy": 0.95, "low": 0.93, "high": 0.97}
+    (other / "probes.json").write_text(json.dumps(probes))
+    page = write_report([run, other], tmp_path / "page.html")
+    data = shown(page)
+    names = [one["name"] for one in data["runs"]]
+    assert len(set(names)) == 2
+    assert names[1] == "other/run"
+    assert all(len(plot["series"]) == 2 for plot in data["curves"])
+    assert [row[0] for row in data["differences"]] == ["objective.name"]
+    assert data["verdict"] == "Of 2 runs “other/run” is ahead: 95.0% by kNN, 8.7 points over “" + names[0] + "”."
+    assert page.stat().st_size < 5_000_000
+
+
+def test_many_runs_stay_under_five_megabytes(run, tmp_path):
+    copies = [Path(shutil.copytree(run, tmp_path / f"copy-{i}")) for i in range(12)]
+    page = write_report(copies, tmp_path / "page.html")
+    assert page.stat().st_size < 5_000_000
+    assert sum(one["gallery"] is not None for one in shown(page)["runs"]) == 8
+
+
+def test_plots_of_the_lens_are_laid_over_each_other(run, tmp_path):
+    plot = {"id": "entropy", "name": "Conditional entropy", "title": "It fell", "x": {"label": "epoch"}}
+    plot |= {"y": {"label": "nats"}, "series": [{"name": "H", "x": [1, 2], "y": [3.0, 2.0]}]}
+    broken = plot | {"series": [{"name": "H", "x": [1, 2], "y": [3.0]}]}
+    (run / "lens.json").write_text(json.dumps({"plots": [plot, broken], "numbers": {"alignment": 0.4, "rank": None}}))
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert [one["title"] for one in data["lens"]] == ["It fell"]
+    assert [(one["name"], one["value"]) for one in data["numbers"]] == [("alignment", 0.4)]
+    assert "plot 2 is left out" in data["runs"][0]["problems"][0]
+    data = shown(write_report([run, other], tmp_path / "page.html"))
+    assert [(one["title"], len(one["series"])) for one in data["lens"]] == [("Conditional entropy", 2)]
+
+
+def test_a_long_run_is_thinned_without_losing_its_spikes():
+    x, y = list(range(50_000)), [float(i % 7) for i in range(50_000)]
+    y[31_234] = 99.0
+    thinned = thin(x, y, 300)
+    assert len(thinned["x"]) == 300
+    assert max(thinned["high"]) == 99.0
+    assert thinned["x"][-1] == 49_999
+    assert 2.9 < thinned["y"][10] < 3.1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_whole_epochs_are_divided_by_their_steps(run, first):
+    lines = [{"step": s, "epoch": s // 5 + first, "loss": 1.0} for s in range(20)]
+    lines.append({"epoch": 4, "knn": 0.5})
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    curves = {plot["id"]: plot["series"][0]["x"] for plot in payload([read_run(run)])["curves"]}
+    assert curves["loss"] == pytest.approx([s / 5 for s in range(20)])
+    assert curves["knn"] == [4]
+
+
+def test_one_line_an_epoch_stands_where_it_says(run):
+    lines = [{"step": 10 * e, "epoch": float(e), "loss": 1.0} for e in (1, 2, 3)]
+    lines += [{"step": 10 * e, "epoch": e, "effective_rank": 5.0} for e in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    curves = {plot["id"]: plot["series"][0]["x"] for plot in payload([read_run(run)])["curves"]}
+    assert curves["loss"] == curves["effective_rank"] == [1, 2, 3]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    for path, words in ((tmp_path / "none", "there is no run folder"), (tmp_path, "holds no run")):
+        with pytest.raises(ReportError, match=words):
+            write_report([path], tmp_path / "page.html")
+    with pytest.raises(ReportError, match="at least one run"):
+        write_report([], tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_in_the_c_locale_without_torch(run, tmp_path):
+    """The page is bytes of UTF-8 whatever the locale, and reading run folders needs none of the other rooms."""
+    script = (
+        "import sys, pathlib; from kontrast.reports import write_report; "
+        "write_report([pathlib.Path(sys.argv[1])], pathlib.Path(sys.argv[2])); "
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'sklearn'}), "
+        "[m for m in sys.modules if m.startswith('kontrast.') and not m.startswith('kontrast.reports')])"
+    )
+    bare = {**os.environ, "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    page = tmp_path / "page.html"
+    done = subprocess.run([sys.executable, "-c", script, run, page], env=bare, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[] []"
+    write_report([run], tmp_path / "here.html")
+    assert page.read_bytes() == (tmp_path / "here.html").read_bytes()

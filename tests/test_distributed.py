@@ -1,0 +1,194 @@
+"""Ranks against one process on the joined batch: every registered objective, in value, terms and gradient, in float64.
+
+Ranks are forked from a server that has imported torch once. Each rank takes its images' columns of the joined tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kontrast import distributed
+from kontrast.objectives import OBJECTIVES, metrics, objective
+
+N, WIDTH, D = 8, 6, 5
+WORLDS = (2, 4)
+
+# objective, its arguments, number of query views, what is given beside z
+CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
+    *((name, {}, 2, ()) for name in OBJECTIVES),
+    *((name, {}, 2, ("keys",)) for name in OBJECTIVES),
+    *((name, {}, 2, ("keys", "bank")) for name in OBJECTIVES if OBJECTIVES[name].takes_bank),
+    *((name, {}, 3, ("ids",)) for name in OBJECTIVES if OBJECTIVES[name].takes_ids),
+    ("nt-xent", {"reduction": "sum"}, 3, ()),
+    ("dclw", {"detach": False}, 3, ()),
+    ("cacr", {"cost": "rbf"}, 3, ()),
+    ("cacr", {"negatives": "same-view"}, 3, ()),
+    ("cacr", {"cost": "rbf", "negatives": "same-view", "detach_negative_weights": True}, 2, ()),
+    ("sim-affinity", {"symmetric": True, "normalize_by_n": True}, 3, ()),
+    ("sim-whitening", {"variant": "mocov3"}, 3, ()),
+    ("sim-trace", {"scaling": "sum"}, 3, ()),
+    ("w-mse", {"pooled": True}, 3, ()),
+    ("swd", {"prior": "normal"}, 3, ()),
+    ("barlow-twins", {}, 3, ()),
+    ("vicreg", {}, 3, ()),
+]
+METRICS = ("conditional_entropy", "alignment", "uniformity")
+
+
+def inputs(V: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(V)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return {
+        "x": draw(V, N, WIDTH),
+        "weights": draw(WIDTH, D),
+        "keys": draw(2, N, D),
+        "bank": torch.nn.functional.normalize(draw(9, D), dim=-1),
+        "ids": torch.tensor([4, 7, 7, 1, 4, 4, 0, 1]),
+    }
+
+
+def evaluate(images: slice) -> list[dict[str, Tensor]]:
+    """Each case on these images: the terms, the gradient of z and of the weights that made it."""
+    results = []
+    for name, arguments, V, beside in CASES:
+        given = inputs(V)
+        given = {k: x[:, images] if k in ("x", "keys") else x[images] if k == "ids" else x for k, x in given.items()}
+        weights = given["weights"].requires_grad_()
+        z = given["x"] @ weights
+        z.retain_grad()
+        terms = objective(name, **arguments).terms(z, **{k: given[k] for k in beside})
+        terms.total.backward()
+        results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
+    z = inputs(2)["x"][:, images]
+    results.append({name: getattr(metrics, name)(z) for name in METRICS})
+    return results
+
+
+def ddp_step(images: slice) -> dict[str, Tensor]:
+    """The weights after one step of SGD, of a model under DistributedDataParallel where there are ranks."""
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Linear(WIDTH, D).double()
+    if distributed.world() > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    objective("cacr")(model(inputs(3)["x"][:, images])).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    return {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
+
+
+def run_rank(number: int, world: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(number), LOCAL_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "3"
+    distributed.initialize(timeout_seconds=60)
+    assert (distributed.rank(), distributed.world()) == (number, world)
+    share = N // world
+    images = slice(number * share, (number + 1) * share)
+    half = torch.full((3,), 1.0 + number, dtype=torch.bfloat16, requires_grad=True)
+    (distributed.gather(half) * (number + 1)).sum().backward()
+    result = {
+        "cases": evaluate(images),
+        "ddp": ddp_step(images),
+        "ids": distributed.image_ids(share, torch.device("cpu")),
+        "half": half.grad,
+    }
+    torch.save(result, Path(folder) / f"{number}.pt")
+    distributed.finalize()
+    assert distributed.world() == 1
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    world, folder = request.param, tmp_path_factory.mktemp(f"world-{request.param}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "kontrast.objectives"])
+    processes = [context.Process(target=run_rank, args=(r, world, port, str(folder))) for r in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        if process.is_alive():
+            process.kill()
+    assert [process.exitcode for process in processes] == [0] * world
+    return [torch.load(folder / f"{r}.pt", weights_only=True) for r in range(world)]
+
+
+@pytest.fixture(scope="module")
+def joined() -> list[dict[str, Tensor]]:
+    return evaluate(slice(0, N))
+
+
+def label(case: tuple) -> str:
+    name, arguments, views, beside = case
+    return "-".join([name, str(views), *beside, *(f"{k}={v}" for k, v in arguments.items())])
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[label(case) for case in CASES])
+def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[dict[str, Tensor]]) -> None:
+    """Terms are the joined batch's on every rank; each rank's gradient of z is R times it; the average is it."""
+    world, book = len(ranks), joined[number]
+    ours = [rank["cases"][number] for rank in ranks]
+    for name in book:
+        if name == "of z":
+            found = torch.cat([rank[name] for rank in ours], dim=1) / world
+            torch.testing.assert_close(found, book[name], rtol=1e-6, atol=1e-9)
+        elif name == "of weights":
+            average = torch.stack([rank[name] for rank in ours]).mean(0)
+            torch.testing.assert_close(average, book[name], rtol=1e-6, atol=1e-9)
+        else:
+            for rank in ours:
+                torch.testing.assert_close(rank[name], book[name], rtol=1e-9, atol=1e-9)
+
+
+def test_every_objective_is_compared() -> None:
+    assert {name for name, *_ in CASES} == set(OBJECTIVES)
+
+
+def test_metrics_are_of_the_joined_batch(ranks: list[dict], joined: list[dict[str, Tensor]]) -> None:
+    for rank in ranks:
+        for name in METRICS:
+            torch.testing.assert_close(rank["cases"][-1][name], joined[-1][name])
+
+
+def test_a_step_under_ddp_is_the_step_of_one_process(ranks: list[dict]) -> None:
+    book = ddp_step(slice(0, N))
+    for rank in ranks:
+        for name, parameter in book.items():
+            torch.testing.assert_close(rank["ddp"][name], parameter)
+
+
+def test_ids_are_unique_over_ranks(ranks: list[dict]) -> None:
+    assert torch.cat([rank["ids"] for rank in ranks]).tolist() == list(range(N))
+
+
+def test_gathered_gradients_are_summed_over_ranks(ranks: list[dict]) -> None:
+    total = sum(range(1, len(ranks) + 1))
+    for rank in ranks:
+        assert rank["half"].dtype == torch.bfloat16
+        assert rank["half"].tolist() == [total] * 3
+
+
+def test_one_process_communicates_nothing() -> None:
+    x = torch.ones(2)
+    for call in (distributed.gather, distributed.total, distributed.mean):
+        assert call(x) is x
+    assert distributed.world() == 1
+    assert distributed.initialize().type in ("cpu", "cuda")
+    assert not distributed.active()
+    distributed.finalize()

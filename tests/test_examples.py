@@ -1,0 +1,21 @@
+"""The examples of the README run as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_an_example_runs_and_prints_its_terms(path):
+    if "lightning" in path.name and importlib.util.find_spec("pytorch_lightning") is None:
+        pytest.skip("pytorch_lightning is not installed")
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "attraction" in done.stdout and "repulsion" in done.stdout
