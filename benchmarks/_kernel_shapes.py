@@ -11,7 +11,8 @@ import os
 
 import torch
 
-from kontrast.kernels.triton_launch import TABLE, Shape, triton_backward, triton_forward
+from kontrast.kernels.triton_launch import triton_backward, triton_forward
+from kontrast.kernels.triton_operands import TABLE, Shape
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 VARIANTS: dict[tuple[str, torch.dtype], list[Shape]] = {

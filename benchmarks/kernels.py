@@ -4,7 +4,7 @@
 
 Peers that are not installed are left out. Errors are against float64 on the same inputs. Memory is what a call adds at
 its peak. On CUDA the last column is the share of the bf16 matrix rate measured here, counting 6 M^2 D operations (three
-products of M rows by M rows at width D); "captured" replays the same call as a CUDA graph, which peers can't be.
+products of M rows by M rows at width D); "captured" replays the same call as a CUDA graph.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(params=["exact", "bounded", "split"])
 def route(request, monkeypatch):
     """Small problems run exactly; large ones take the shortcuts, guarded; few rows split the columns."""
-    from kontrast.kernels import triton_launch
+    from kontrast.kernels import triton_launch, triton_operands
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if request.param != "exact":
-        monkeypatch.setattr(triton_launch, "LARGE", 0)
+        monkeypatch.setattr(triton_operands, "LARGE", 0)
     if request.param == "split":
         monkeypatch.setattr(triton_launch, "splits_of", lambda blocks, tiles, device: (2, (tiles + 1) // 2))
     return request.param
@@ -105,9 +105,9 @@ def test_a_strided_view_and_a_misaligned_one(route):
 
 
 def test_the_same_sums_every_time_where_torch_is_asked_for_them(monkeypatch):
-    from kontrast.kernels import row_statistics, triton_launch
+    from kontrast.kernels import row_statistics, triton_launch, triton_operands
 
-    monkeypatch.setattr(triton_launch, "LARGE", 0)
+    monkeypatch.setattr(triton_operands, "LARGE", 0)
     monkeypatch.setattr(triton_launch, "launch_triangle", lambda *_: pytest.fail("atomic sums"))
     torch.use_deterministic_algorithms(True)
     try:

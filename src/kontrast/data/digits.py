@@ -4,7 +4,7 @@ Made from what scikit-learn ships (1,797 scans of 8x8 pixels, two photographs), 
 is hidden from raw pixels by nuisance factors that are drawn independently and recorded:
 
     background [N]   which of the patches stands behind the digit      hue      [N]    which eighth of the colour circle
-    colour   [N,3]   the digit's colour, 0-255                         position [N,2]  centre of the digit (y, x), pixels
+    colour   [N,3]   the digit's colour, 0-255                         position [N,2]  its centre (y, x), pixels
     size     [N]     width of the 8x8 scan on the picture, pixels      source   [N]    which scan
     tint     [N,3]   the background's mean colour, 0-255
 
@@ -29,10 +29,10 @@ SIDE = 32
 PATCHES = 16
 COUNTS = {"train": 6144, "test": 1536}
 TEST_SCANS = 360
-SIZES = (18.0, 28.0)
+SIZES = (16.0, 28.0)
 SHIFT = 3.5
-CONTRAST = 85.0
-TEXTURE = 0.2
+CONTRAST = 95.0
+TEXTURE = 0.12
 LUMINANCE = np.array([0.299, 0.587, 0.114])
 _SEED = 1797
 

@@ -50,7 +50,7 @@ def row_statistics(
     """
     check(queries, keys, query_ids, key_ids, implementation)
     several = isinstance(scale, Sequence)
-    scales = [float(a) for a in scale] if several else [float(scale)]
+    scales = [float(a) for a in scale] if isinstance(scale, Sequence) else [float(scale)]
     if not scales or not all(abs(a) < float("inf") for a in scales):
         raise ValueError(f"scale is {scale!r}: give a finite number, or a sequence of at least one")
     if implementation == "dense":

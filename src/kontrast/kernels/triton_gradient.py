@@ -84,6 +84,25 @@ def tile_gradient(
     return gradient
 
 
+@triton.jit
+def add_product(
+    gradient, p, b, b1, b2,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """gradient + p b. The matrix units cut digits off as they add, so parts of float32 are summed tile by tile."""
+    if WIDE:
+        return tl.dot(p, b.to(tl.float32), gradient, input_precision=PRECISION)
+    elif PARTS == 3:
+        head = p.to(b.dtype)
+        rest = p - head.to(tl.float32)
+        second = rest.to(b.dtype)
+        third = (rest - second.to(tl.float32)).to(b.dtype)
+        fresh = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        return gradient + product(head, second, third, b, b1, b2, fresh, PARTS, PRECISION)
+    else:
+        return tl.dot(p.to(b.dtype), b, gradient, input_precision=PRECISION)
+
+
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def rows_backward(
     rows_of, columns_of, row_ids_of, column_ids_of, low, high, bound,
@@ -146,19 +165,7 @@ def rows_backward(
         p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, False, RAGGED and not BOUNDED)
         if D_BLOCKS > 1:
             b = columns_of.load([tile * BLOCK_N, piece * BLOCK_D])
-        if WIDE:
-            gradient = tl.dot(p, b.to(tl.float32), gradient, input_precision=SECOND_PRECISION)
-        else:
-            head = p.to(b.dtype)
-            rest = p - head.to(tl.float32)
-            second = rest.to(b.dtype)
-            third = (rest - second.to(tl.float32)).to(b.dtype)
-            if PARTS == 3:
-                # The matrix units cut digits off as they add; one tile's worth of that is below float32's own error.
-                fresh = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-                gradient += product(head, second, third, b, b1, b2, fresh, PARTS, SECOND_PRECISION)
-            else:
-                gradient = tl.dot(head, b, gradient, input_precision=SECOND_PRECISION)
+        gradient = add_product(gradient, p, b, b1, b2, PARTS, SECOND_PRECISION, WIDE, BLOCK_M, BLOCK_D)
     d = piece * BLOCK_D + tl.arange(0, BLOCK_D)
     place = (split.to(tl.int64) * rows + row)[:, None] * width + d[None, :]
     tl.store(out + place, gradient.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (d < width)[None, :])

@@ -14,20 +14,6 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
-def cut(source, target, rows, stride, width, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A float32 row as three of bf16's precision that add up to it: [3, stride, width], zeros beyond the last row."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    place = row[:, None] * width + d[None, :]
-    inside = (d < width)[None, :]
-    rest = tl.load(source + place, mask=inside & (row < rows)[:, None], other=0.0)
-    for part in tl.static_range(3):
-        head = rest.to(tl.bfloat16).to(tl.float32)
-        tl.store(target + part * stride.to(tl.int64) * width + place, head, mask=inside & (row < stride)[:, None])
-        rest -= head
-
-
 @triton.jit
 def load_parts(source, row, stride, d, PARTS: tl.constexpr):
     """The parts of one block of rows; where there is one part it stands for all three and the others are not used."""
@@ -60,16 +46,6 @@ def further_pieces(
             piece, other = rows.load([row, d * BLOCK_D]), columns.load([column, d * BLOCK_D])
             s = tl.dot(piece, other.T, s, input_precision=PRECISION)
     return s
-
-
-@triton.jit(do_not_specialize=["count"])
-def id_spans(ids, low, high, count, BLOCK: tl.constexpr):
-    """Smallest and largest id of each block: two blocks whose spans are apart hold no pair that is left out."""
-    block = tl.program_id(0)
-    index = block * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(ids + index, mask=index < count, other=tl.load(ids + block * BLOCK))
-    tl.store(low + block, tl.min(values, 0))
-    tl.store(high + block, tl.max(values, 0))
 
 
 @triton.jit

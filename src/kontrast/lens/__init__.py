@@ -1,1 +1,25 @@
-"""What a representation is: maps, neighbours and numbers of frozen features."""
+"""What a representation is: numbers, histograms, maps and neighbours of frozen features."""
+
+from kontrast.lens.embeddings import Embeddings, read_embeddings
+from kontrast.lens.gaussian import normality, random_projections
+from kontrast.lens.numbers import class_cosines, conditional_entropy, coupling, online_numbers
+from kontrast.lens.positives import positive_statistics
+from kontrast.lens.spectrum import dimension_variance, effective_rank, spectrum
+from kontrast.lens.weights import negative_weights, positive_weights
+
+__all__ = [
+    "Embeddings",
+    "class_cosines",
+    "conditional_entropy",
+    "coupling",
+    "dimension_variance",
+    "effective_rank",
+    "negative_weights",
+    "normality",
+    "online_numbers",
+    "positive_statistics",
+    "positive_weights",
+    "random_projections",
+    "read_embeddings",
+    "spectrum",
+]

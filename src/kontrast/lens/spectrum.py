@@ -19,10 +19,19 @@ def spectrum(features: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(centred.T @ centred / max(len(features) - 1, 1)).clamp_min(0).flip(0)
 
 
+def shares(values: Tensor) -> Tensor:
+    """Each eigenvalue's share of their sum; a representation without variance has all of it in the first."""
+    if values.sum() <= NOTHING:
+        return torch.eye(len(values), dtype=values.dtype)[0]
+    return values / values.sum()
+
+
 def effective_rank(features: Tensor) -> float:
     """exp of the entropy of the spectrum's shares: F when all directions carry the same, 1 when one carries all."""
-    values = spectrum(features)
-    if values.sum() <= NOTHING:
-        return 1.0
-    shares = values / values.sum()
-    return math.exp(-torch.xlogy(shares, shares).sum().item())
+    share = shares(spectrum(features))
+    return math.exp(-torch.xlogy(share, share).sum().item())
+
+
+def dimension_variance(features: Tensor) -> Tensor:
+    """Variance [F] of each dimension over images; a dimension near 0 says nothing about any image."""
+    return features.double().var(0, correction=0)

@@ -5,12 +5,17 @@ V views, B images, W views of keys, M rows of the bank, D width.  z [V,B,D], key
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kontrast import distributed
+
+_unread: ContextVar[bool] = ContextVar("unread", default=False)
 
 
 class Inputs(NamedTuple):
@@ -84,6 +89,19 @@ def floating(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} is {given}: give a floating point tensor")
 
 
+@contextlib.contextmanager
+def unread() -> Iterator[None]:
+    """Within, no values are looked at: for a loop that watches its loss itself, without waiting for the device at each
+    step, and with all ranks stopping together where one of them alone has the NaN."""
+    token = _unread.set(True)
+    try:
+        yield
+    finally:
+        _unread.reset(token)
+
+
 def may_read(x: Tensor) -> bool:
     """Whether values may be looked at: that waits for the device, which compiled and captured graphs can't do."""
-    return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    if torch.compiler.is_compiling() or _unread.get():
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -27,21 +27,19 @@ SCHEMA = 1
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], facts: dict[str, Any]) -> Path:
     """Write one checkpoint whole; a crash at any moment leaves the older ones untouched."""
-    from safetensors.torch import save_file
-
-    final = folder / f"step-{step:08d}"
-    if final.exists():  # the same step reached again after a resume: the same bits
-        return final
+    final = folder / name_of(step)
+    if final.exists():
+        try:
+            load(final)
+            return final  # the same step reached again after a resume: the same bits
+        except CheckpointError:
+            discard(final)
     aside = folder / f".tmp-{os.getpid()}-{step}"
     with disk_faults(final):
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            try:
-                save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, aside / "state.safetensors")
-            except Exception as error:  # safetensors reports a full disk as its own error
-                full = "No space" in str(error) or "os error 28" in str(error)
-                raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from None
+            _write_tensors(aside / "state.safetensors", tensors)
             (aside / "state.json").write_text(json.dumps(state))
             files = {name: _describe(aside / name) for name in ("state.safetensors", "state.json")}
             manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
@@ -56,13 +54,33 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
     return final
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Keep the newest `keep`; renamed first, so that a half-deleted one is never taken for a checkpoint."""
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    try:
+        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, path)
+    except Exception as error:  # safetensors reports a full disk as its own error
+        full = "No space" in str(error) or "os error 28" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from None
+
+
+def prune(folder: Path, keep: int, best: int | None = None) -> None:
+    """Keep the newest `keep`, and the one of step `best`."""
     for path in checkpoints(folder)[:-keep]:
-        doomed = path.with_name(f".del-{os.getpid()}-{path.name}")
-        with contextlib.suppress(OSError):
-            os.rename(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+        if best is None or path.name != name_of(best):
+            with contextlib.suppress(OSError):
+                discard(path)
+
+
+def discard(path: Path) -> None:
+    """Remove one; renamed first, so that a half-deleted one is never taken for a checkpoint."""
+    doomed = path.with_name(f".del-{os.getpid()}-{path.name}")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def sweep(folder: Path) -> None:

@@ -71,13 +71,15 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._lock: int | None = None
+        self._made = False
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
     @property
     def holds_run(self) -> bool:
-        return (self / "recipe.toml").exists() or (self / "run.json").exists()
+        """recipe.toml is the last thing that a new run writes before it trains."""
+        return (self / "recipe.toml").exists()
 
     def create(self) -> None:
         """Make the folder and prove that it can be written, before any data is read."""
@@ -86,10 +88,20 @@ class RunFolder:
         if self.holds_run:
             raise UsageError(f"--out {self.path} already holds a run: use --resume to go on with it, or another folder")
         with disk_faults(self.path):
+            self._made = not self.path.exists()
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
             probe = self / f".tmp-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
+
+    def abandon(self) -> None:
+        """Remove the folder that `create` made if no run came to be in it: a mistake in the recipe leaves nothing."""
+        if self._made and not self.holds_run:
+            with contextlib.suppress(OSError):
+                for name in (".lock", "run.json"):
+                    (self / name).unlink(missing_ok=True)
+                (self / "checkpoints").rmdir()
+                self.path.rmdir()
 
     def hold(self) -> None:
         """Take the folder's lock; a dead process's lock falls by itself (flock)."""

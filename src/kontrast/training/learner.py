@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from kontrast import distributed, networks
 from kontrast.networks import MemoryBank, Teacher, convert_split_batch_norm, shuffle, unshuffle
 from kontrast.objectives import Objective, objective
-from kontrast.registry import UsageError
+from kontrast.objectives.inputs import unread
+from kontrast.registry import UsageError, nearest
 from kontrast.settings import Recipe
 
 
@@ -68,6 +69,12 @@ class Learner(nn.Module):
         self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self._compiled: dict[str, Callable[[Tensor], Tensor]] = {}
+        self.ramp_end = float(getattr(self.objective, recipe.objective.ramp)) if recipe.objective.ramp else 0.0
+        if recipe.training.accumulate > 1 and draws_by_chance(self.student):
+            raise UsageError(
+                f"training.accumulate can't be used here: {recipe.encoder.name} has dropout, and the two passes over a "
+                "part would drop different units"
+            )
 
     def compiled(self) -> None:
         """Compile the networks; they are called through this table, so state dicts keep their plain names."""
@@ -94,7 +101,8 @@ class Learner(nn.Module):
     def judge(self, z: Tensor, keys: Tensor | None) -> Outcome:
         """The objective on queries and keys, and what the bank will take."""
         inputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
-        terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
+        with unread():  # the step watches for NaN, on the device and on all ranks alike
+            terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
         return Outcome(terms, None if self.bank is None else self.fresh_rows(keys if keys is not None else z))
 
     def predict(self, projections: Tensor) -> Tensor:
@@ -110,11 +118,15 @@ class Learner(nn.Module):
         pictures = views[1:] if self.asymmetric else views
         if not self.shuffled:
             return self.per_view(self.network("teacher"), pictures)
-        keys = []
-        for number, picture in enumerate(pictures):
-            mixed, order = shuffle(picture, self.steps * len(pictures) + number)
-            keys.append(unshuffle(self.network("teacher")(mixed), order))
-        return torch.stack(keys)
+        if self.joint:  # JCL shuffles the keys of all views together
+            return self.shuffled_keys(pictures.flatten(0, 1), self.steps).unflatten(0, pictures.shape[:2])
+        count = len(pictures)
+        return torch.stack([self.shuffled_keys(x, self.steps * count + v) for v, x in enumerate(pictures)])
+
+    def shuffled_keys(self, pictures: Tensor, number: Tensor) -> Tensor:
+        """Keys whose batch statistics come from other partners than their queries have (ShuffleBN)."""
+        mixed, order = shuffle(pictures, number)
+        return unshuffle(self.network("teacher")(mixed), order)
 
     def per_view(self, network: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
         """[V,B,...] through a network: in one forward, or one a view so that batch statistics are a view's own."""
@@ -124,9 +136,10 @@ class Learner(nn.Module):
 
     def fresh_rows(self, keys: Tensor) -> Tensor:
         """What the bank takes of keys [W,B,D] from all ranks: the last view, all views, or JCL's means."""
-        keys = torch.nn.functional.normalize(keys.detach().float(), dim=-1)
-        rows = {"last": lambda: keys[-1], "all": lambda: keys.flatten(0, 1), "means": lambda: keys.mean(0)}
-        return distributed.gather_detached(rows[self.contents]())
+        own = torch.nn.functional.normalize(keys.detach().float(), dim=-1)
+        joined = distributed.gather(own, dim=1)  # view by view, so that any number of ranks gives the same rows
+        rows = {"last": lambda: joined[-1], "all": lambda: joined.flatten(0, 1), "means": lambda: joined.mean(0)}
+        return rows[self.contents]()
 
 
 def with_batch_norm(module: nn.Module, recipe: Recipe) -> nn.Module:
@@ -136,14 +149,31 @@ def with_batch_norm(module: nn.Module, recipe: Recipe) -> nn.Module:
     return module
 
 
+def draws_by_chance(module: nn.Module) -> bool:
+    """Whether a forward in training draws random numbers: dropout of units or of paths."""
+    kinds = ("Dropout", "DropPath", "StochasticDepth")
+    found = [m for m in module.modules() if type(m).__name__.startswith(kinds)]
+    return any((getattr(m, "p", 0) or getattr(m, "drop_prob", 0) or 0) > 0 for m in found)
+
+
+def refuse(option: str, reason: str) -> None:
+    raise UsageError(f"{option} can't be used here: {reason}")
+
+
 def check_options(recipe: Recipe, judge: Objective) -> None:
     """Refuse, with the reason, options that the objective or each other can't use."""
+    check_keys_and_bank(recipe, judge)
+    check_views(recipe, judge)
+    check_batch(recipe)
+    ramp, kind = recipe.objective.ramp, type(judge)
+    if ramp:
+        movable = [n for n, p in vars(kind).items() if isinstance(p, property) and p.fset is not None]
+        if ramp not in movable:
+            refuse(f"objective.ramp = {ramp!r}", f"in {recipe.objective.name}, {nearest(ramp, movable)}")
+
+
+def check_keys_and_bank(recipe: Recipe, judge: Objective) -> None:
     name, has_keys = recipe.objective.name, recipe.teacher is not None or recipe.training.stop_gradient
-    queries = 1 if recipe.teacher is not None and not recipe.teacher.symmetric else recipe.views.count
-
-    def refuse(option: str, reason: str) -> None:
-        raise UsageError(f"{option} can't be used here: {reason}")
-
     if recipe.teacher is not None and recipe.training.stop_gradient:
         refuse("training.stop_gradient", "with a teacher the keys carry no gradient already")
     if has_keys and not judge.takes_keys:
@@ -156,6 +186,11 @@ def check_options(recipe: Recipe, judge: Objective) -> None:
         refuse("a bank", "its rows must come from a slowly moving [teacher]")
     if judge.needs_bank and recipe.bank is None:
         refuse(f"objective {name}", "it needs a [bank]")
+
+
+def check_views(recipe: Recipe, judge: Objective) -> None:
+    name, has_keys = recipe.objective.name, recipe.teacher is not None or recipe.training.stop_gradient
+    queries = 1 if recipe.teacher is not None and not recipe.teacher.symmetric else recipe.views.count
     if not has_keys and recipe.views.count < judge.min_views:
         refuse(f"views.count = {recipe.views.count}", f"{name} needs at least {judge.min_views} views")
     if recipe.teacher is not None and recipe.views.count < 2:
@@ -164,6 +199,9 @@ def check_options(recipe: Recipe, judge: Objective) -> None:
         refuse("views.count = 1", "a stop-gradient needs another view: at least 2")
     if recipe.views.local_count and not (has_keys and queries > 1):
         refuse("views.local_count", "local crops are queries only: they need a symmetric [teacher] or a stop-gradient")
+
+
+def check_batch(recipe: Recipe) -> None:
     batch, parts, splits = recipe.training.batch, recipe.training.accumulate, recipe.batch_norm.splits
     if batch % parts:
         refuse(f"training.accumulate = {parts}", f"it must divide the batch {batch}")

@@ -23,6 +23,7 @@ from kontrast.training.evaluation import OnlineProbe
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.loop import Loop
 from kontrast.training.run import Run, choose_device, open_split, stored_recipe
+from kontrast.training.stopping import StopWatch
 
 MAY_CHANGE = ("training.log_every", "training.max_steps", "training.compile", "data.resident", "checkpoints.")
 """Settings that a resumed run may change without becoming another run."""
@@ -42,77 +43,131 @@ def pretrain(
     """Train an encoder by a recipe and return its run; with `resume`, go on with the run in `out`."""
     on = choose_device(device)
     say = say if distributed.is_main() else lambda _: None
-    # A rank that torchrun starts again goes on with its run by itself.
-    resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     asked = overrides_as_text(overrides)
-    if resume:
-        if out is None:
-            raise UsageError("--resume needs --out DIR, the run to go on with")
-        folder = RunFolder(out)
-        if not folder.holds_run:
-            raise UsageError(f"--resume: {out} holds no run")
-        resolved = resumed_recipe(folder, data, asked)
-        train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
-    else:
-        resolved, train = fresh_recipe(data, recipe, asked, on, say)
-        folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
-    if distributed.is_main():
-        if not resume:
-            folder.create()
-        folder.hold()
-    try:
-        agree(resolved, train)
-        return _train(resolved, folder, train, on, resume, accept_data_change, say)
-    except torch.cuda.OutOfMemoryError:
-        peak = torch.cuda.max_memory_allocated(on) / 2**30
-        batch, parts = resolved.training.batch, resolved.training.accumulate * 2
-        raise EnvironmentFault(
-            f"out of GPU memory (peak {peak:.1f} GiB) at batch {batch} x {resolved.views.count} views: "
-            f"halve training.batch, or keep it exact in parts with training.accumulate={parts}"
-        ) from None
-    finally:
-        folder.release()
+    with StopWatch() as stop:
+        folder, resume = choose_folder(out, resume, recipe, data)
+        try:
+            if distributed.is_main():
+                folder.hold()
+            if resume:
+                resolved, train = resumed_recipe(folder, data, recipe, asked, on)
+            else:
+                resolved, train = fresh_recipe(data, recipe, asked, on, say)
+            agree(resolved, train)
+            command = resume_command(folder, device)
+            return _train(resolved, folder, train, on, stop, command, resume, accept_data_change, say)
+        except torch.cuda.OutOfMemoryError:
+            raise out_of_memory(resolved, on) from None
+        finally:
+            folder.abandon()
+            folder.release()
+
+
+def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tuple[RunFolder, bool]:
+    """The run's folder, which can be written before any image is read, and whether a run goes on in it."""
+    # A rank that torchrun starts again goes on with its run by itself, if the run had begun.
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if resume and out is None:
+        raise UsageError("--resume needs --out DIR, the run to go on with")
+    folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
+    holds = distributed.broadcast(str(folder.holds_run)) == "True"
+    if resume and not holds:
+        raise UsageError(f"--resume: {folder.path} holds no run; start one without --resume")
+    resume = resume or (restarted and out is not None and holds)
+    if distributed.is_main() and not resume:
+        folder.create()
+    return folder, resume
+
+
+def resume_command(folder: RunFolder, device: str) -> str:
+    chosen = "" if device == "auto" else f" --device {device}"
+    return f"kontrast pretrain --resume --out {shlex.quote(str(folder.path))}{chosen}"
+
+
+def out_of_memory(recipe: Recipe, device: torch.device) -> EnvironmentFault:
+    peak = torch.cuda.max_memory_allocated(device) / 2**30
+    batch, parts = recipe.training.batch, recipe.training.accumulate * 2
+    return EnvironmentFault(
+        f"out of GPU memory (peak {peak:.1f} GiB) at batch {batch} x {recipe.views.count} views: "
+        f"halve training.batch, or keep it exact in parts with training.accumulate={parts}"
+    )
 
 
 def _train(
-    recipe: Recipe, folder: RunFolder, train: ImageSet, device: torch.device, resume: bool, accept: bool, say: Callable
+    recipe: Recipe,
+    folder: RunFolder,
+    train: ImageSet,
+    device: torch.device,
+    stop: StopWatch,
+    command: str,
+    resume: bool,
+    accept: bool,
+    say: Callable[[str], None],
 ) -> Run:
-    loop = Loop(recipe, folder, train, device, say)  # refuses impossible recipes before anything is written
-    command = f"kontrast pretrain --resume --out {shlex.quote(str(folder.path))}"
     main = distributed.is_main()
     if resume:
         check_data(folder, train, accept)
+    loop = Loop(recipe, folder, train, device, say)  # refuses impossible recipes before anything is written
+    if resume:
         if main:
             checkpoints.sweep(folder / "checkpoints")
-        loop.restore({"torch": torch.__version__, **loop.world()})
-    elif main:
-        write_atomic(folder / "recipe.toml", to_toml(recipe, f"kontrast {' '.join(map(shlex.quote, sys.argv[1:]))}"))
+        loop.restore()
+    if main:
+        write_start(folder, loop, recipe, train, command, resume)
+    say_skipped(train, say)
+    begin = time.monotonic()
+    stop.patient = True
+    loop.run(build_probe(recipe, train, device, loop) if main else None, stop, command)
+    if main:
+        loop.write_encoder()
+        seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
+        folder.update_info(finished=now(), seconds=seconds, steps=loop.at.step)
+    if stop.asked is not None:
+        raise stop.error("the end of training", f"kontrast probe {shlex.quote(str(folder.path))}")
+    return Run(folder.path)
+
+
+def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, command: str, resume: bool) -> None:
+    """run.json and then recipe.toml, by which a folder is known to hold a run; a resumed run notes what may change."""
+    argv = shlex.join(["kontrast", *sys.argv[1:]])
+    if resume:
+        folder.update_info(resume=command, resumed=[*folder.info().get("resumed", []), now()])
+        if stored_recipe(folder) == recipe:
+            return
+    else:
         folder.update_info(
             **checkpoints.versions(),
-            command=shlex.join(["kontrast", *sys.argv[1:]]),
-            device=device_words(device),
+            command=argv,
+            resume=command,
+            device=device_words(loop.device),
             world=distributed.world(),
             precision=str(loop.precision).removeprefix("torch."),
             fingerprint=fingerprint(recipe),
             data=describe(train),
-            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            started=now(),
         )
+    write_atomic(folder / "recipe.toml", to_toml(recipe, argv))
+
+
+def build_probe(recipe: Recipe, train: ImageSet, device: torch.device, loop: Loop) -> Callable[[], dict[str, float]]:
+    """kNN and effective rank where the recipe evaluates; else the rank alone, of a few images, once at the end."""
+    if recipe.evaluation.every:
+        test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
+        probe = OnlineProbe(recipe, train, test, device)
+    else:
+        probe = OnlineProbe(recipe, train, None, device, limit=512)
+    return lambda: probe(loop.learner.student.encoder)
+
+
+def say_skipped(train: ImageSet, say: Callable[[str], None]) -> None:
     bad = train.bad
     if bad:
         shown = ", ".join(f"{name} ({reason})" for name, reason in bad[:3])
         say(f"skipped {len(bad)} of {len(train) + len(bad)} images: {shown}{' ...' if len(bad) > 3 else ''}")
-    start = time.monotonic()
-    evaluate = None
-    if recipe.evaluation.every and main:
-        test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
-        probe = OnlineProbe(recipe, train, test, device)
-        evaluate = lambda epoch: probe(loop.learner.student.encoder)  # noqa: E731
-    loop.run(evaluate, command)
-    if main:
-        loop.write_encoder()
-        seconds = folder.info().get("seconds", 0.0) + time.monotonic() - start
-        folder.update_info(finished=time.strftime("%Y-%m-%dT%H:%M:%S%z"), seconds=seconds, steps=loop.at.step)
-    return Run(folder.path)
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def agree(recipe: Recipe, train: ImageSet) -> None:
@@ -155,17 +210,23 @@ def fresh_recipe(
     return resolved, train
 
 
-def resumed_recipe(folder: RunFolder, data: Any, overrides: list[str]) -> Recipe:
-    """The stored recipe with overrides of what may change; any other change is refused, key by key."""
+def resumed_recipe(
+    folder: RunFolder, data: Any, recipe: str | None, overrides: list[str], device: torch.device
+) -> tuple[Recipe, ImageSet]:
+    """The stored recipe with overrides of what may change; any other change is refused, key by key. A recipe named
+    again, as torchrun's restarts do, must be the stored one."""
     stored = stored_recipe(folder)
-    wanted = overrides + ([f"data.source={data}"] if data is not None else [])
-    resolved = read_recipe(apply_overrides(to_tree(stored), wanted), str(folder / "recipe.toml"))
-    old, new = flat(to_tree(stored)), flat(to_tree(resolved))
+    if recipe is not None:
+        wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
+    else:
+        asked = overrides + ([f"data.source={toml_value(str(data))}"] if data is not None else [])
+        wanted = read_recipe(apply_overrides(to_tree(stored), asked), str(folder / "recipe.toml"))
+    old, new = flat(to_tree(stored)), flat(to_tree(wanted))
     changed = [k for k in sorted(old | new) if old.get(k) != new.get(k) and not k.startswith(MAY_CHANGE)]
     if changed:
         words = ", ".join(f"{k} {old.get(k)} -> {new.get(k)}" for k in changed)
         raise UsageError(f"--resume can't change {words}: start a new run, or resume without it")
-    return resolved
+    return wanted, open_split(wanted.data, "train", seed=wanted.seed, pretraining=True)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -178,16 +239,16 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def check_data(folder: RunFolder, train: ImageSet, accept: bool) -> None:
     """Refuse to go on with other images than the run began with."""
     before = folder.info().get("data", {})
-    now = describe(train)
-    if before.get("fingerprint") in (None, now["fingerprint"]):
+    today = describe(train)
+    if before.get("fingerprint") in (None, today["fingerprint"]):
         return
     if not accept:
         raise DataError(
-            f"the images changed since the run began: {before.get('images')} then, {now['images']} now; "
+            f"the images changed since the run began: {before.get('images')} then, {today['images']} now; "
             "restore them, or go on with --accept-data-change"
         )
     if distributed.is_main():
-        folder.update_info(data=now, data_before=before)
+        folder.update_info(data=today, data_before=before)
 
 
 def describe(train: ImageSet) -> dict[str, Any]:

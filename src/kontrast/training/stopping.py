@@ -17,10 +17,15 @@ class Interrupted(KontrastError):
 
 
 class StopWatch:
-    """`with StopWatch() as stop: ... if stop.asked: save; raise stop.error(command)`."""
+    """`with StopWatch() as stop: ...; stop.patient = True; ...; if stop.asked: save; raise stop.error(where, command)`.
+
+    Until it is patient there is nothing to save, and a signal ends the work where it is. From then on a signal is noted
+    and the loop asks for it after each step.
+    """
 
     def __init__(self) -> None:
         self.asked: int | None = None
+        self.patient = False
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> StopWatch:
@@ -39,7 +44,12 @@ class StopWatch:
         if number == signal.SIGINT and self.asked == signal.SIGINT:
             os._exit(130)
         self.asked = number
+        if not self.patient:
+            raise self._kind("stopped before training began; run the same command again")
 
     def error(self, where: str, command: str) -> KontrastError:
-        kind = Interrupted if self.asked == signal.SIGINT else Stopped
-        return kind(f"stopped and saved at {where}; go on with: {command}")
+        return self._kind(f"stopped and saved at {where}; go on with: {command}")
+
+    @property
+    def _kind(self) -> type[KontrastError]:
+        return Interrupted if self.asked == signal.SIGINT else Stopped

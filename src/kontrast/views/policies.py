@@ -146,7 +146,7 @@ _named("dcl", dataclasses.replace(_SIMCLR, blur_kernel=None, **IMAGENET))  # nor
 _named("moco-cifar", dataclasses.replace(_CIFAR, **CIFAR10))
 _named("hcl-cifar", dataclasses.replace(_CIFAR, blur=0.5, blur_kernel=3, **CIFAR10))
 _named("randbit-mnist", Policy(crop_scale=(0.5, 1.0), flip=0.0, colours=1))
-_named("digits", Policy(crop_scale=(0.5, 1.0), flip=0.0, jitter=(0.4, 0.4, 0.4, 0.5), gray=0.3))
+_named("digits", Policy(crop_scale=(0.4, 1.0), flip=0.0, jitter=(0.4, 0.4, 0.4, 0.5), gray=0.3))
 _named("crop-flip", Policy(crop_scale=(0.2, 1.0), **IMAGENET))
 _named("evaluate", Policy(crop_scale=None, flip=0.0, **IMAGENET))
 _named("evaluate-imagenet", Policy(crop_scale=None, centre_fraction=0.875, flip=0.0, **IMAGENET))

@@ -1,0 +1,127 @@
+"""What the Triton kernels are given: rows in the form they read, how they are cut, and whether the shortcuts hold.
+
+M queries, K keys, D width.  queries [M,D], keys [K,D], ids [M] and [K].
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kontrast.kernels import triton_prepare
+from kontrast.kernels.tiled import SAFE_EXPONENT
+
+# From this many pairs on, the work outweighs the launches that let the device choose its own shortcut.
+LARGE = 2**24
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a kernel is cut: block sizes, warps, pipeline stages, the widest piece of a row, a cap on registers."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    piece: int = 128
+    registers: int | None = None
+
+
+# By bytes of a number: shapes for rows of one piece, and for wider ones. Chosen by benchmarks/kernels.py --tune.
+TABLE = {
+    "rows": {2: Shape(64, 128, 4, 3), 4: Shape(128, 64, 8, 2)},
+    "triangle": {2: Shape(128, 64, 8, 3), 4: Shape(64, 128, 4, 2)},
+    "gradient": {2: Shape(128, 64, 4, 3), 4: Shape(128, 64, 8, 2)},
+}
+WIDE_TABLE = {2: Shape(128, 64, 4, 2), 4: Shape(64, 64, 4, 2, 64)}
+
+# How each product is made on the matrix units: s, then the gradient. Wide float32 rows are cut into tf32 by the
+# compiler, others into three bf16 parts by `cut`; fp16 needs tf32's exponents for the gradient.
+PRECISIONS = {torch.float32: ("tf32x3", "tf32x3"), torch.float16: ("ieee", "tf32"), torch.bfloat16: ("ieee", "ieee")}
+
+
+def shape_of(kernel: str, tensor: Tensor) -> tuple[Shape, int, int]:
+    """The kernel's shape, and the piece and number of pieces that the width is cut into."""
+    shape = TABLE[kernel][tensor.element_size()]
+    if tensor.shape[1] > shape.piece:
+        shape = WIDE_TABLE[tensor.element_size()]
+    piece = min(max(16, triton.next_power_of_2(tensor.shape[1])), shape.piece)
+    return shape, piece, triton.cdiv(tensor.shape[1], piece)
+
+
+class Operand:
+    """Rows as the kernels read them: contiguous, each starting on a multiple of 16 bytes; float32 in parts."""
+
+    def __init__(self, rows: Tensor, ids: Tensor | None):
+        self.count, self.width = rows.shape
+        self.kind = rows.dtype
+        self.ids = None if ids is None else ids.contiguous()
+        # The interpreter has no bf16 product; float32 holds each exactly.
+        rows = rows.float() if interpreting() and rows.dtype == torch.bfloat16 else rows
+        excess = -self.width % 8
+        rows = torch.nn.functional.pad(rows, (0, excess)) if excess else rows.contiguous()
+        self.rows = rows.clone() if rows.data_ptr() % 16 else rows
+        self.in_parts = self.kind == torch.float32 and self.width <= TABLE["gradient"][4].piece
+        self.stride = 0
+        self.read = self.cut() if self.in_parts else self.rows
+
+    def cut(self) -> Tensor:
+        """Three parts of bf16's precision that add up to the rows: [3 * stride, width]."""
+        self.stride = triton.cdiv(self.count, 128) * 128
+        width = self.rows.shape[1]
+        parts = self.rows.new_empty(3 * self.stride, width, dtype=torch.float32 if interpreting() else torch.bfloat16)
+        piece = min(128, triton.next_power_of_2(width))
+        grid = triton.cdiv(self.stride, 32), triton.cdiv(width, piece)
+        triton_prepare.cut[grid](self.rows, parts, self.count, self.stride, width, BLOCK=32, BLOCK_D=piece)
+        return parts
+
+    def pointer(self, narrow: bool) -> Tensor:
+        """The ids (narrow: their lower halves), or any pointer where no kernel reads them."""
+        return self.rows if self.ids is None else self.ids.to(torch.int32) if narrow else self.ids
+
+    def spans(self, narrow: bool, block: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The ids, and the smallest and largest of each block; or any pointers where no kernel reads them."""
+        ids = self.pointer(narrow)
+        if self.ids is None:
+            return ids, ids, ids
+        low, high = ids.new_empty(2, triton.cdiv(self.count, block))
+        triton_prepare.id_spans[(len(low),)](ids, low, high, self.count, BLOCK=block)
+        return ids, low, high
+
+    def described(self, block: int, piece: int) -> TensorDescriptor:
+        return TensorDescriptor.from_tensor(self.read, [block, piece])
+
+
+def interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Guard:
+    """Whether the shortcuts hold, measured on the device, never read on the host.
+
+    `bound` is the largest |s| that the rows' norms allow; it is infinite where the lower halves of the ids are not
+    enough to tell them apart.
+    """
+
+    def __init__(self, queries: Operand, keys: Operand | None, worthwhile: bool = True):
+        self.used = worthwhile and queries.count * (keys or queries).count >= LARGE
+        self.bound = queries.rows  # any pointer does where no kernel reads it
+        if not self.used:
+            return
+        sides = [queries] if keys is None else [queries, keys]
+        norms = [torch.linalg.vector_norm(side.rows, dim=1, dtype=torch.float32).amax() for side in sides]
+        self.bound = norms[0] * norms[-1]
+        if queries.ids is not None:
+            ends = [end.double() for side in sides if side.ids is not None for end in torch.aminmax(side.ids)]
+            span = torch.maximum(ends[1], ends[-1]) - torch.minimum(ends[0], ends[-2])
+            self.bound = self.bound.masked_fill(span >= 2**32 - 1, torch.inf)
+
+    def limit(self, scales: Sequence[float]) -> float:
+        largest = max(abs(scale) for scale in scales)
+        return SAFE_EXPONENT / largest if largest > 0 else 3e38

@@ -1,0 +1,166 @@
+"""Embeddings files read back: .npy with names beside it, or .parquet with the columns id, path, vector (and label).
+
+N rows, F width.  A row that is no vector of finite numbers is refused by its number and name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kontrast.registry import DataError, EnvironmentFault, UsageError
+
+SUFFIXES = (".npy", ".parquet")
+ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """vectors: float32 [N,F], of a .npy file memory-mapped and for reading alone; names: one a row, or row numbers."""
+
+    path: Path
+    vectors: np.ndarray
+    names: Sequence[str]
+    labels: Tensor | None = None
+    classes: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def width(self) -> int:
+        return int(self.vectors.shape[1])
+
+    def rows(self, positions: Any = slice(None)) -> Tensor:
+        """Rows as a float32 tensor of its own."""
+        return torch.from_numpy(np.array(self.vectors[positions], dtype=np.float32))
+
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+        """At most `count` rows, evenly over the file, and their positions."""
+        kept = torch.arange(min(count, len(self))) * len(self) // min(count, len(self))
+        return self.rows(kept.numpy()), kept
+
+
+def check_suffix(path: Path) -> str:
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"{path}: an embeddings file ends in {' or '.join(SUFFIXES)}")
+    return path.suffix
+
+
+def names_path(path: Path) -> Path:
+    """Where the names of a .npy file lie: vectors.npy has vectors.names.jsonl."""
+    return path.with_suffix(".names.jsonl")
+
+
+def read_embeddings(path: str | Path, width: int | None = None) -> Embeddings:
+    """The file, checked: shape, width where one is asked for, and every row finite."""
+    path = Path(path)
+    suffix = check_suffix(path)
+    if not path.is_file():
+        raise DataError(f"no embeddings file {path}: make one with `kontrast embed RUN DATA --out {path.name}`")
+    found = _read_npy(path) if suffix == ".npy" else _read_parquet(path)
+    if width is not None and found.width != width:
+        raise DataError(f"{path} has vectors of width {found.width}, the run gives {width}: it is of another run")
+    _finite(found)
+    return found
+
+
+def _read_npy(path: Path) -> Embeddings:
+    try:
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError, SyntaxError, TypeError) as error:
+        raise DataError(f"{path} is damaged or cut short, or is no .npy file: {str(error)[:100]}") from None
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
+        given = f"{vectors.dtype} {list(vectors.shape)}" if isinstance(vectors, np.ndarray) else "an archive"
+        raise DataError(f"{path} holds {given}: give numbers [rows, width]")
+    if not all(vectors.shape):
+        raise DataError(f"{path} is empty: shape {list(vectors.shape)}")
+    beside = names_path(path)
+    names = _names(beside) if beside.is_file() else [f"row {i}" for i in range(len(vectors))]
+    if len(names) != len(vectors):
+        raise DataError(f"{beside} names {len(names)} rows, {path} has {len(vectors)}: they are of different files")
+    return Embeddings(path, vectors, names)
+
+
+def _names(path: Path) -> list[str]:
+    names = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                names.append(str(json.loads(line)["path"]))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise DataError(f'{path}, line {number}: needs an object with "path"') from None
+    return names
+
+
+def parquet() -> Any:
+    """pyarrow's parquet module, or a line that says how to get it."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise EnvironmentFault("parquet files need pyarrow: pip install kontrast[parquet], or use .npy") from None
+    return pyarrow.parquet
+
+
+def _read_parquet(path: Path) -> Embeddings:
+    module = parquet()
+    import pyarrow
+
+    try:
+        table = module.read_table(path)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged or cut short, or is no parquet file: {str(error)[:100]}") from None
+    if "vector" not in table.column_names or table.num_rows == 0:
+        raise DataError(f"{path} has {table.num_rows} rows and columns {table.column_names}: give rows with a `vector`")
+    vectors = _stacked(table["vector"], path)
+    known = "path" in table.column_names
+    names = [str(n) for n in table["path"].to_pylist()] if known else [f"row {i}" for i in range(len(vectors))]
+    labels, classes = _coded(table["label"].to_pylist()) if "label" in table.column_names else (None, None)
+    return Embeddings(path, vectors, names, labels, classes)
+
+
+def _stacked(column: Any, path: Path) -> np.ndarray:
+    """A column of lists as float32 [N,F]; the first row of another length is named."""
+    parts, width = [], None
+    for chunk in column.chunks:
+        lengths = np.diff(chunk.offsets.to_numpy()) if hasattr(chunk, "offsets") else None
+        if lengths is None and not hasattr(chunk.type, "list_size"):
+            raise DataError(f"{path}: `vector` is {column.type}, give lists of numbers")
+        width = width or (chunk.type.list_size if lengths is None else int(lengths[0]) if len(lengths) else None)
+        if chunk.null_count or (lengths is not None and (lengths != width).any()):
+            valid = chunk.is_valid().to_numpy(zero_copy_only=False)
+            odd = ~valid if lengths is None else ~valid | (lengths != width)
+            row = sum(map(len, parts)) + int(odd.argmax())
+            raise DataError(f"{path}, row {row}: not a vector of width {width} as the first is")
+        flat = chunk.flatten().to_numpy(zero_copy_only=False)
+        parts.append(np.asarray(flat, dtype=np.float32).reshape(-1, width or 1))
+    if not width:
+        raise DataError(f"{path}: its vectors have no numbers")
+    return np.concatenate(parts)
+
+
+def _coded(values: list[Any]) -> tuple[Tensor | None, list[str] | None]:
+    """Labels as numbers, with the classes' names; none where a row has none."""
+    if any(v is None for v in values):
+        return None, None
+    classes = sorted(set(values), key=str)
+    place = {name: i for i, name in enumerate(classes)}
+    return torch.tensor([place[v] for v in values]), [str(c) for c in classes]
+
+
+def _finite(found: Embeddings) -> None:
+    for start in range(0, len(found), ROWS):
+        good = np.isfinite(found.vectors[start : start + ROWS]).all(1)
+        if not good.all():
+            row = start + int(good.argmin())
+            raise DataError(
+                f"{found.path}, row {row} ({ascii(found.names[row])[1:-1]}): NaN or infinity; remove the row, "
+                "or embed again with a run whose numbers are finite"
+            )

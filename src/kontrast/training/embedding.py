@@ -1,0 +1,250 @@
+"""Images through a run's encoder to one embeddings file, part by part, so that a kill loses at most one part.
+
+N images, B images of a batch, F width.  Beside the output lies OUT.parts while the work goes on:
+
+    manifest.json          what the parts were made of; parts of another run or other images are thrown away
+    part-000000.npy/.json  vectors [n,F], and their ids, names, the images left out, and the vectors' SHA-256
+
+When all are there they are joined into OUT and removed. What a vector is depends on the images before it in its part
+alone, so a run that was killed and resumed gives the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kontrast.data import ImageSet
+from kontrast.data.packing import check_bad
+from kontrast.lens.embeddings import check_suffix, parquet
+from kontrast.registry import CheckpointError, DataError, UsageError
+from kontrast.training.checkpoints import versions
+from kontrast.training.folder import RunFolder, disk_faults, read_json, write_atomic, write_json
+from kontrast.training.joining import join
+from kontrast.training.progress import Progress
+from kontrast.training.run import Run, choose_device
+from kontrast.training.stopping import StopWatch
+from kontrast.training.streams import BATCH, Batch, Stream, open_stream
+
+PART = 16
+"""Batches in a part: what a kill may cost."""
+PIXELS = 64_000_000
+"""Bytes of pixels that are prepared at once; pictures of different size are padded to the largest of them."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What `embed` did."""
+
+    path: Path
+    images: int
+    width: int
+    skipped: list[tuple[str, str]]
+
+
+class Part(NamedTuple):
+    """One finished part on disk."""
+
+    vectors: Path
+    ids: list[int]
+    names: list[str]
+    bad: list[tuple[str, str]]
+
+
+def opened(path: str | Path) -> Run:
+    """The run in a folder; one of a newer version is refused before its recipe is read by this version's rules."""
+    run = Run(path)
+    run.info  # noqa: B018
+    return run
+
+
+def embed(
+    run: Run,
+    data: str | Path | ImageSet,
+    out: str | Path,
+    *,
+    split: str = "all",
+    device: str = "auto",
+    max_bad: float | None = None,
+    batches: int = PART,
+    say: Callable[[str], None] = print,
+) -> Embedded:
+    """Write the vectors of all images of `data` to `out`, .parquet or .npy; goes on where a killed one was cut."""
+    out = Path(out)
+    if check_suffix(out) == ".parquet":
+        parquet()
+    parts = out.with_name(f"{out.name}.parts")
+    if out.exists() and not parts.exists():
+        raise UsageError(f"{out} exists already: remove it, or give another --out")
+    on = choose_device(device)
+    encoder = run.encoder(on)
+    stream = open_stream(run, data, split)
+    facts = identity(run, encoder, stream, on, batches)
+    with disk_faults(parts):
+        parts.mkdir(parents=True, exist_ok=True)
+    holder = RunFolder(parts)
+    holder.hold()
+    try:
+        begin(parts, facts, say)
+        found = _fill(run, encoder, stream, parts, on, batches, out, say)
+        bad = [*stream.bad, *(pair for part in found for pair in part.bad)]
+        if len(bad) == stream.total + len(stream.bad):
+            raise DataError(f"none of the images of {stream.name} could be read: {bad[0][0]} ({bad[0][1]}), ...")
+        allowed = run.recipe.data.max_bad if max_bad is None else max_bad
+        check_bad(bad, stream.total + len(stream.bad), allowed, stream.name)
+        join(out, found, facts)
+    finally:
+        holder.release()
+    shutil.rmtree(parts, ignore_errors=True)
+    return Embedded(out, sum(len(p.ids) for p in found), facts["width"], bad)
+
+
+def encoder_digest(run: Run) -> str:
+    """SHA-256 of the encoder's file: vectors of another encoder are other vectors."""
+    path = run.path / "encoder.safetensors"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
+
+
+def identity(run: Run, encoder: nn.Module, stream: Stream, device: torch.device, batches: int) -> dict[str, Any]:
+    """All that the vectors are a function of."""
+    return {
+        "version": 1,
+        "encoder": encoder_digest(run),
+        "recipe": run.info.get("fingerprint", ""),
+        "view": repr(run.transform()),
+        "data": stream.fingerprint,
+        "images": stream.total,
+        "width": encoder.width,
+        "batch": BATCH,
+        "batches": batches,
+        "device": device.type,
+        "torch": versions()["torch"],
+    }
+
+
+def begin(parts: Path, facts: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Keep the parts that are there where they are of the same work, else remove them."""
+    place = parts / "manifest.json"
+    try:
+        same = read_json(place) == facts if place.exists() else None
+    except CheckpointError:
+        same = False
+    if same is False:
+        say(f"{parts} holds parts of another run, of other images or of another version: starting afresh")
+        for old in parts.glob("part-*"):
+            old.unlink()
+    if not same:
+        write_json(place, facts)
+
+
+def part_path(parts: Path, number: int, suffix: str) -> Path:
+    return parts / f"part-{number:06d}.{suffix}"
+
+
+def read_part(parts: Path, number: int) -> Part | None:
+    """A finished part, its vectors verified; None where it is missing, torn or damaged and must be made again."""
+    vectors, about = part_path(parts, number, "npy"), part_path(parts, number, "json")
+    try:
+        facts = json.loads(about.read_bytes())
+        if hashlib.sha256(vectors.read_bytes()).hexdigest() != facts["sha256"]:
+            return None
+        return Part(vectors, facts["ids"], facts["names"], [(n, r) for n, r in facts["bad"]])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def write_part(parts: Path, number: int, vectors: Tensor, made: list[Batch]) -> Part:
+    """The vectors first, then the file that says they are whole."""
+    buffer = io.BytesIO()
+    np.save(buffer, vectors.numpy())
+    path = part_path(parts, number, "npy")
+    write_atomic(path, buffer.getvalue())
+    facts = {
+        "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
+        "ids": [i for batch in made for i in batch.ids],
+        "names": [str(n) for batch in made for n in batch.images.names],
+        "bad": [pair for batch in made for pair in batch.bad],
+    }
+    write_atomic(part_path(parts, number, "json"), json.dumps(facts))
+    return Part(path, facts["ids"], facts["names"], facts["bad"])
+
+
+def _fill(
+    run: Run, encoder: Any, stream: Stream, parts: Path, device: torch.device, batches: int, out: Path, say: Callable
+) -> list[Part]:
+    """All parts in order; those that are not there yet are made."""
+    found = {n: read_part(parts, n) for n in range(-(-stream.steps // batches))}
+    missing = [n for n, part in found.items() if part is None]
+    if len(missing) < len(found):
+        say(f"going on: {len(found) - len(missing)} of {len(found)} parts are there")
+    done = sum(len(part.ids) + len(part.bad) for part in found.values() if part)
+    transform = run.transform()
+    with StopWatch() as stop, Progress("embed", stream.total, done=done) as bar:
+        for first, last in stretches(missing):
+            rows: list[Tensor] = []
+            made: list[Batch] = []
+            for batch in stream.batches(first * batches, min((last + 1) * batches, stream.steps)):
+                rows.append(encode(encoder, batch.images, transform, device))
+                made.append(batch)
+                bar.advance(len(batch.ids) + len(batch.bad))
+                if stop.asked is not None:
+                    words = map(shlex.quote, ("kontrast", "embed", str(run.path), stream.name, "--out", str(out)))
+                    raise stop.error(f"image {bar.done:,.0f} of {stream.total:,}", " ".join(words))
+                if len(made) == batches or batch.number + 1 == stream.steps:
+                    number = batch.number // batches
+                    found[number] = write_part(parts, number, torch.cat(rows), made)
+                    rows, made = [], []
+    return [part for part in found.values() if part]
+
+
+def stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """[0, 1, 2, 5] as (0, 2), (5, 5): what can be read in one go."""
+    start = None
+    for place, number in enumerate(numbers):
+        start = number if start is None else start
+        if place + 1 == len(numbers) or numbers[place + 1] != number + 1:
+            yield start, number
+            start = None
+
+
+@torch.inference_mode()
+def encode(encoder: nn.Module, images: ImageSet, transform: Any, device: torch.device) -> Tensor:
+    """Vectors float32 [B,F] on the CPU of a batch of images; each picture at its own size, whatever is beside it."""
+    if not len(images):
+        return torch.empty(0, encoder.width)
+    pictures = []
+    for positions in mouthfuls(images):
+        pixels, sizes = images.batch(positions)
+        sizes = None if sizes is None else sizes.to(device)
+        pictures.append(transform(pixels.to(device), positions.to(device), sizes)[0])
+    return encoder(torch.cat(pictures)).float().cpu()
+
+
+def mouthfuls(images: ImageSet, limit: int = PIXELS) -> Iterator[Tensor]:
+    """Positions in order, as many at once as stay within `limit` bytes of pixels after padding; at least one."""
+    taken: list[int] = []
+    tall = wide = 0
+    for position in range(len(images)):
+        channels, height, width = images.images[position].shape
+        higher, wider = max(tall, height), max(wide, width)
+        if taken and (len(taken) + 1) * channels * higher * wider > limit:
+            yield torch.tensor(taken)
+            taken, higher, wider = [], height, width
+        tall, wide = higher, wider
+        taken.append(position)
+    if taken:
+        yield torch.tensor(taken)

@@ -1,0 +1,84 @@
+"""Parts of embeddings to one file, written aside part by part and renamed when whole.
+
+N rows, F width.  .npy: float32 [N,F] with the names beside it. .parquet: columns id, path, vector.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from kontrast.lens.embeddings import names_path, parquet
+from kontrast.training.folder import disk_faults
+
+
+class Rows(Protocol):
+    """What is joined: a .npy file of vectors, and the id and name of each."""
+
+    @property
+    def vectors(self) -> Path: ...
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def names(self) -> list[str]: ...
+
+
+def join(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
+    """Write `out` from its parts, in their order; the bytes depend on parts and facts alone."""
+    if out.suffix == ".npy":
+        _join_npy(out, parts, facts["width"])
+    else:
+        _join_parquet(out, parts, facts)
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to, which is synced and takes its name when all went well."""
+    place = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    with disk_faults(path):
+        try:
+            yield place
+            with open(place, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(place, path)
+        finally:
+            place.unlink(missing_ok=True)
+
+
+def _join_npy(out: Path, parts: Sequence[Rows], width: int) -> None:
+    # The names first: where the vectors are under their name, the names are too.
+    with aside(names_path(out)) as place, place.open("w", encoding="ascii") as file:
+        for part in parts:
+            file.writelines(json.dumps({"id": i, "path": n}) + "\n" for i, n in zip(part.ids, part.names))
+    header = {"descr": "<f4", "fortran_order": False, "shape": (sum(len(p.ids) for p in parts), width)}
+    with aside(out) as place, place.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(np.load(part.vectors, allow_pickle=False).astype("<f4", copy=False).tobytes())
+
+
+def _join_parquet(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
+    module = parquet()
+    import pyarrow
+
+    vector = pyarrow.list_(pyarrow.float32(), facts["width"])
+    fields = [("id", pyarrow.int64()), ("path", pyarrow.string()), ("vector", vector)]
+    about = {"kontrast": json.dumps({key: facts[key] for key in ("version", "encoder", "recipe", "data")})}
+    schema = pyarrow.schema(fields, metadata=about)
+    with aside(out) as place, module.ParquetWriter(place, schema) as writer:
+        for part in parts:
+            flat = pyarrow.array(np.load(part.vectors, allow_pickle=False).ravel())
+            # Parquet's strings are UTF-8; bytes of a name that are none (surrogates) are written as \udcXX.
+            names = [name.encode("utf-8", "backslashreplace").decode() for name in part.names]
+            columns = [
+                pyarrow.array(part.ids, pyarrow.int64()),
+                pyarrow.array(names, pyarrow.string()),
+                pyarrow.FixedSizeListArray.from_arrays(flat, facts["width"]),
+            ]
+            writer.write_table(pyarrow.table(columns, schema=schema))

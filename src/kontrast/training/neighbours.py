@@ -1,0 +1,80 @@
+"""The nearest neighbours of one image among the vectors of an embeddings file.
+
+N rows of the file, F width, k neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import normalize
+
+from kontrast.lens.embeddings import Embeddings, names_path, read_embeddings
+from kontrast.probes.neighbours import nearest_rows
+from kontrast.registry import CheckpointError, UsageError
+from kontrast.training.embedding import embed, encode, encoder_digest
+from kontrast.training.folder import disk_faults, read_json, write_json
+from kontrast.training.run import Run, choose_device
+from kontrast.training.streams import one_image
+
+ROWS = 65_536
+
+
+def neighbours(
+    run: Run,
+    image: str | Path,
+    *,
+    embeddings: str | Path | None = None,
+    k: int = 8,
+    device: str = "auto",
+    say: Callable[[str], None] = print,
+) -> list[dict[str, Any]]:
+    """The k rows most like the image, best first: row, name and cosine. Without a file, the run's own train images."""
+    if k < 1:
+        raise UsageError(f"-k {k}: give at least 1")
+    on = choose_device(device)
+    encoder = run.encoder(on)
+    asked = one_image(run, image)
+    path = own_embeddings(run, device, say) if embeddings is None else Path(embeddings)
+    file = read_embeddings(path, width=encoder.width)
+    query = normalize(encode(encoder, asked, run.transform(), on), dim=1)
+    if k > len(file):
+        say(f"-k {k}: {path} has {len(file)} rows, all are given")
+    return _nearest(query, file, k)
+
+
+def _nearest(query: torch.Tensor, file: Embeddings, k: int) -> list[dict[str, Any]]:
+    """A file of any size, a stretch of rows at a time."""
+    best, where = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
+    for start in range(0, len(file), ROWS):
+        rows = normalize(file.rows(slice(start, start + ROWS)), dim=1)
+        cosines, found = nearest_rows(query, rows, k)
+        best, where = torch.cat([best, cosines], 1), torch.cat([where, found + start], 1)
+        best, order = best.topk(min(k, best.shape[1]), dim=1)
+        where = where.gather(1, order)
+    pairs = zip(where[0].tolist(), best[0].tolist())
+    return [{"row": row, "name": str(file.names[row]), "similarity": round(cosine, 6)} for row, cosine in pairs]
+
+
+def own_embeddings(run: Run, device: str, say: Callable[[str], None]) -> Path:
+    """RUN/embeddings/train.npy, made where it is missing or of an encoder or images that have changed since."""
+    folder = run.path / "embeddings"
+    vectors, about = folder / "train.npy", folder / "embeddings.json"
+    train = run.data("train")
+    facts = {"version": 1, "encoder": encoder_digest(run), "data": train.fingerprint}
+    try:
+        if vectors.exists() and read_json(about) == facts:
+            return vectors
+    except CheckpointError:
+        pass
+    say(f"embedding the {len(train):,} train images of the run into {vectors}")
+    with disk_faults(folder):
+        folder.mkdir(exist_ok=True)
+        for old in (about, vectors, names_path(vectors)):
+            old.unlink(missing_ok=True)
+    embed(run, train, vectors, device=device, say=say)
+    write_json(about, facts)
+    return vectors

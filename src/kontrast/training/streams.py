@@ -1,0 +1,141 @@
+"""Images of any source in batches, in a stable order, never all at once: files are decoded as they are needed.
+
+B images of a batch; the last one of a source may be smaller, and so may one with images that can't be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kontrast.data import ImageSet, open_data
+from kontrast.data.decode import BadImage, Limits, decode_file
+from kontrast.data.listing import Listing, scan_folder
+from kontrast.data.shards import is_shards, scan_shards
+from kontrast.data.sources import SOURCES
+from kontrast.data.store import is_store, shape_up
+from kontrast.data.workers import Chunk, decode_all
+from kontrast.registry import DataError, UsageError, nearest
+from kontrast.training.run import Run
+
+BATCH = 256
+SPLITS = ("all", "train", "test")
+
+
+class Batch(NamedTuple):
+    """number: its place in the source; ids: the images' places in the source; bad: (name, reason) of those left out."""
+
+    number: int
+    ids: list[int]
+    images: ImageSet
+    bad: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A source of `total` images in `steps` batches; `batches(first, last)` gives those from first to last - 1.
+    bad: images that are left out already."""
+
+    name: str
+    total: int
+    steps: int
+    fingerprint: str
+    batches: Callable[[int, int], Iterator[Batch]]
+    bad: list[tuple[str, str]] = field(default_factory=list)
+
+
+def open_stream(run: Run, data: str | Path | ImageSet, split: str = "all") -> Stream:
+    """All images of a folder or of shards as they lie there, or the parts of a named set or a packed store."""
+    if split not in SPLITS:
+        raise UsageError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
+    if isinstance(data, ImageSet):
+        return _of_images(run, [data])
+    spec = os.fspath(data)
+    listed = _listed(run, spec, split)
+    if listed is not None:
+        return _of_listing(run, listed, spec)
+    options = {"root": run.recipe.data.root or None, "size": run.recipe.data.size or None}
+    if split != "all":
+        return _of_images(run, [open_data(spec, split, **options)])
+    train = open_data(spec, "train", **options)
+    return _of_images(run, [train, open_data(spec, "test", **options)] if train.has_test else [train])
+
+
+def one_image(run: Run, path: str | Path) -> ImageSet:
+    """A single picture file as a set of one."""
+    try:
+        pixels, _ = decode_file(os.fspath(path), limits=_limits(run))
+    except BadImage as error:
+        raise DataError(f"can't read the image {path}: {error.reason}") from None
+    return _fitting(run, ImageSet(torch.from_numpy(pixels)[None], [os.fspath(path)]), os.fspath(path))
+
+
+def _limits(run: Run) -> Limits:
+    return Limits(run.recipe.data.size or None)
+
+
+def _listed(run: Run, spec: str, split: str) -> Listing | None:
+    """The files of a folder or shards, undecoded; None for a named set or a packed store. A split is a sub-folder."""
+    path = Path(spec)
+    if spec in SOURCES or (path.is_dir() and (is_store(path) or is_store(path / "train"))):
+        return None
+    if is_shards(spec) or not path.is_dir():
+        if split != "all" and path.exists():
+            raise UsageError(f"{spec} has no split {split!r}: leave --split out")
+        return scan_shards(spec) if is_shards(spec) or spec.startswith("pipe:") else None
+    if split != "all" and not (path / split).is_dir():
+        raise UsageError(f"{spec} has no folder {split!r}: leave --split out to embed all of it")
+    return scan_folder(str(path if split == "all" else path / split), run.recipe.data.follow_links)
+
+
+def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
+    def batches(first: int, last: int) -> Iterator[Batch]:
+        items = listed.items[: last * BATCH]
+        for number, chunk in decode_all(items, _limits(run), BATCH, start=first):
+            start = number * BATCH
+            bad = [(listed.items[start + place].name, reason) for place, reason in chunk.bad]
+            ids = [start + place for place in chunk.kept]
+            yield Batch(number, ids, _decoded(run, chunk, [listed.items[i].name for i in ids], spec), bad)
+
+    steps = -(-len(listed.items) // BATCH)
+    return Stream(spec, len(listed.items), steps, listed.fingerprint, batches, list(listed.bad))
+
+
+def _decoded(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
+    if not names:
+        return ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), [])
+    flat = torch.from_numpy(np.frombuffer(chunk.pixels, dtype=np.uint8).copy())
+    return _fitting(run, ImageSet(shape_up(flat, torch.tensor(chunk.sizes), 3), names), spec)
+
+
+def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
+    plan: list[tuple[ImageSet, int, int]] = []  # a batch's set, its first image there and that image's id
+    total = 0
+    for one in sets:
+        _fitting(run, one, one.name)
+        plan += [(one, start, total + start) for start in range(0, len(one), BATCH)]
+        total += len(one)
+
+    def batches(first: int, last: int) -> Iterator[Batch]:
+        for number, (one, start, number_of_first) in enumerate(plan[first:last], first):
+            inside = torch.arange(start, min(start + BATCH, len(one)))
+            yield Batch(number, (inside - start + number_of_first).tolist(), one.subset(inside), [])
+
+    return Stream(sets[0].name, total, len(plan), "+".join(s.fingerprint for s in sets), batches)
+
+
+def _fitting(run: Run, images: ImageSet, spec: str) -> ImageSet:
+    """Refuse images of another number of channels than the encoder was built for."""
+    wanted = run.info["data"]["channels"]
+    if images.channels != wanted:
+        raise DataError(
+            f"{spec} has images of {images.channels} channels, the run's encoder takes {wanted}: "
+            "give images like those it was trained on"
+        )
+    return images

@@ -1,0 +1,208 @@
+"""The command as a user meets it: results on standard output, one-line errors, the exit codes of the design."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+TINY = [
+    "training.epochs=1",
+    "training.batch=16",
+    "training.max_steps=4",
+    "encoder.name=small-conv",
+    "encoder.width=16",
+    "evaluation.every=0",
+    "evaluation.k=5",
+    "evaluation.gallery=60",
+]
+
+
+def kontrast(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kontrast", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        timeout=180,
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """The command failed with this code, said so in one line with these words, and printed no traceback."""
+    assert done.returncode == code, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("kontrast: ") and "Traceback" not in done.stderr, done.stderr
+    assert all(word in last for word in words), last
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Two classes of small JPEGs in sub-folders; one has a name that is markup."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(["cats", "<b>dogs</b>"]):
+        (root / name.replace("/", "_")).mkdir()
+        for i in range(40):
+            picture = rng.integers(0, 120, (32, 36, 3)) + 100 * number
+            Image.fromarray(picture.astype(np.uint8)).save(root / name.replace("/", "_") / f"{i}.jpg")
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished(photos, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    done = kontrast("pretrain", str(photos), *TINY, "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert Path(tree["report"]).is_file()
+    assert {(p["probe"], p["features"]) for p in tree["probes"]} == {
+        (probe, features) for probe in ("knn", "linear") for features in ("trained", "untrained", "pixels")
+    }
+    return out
+
+
+def test_a_folder_of_classes_trains_is_probed_and_reported(finished):
+    names = {p.name for p in finished.iterdir()}
+    expected = {"recipe.toml", "run.json", "metrics.jsonl", "checkpoints", "encoder.safetensors", "probes.json"}
+    assert expected | {"report.html", "gallery.json", "gallery.png"} <= names
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if "loss" in line]
+    assert {"step", "epoch", "loss", "attraction", "repulsion", "lr"} <= set(trained[-1])
+    assert trained[-1]["loss"] == pytest.approx(trained[-1]["attraction"] + trained[-1]["repulsion"])
+
+
+def test_a_flat_folder_without_labels_trains_and_says_what_is_missing(photos, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in (photos / "cats").glob("*.jpg"):
+        (flat / path.name).write_bytes(path.read_bytes())
+    done = kontrast("pretrain", str(flat), *TINY, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "no labels" in done.stderr and (tmp_path / "run" / "report.html").is_file()
+    assert not (tmp_path / "run" / "probes.json").exists()
+
+
+def test_probe_and_report_on_a_finished_run(finished, tmp_path):
+    done = kontrast("probe", str(finished), "knn", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["probes"]) == 3
+    page = tmp_path / "page.html"
+    done = kontrast("report", str(finished), "--out", str(page))
+    assert done.returncode == 0 and page.stat().st_size > 10_000
+
+
+def test_python_offers_the_same(photos, tmp_path):
+    import torch
+
+    import kontrast as library
+
+    settings = {"epochs": 1, "batch": 16, "max_steps": 2}
+    run = library.pretrain(
+        photos,
+        out=tmp_path / "run",
+        training=settings,
+        **{"encoder.width": 16, "evaluation.every": 0},
+        say=lambda _: None,
+    )
+    encoder = library.load(run.path)
+    assert encoder(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
+    assert run.recipe.training.max_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["pretrain", "--recipe", "quikstart"], 2, ["quikstart", "'quickstart'"]),
+        (["pretrain", "training.epoch=3"], 2, ["training.epoch", "'epochs'"]),
+        (["pretrain", "training.epochs=three"], 2, ["training.epochs", "whole number"]),
+        (["pretrain", "objective.name=nt-xnet"], 2, ["nt-xnet", "'nt-xent'"]),
+        (["pretrain", "objective.temprature=1"], 2, ["temprature", "'temperature'"]),
+        (["pretrain", "objective.temperature=-1"], 2, ["temperature", "-1"]),
+        (["pretrain", "encoder.name=resnet-81"], 2, ["resnet-81", "'resnet-18'"]),
+        (["pretrain", "views.policy=simclar"], 2, ["simclar", "'simclr'"]),
+        (["pretrain", "views.crop_scal=1"], 2, ["crop_scal", "'crop_scale'"]),
+        (["pretrain", "nowhere"], 3, ["nowhere"]),
+        (["pretrain", "--device", "cuda"], 6, ["cuda"]),
+        (["pretrain", "--device", "tpu"], 2, ["tpu"]),
+        (["pretrain", "--resume"], 2, ["--out"]),
+        (["pretrain", "training.batch=100000"], 3, ["6144", "100000"]),
+        (["probe", "nowhere"], 2, ["nowhere", "run folder"]),
+        (["report", "nowhere"], 2, ["nowhere"]),
+        (["explain", "dlc"], 2, ["dlc", "'dcl'"]),
+        (["unknown"], 2, ["unknown"]),
+        (["pretrain", "--no-such-option"], 2, ["--no-such-option"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) and value and value[0] in ("pretrain",) else None,
+)
+def test_mistakes_are_told_in_one_line(arguments, code, words, tmp_path):
+    if "cuda" in arguments:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here")
+    done = kontrast(*arguments, cwd=tmp_path)
+    one_line(done, code, *words)
+    assert not list(tmp_path.rglob("*.toml")), "a refused command must leave no run behind"
+
+
+def test_empty_folders_and_folders_without_images_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    one_line(kontrast("pretrain", str(tmp_path / "empty"), "--out", str(tmp_path / "run")), 3, "empty")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "notes.txt").write_text("no image")
+    one_line(kontrast("pretrain", str(tmp_path / "words"), "--out", str(tmp_path / "run")), 3, "words")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_out_that_holds_a_run_is_left_alone(finished, photos):
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+    one_line(kontrast("pretrain", str(photos), *TINY, "--out", str(finished)), 2, "already holds a run", "--resume")
+    assert {p: p.stat().st_mtime_ns for p in finished.rglob("*")} == before
+
+
+def test_resume_of_a_finished_run_changes_nothing_and_refuses_other_settings(finished):
+    weights = (finished / "encoder.safetensors").read_bytes()
+    done = kontrast("pretrain", "--resume", "--out", str(finished), "--no-probes")
+    assert done.returncode == 0, done.stderr
+    assert (finished / "encoder.safetensors").read_bytes() == weights
+    one_line(kontrast("pretrain", "--resume", "--out", str(finished), "training.lr=9.0"), 2, "training.lr", "9.0")
+
+
+def test_help_is_quick_and_quiet():
+    start = time.perf_counter()
+    done = kontrast("--help")
+    assert done.returncode == 0 and "pretrain" in done.stdout
+    assert time.perf_counter() - start < 3  # half a second on a quiet machine; torch alone would take more than this
+
+
+def test_version_and_module_and_a_reader_that_leaves():
+    assert kontrast("--version").stdout.strip()
+    done = subprocess.run(
+        f"{sys.executable} -m kontrast recipes | head -1", shell=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "Error" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cacr", "quickstart", "small-alexnet", "moco-v3", "simclr"])
+def test_explain_says_what_a_name_is(name):
+    done = kontrast("explain", name)
+    assert done.returncode == 0 and name in done.stdout
+    if name == "cacr":
+        for word in ("t_plus", "t_minus", "negatives", "CACR", "cifar10/cacr-k4", "1.0"):
+            assert word in done.stdout
+    assert json.loads(kontrast("explain", name, "--json").stdout)["name"] == name
+
+
+def test_plain_surroundings_are_enough(photos, tmp_path):
+    done = kontrast("pretrain", str(photos), *TINY, "--out", str(tmp_path / "r"), LANG="C", NO_COLOR="1", TERM="dumb")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
