@@ -133,7 +133,7 @@ def peer(recipe, device: torch.device, steps: int, count: int) -> float:
                 Image.fromarray(picture).save(path)
 
         def __len__(self) -> int:
-            return steps * recipe.training.batch * 2
+            return (steps + 2 * (os.cpu_count() or 1) + 4) * recipe.training.batch
 
         def __getitem__(self, i: int):
             return transform(Image.open(self.paths[i % count]).convert("RGB"))
@@ -154,7 +154,8 @@ def peer(recipe, device: torch.device, steps: int, count: int) -> float:
             loss.backward()
             optimizer.step()
 
-        return timed(take, 3, steps, device)
+        # Workers run ahead by two batches each: only past those does the loop run at the pace it can keep.
+        return timed(take, 2 * (os.cpu_count() or 1) + 3, steps, device)
 
 
 def main() -> None:
@@ -177,7 +178,7 @@ def main() -> None:
         limit = views / bare(recipe, device, arguments.steps)
         found = end_to_end(recipe, images, device, arguments.steps)
         ours = views / found["seconds"]
-        theirs = views / peer(recipe, device, max(4, arguments.steps // 10), 512) if arguments.peer else float("nan")
+        theirs = views / peer(recipe, device, arguments.steps, 512) if arguments.peer else float("nan")
         rows.append({"encoder": name, "bare": limit, "ours": ours, "share": ours / limit, "peer": theirs, **found})
         print(
             f"{name:<15}{limit:>12,.0f}{ours:>12,.0f}{ours / limit:>8.3f}{found['first_step']:>9.1f}"

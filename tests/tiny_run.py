@@ -1,4 +1,4 @@
-"""A real run of a few seconds for tests that look at runs: real images in a folder, two epochs, every checkpoint kept."""
+"""A real run of a few seconds for tests that look at runs: images in a folder, two epochs, all checkpoints kept."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def storm(folder: Path, kills: int, seed: int, overrides: list[str]) -> dict[str
     begin = time.monotonic()
     assert os.waitpid(fork(folder / "again", overrides), 0)[1] == 0
     seconds = time.monotonic() - begin
-    chance, out, survived, torn = random.Random(seed), folder / "killed", 0, 0
+    chance, out, survived, torn = random.Random(seed), folder / "killed-0", 0, 0
     while survived < kills:
         child = fork(out, overrides)
         if kill(child, out, chance.uniform(0, 0.7) * seconds, in_save=survived % 2 == 1):
@@ -79,7 +79,7 @@ def storm(folder: Path, kills: int, seed: int, overrides: list[str]) -> dict[str
         else:  # the run was done before the kill: begin another
             out = folder / f"killed-{survived}"
     assert os.waitpid(fork(out, overrides), 0)[1] == 0
-    return {"kills": survived, "torn": torn, "out": str(out), "seconds": time.monotonic() - start}
+    return {"kills": survived, "torn": torn, "seconds": time.monotonic() - start}
 
 
 if __name__ == "__main__":

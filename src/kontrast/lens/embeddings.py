@@ -74,12 +74,11 @@ def read_embeddings(path: str | Path, width: int | None = None) -> Embeddings:
 
 def _read_npy(path: Path) -> Embeddings:
     try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        vectors = np.lib.format.open_memmap(path, mode="r")  # of an array of objects it refuses: nothing is unpickled
     except (ValueError, OSError, EOFError, SyntaxError, TypeError) as error:
         raise DataError(f"{path} is damaged or cut short, or is no .npy file: {str(error)[:100]}") from None
-    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
-        given = f"{vectors.dtype} {list(vectors.shape)}" if isinstance(vectors, np.ndarray) else "an archive"
-        raise DataError(f"{path} holds {given}: give numbers [rows, width]")
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
+        raise DataError(f"{path} holds {vectors.dtype} {list(vectors.shape)}: give numbers [rows, width]")
     if not all(vectors.shape):
         raise DataError(f"{path} is empty: shape {list(vectors.shape)}")
     beside = names_path(path)

@@ -112,7 +112,7 @@ def dimensions(features: Tensor, what: str = "features") -> Findings:
         ),
         plot(
             "variance", f"Variance of each dimension of the {what}",
-            f"{dead or 'None'} of {width} dimensions carries next to no variance",
+            f"{dead} of {width} dimensions carry next to no variance",
             f"Variance of each dimension of the {what} over images, largest first.",
             "dimension, largest first", "variance",
             [series(what, ranks, variance)], kind="bars", x_whole=True,

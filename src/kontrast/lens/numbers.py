@@ -40,8 +40,8 @@ def coupling(z: Tensor, temperature: float, batch: int) -> Tensor:
 
 
 def online_numbers(rows: Tensor) -> dict[str, float]:
-    """What training may log of rows [N,D] or z [V,N,D]: entropy, its share of the maximum, uniformity, effective rank
-    and, of several views, alignment; on at most 2,048 images spread evenly.
+    """What training may log of rows [N,D] or z [V,N,D]: conditional entropy and its maximum, uniformity, effective
+    rank and, of several views, alignment; on at most 2,048 images spread evenly.
 
     Where several processes train, the numbers of `objectives.metrics` speak of all ranks together and would wait for
     them; a probe is one rank's own work, so there the effective rank alone is given.
@@ -53,9 +53,8 @@ def online_numbers(rows: Tensor) -> dict[str, float]:
     if shared and torch.distributed.get_world_size() > 1:
         return found
     entropy, maximum = conditional_entropy(z)
-    found |= {"entropy": entropy, "uniformity": metrics.uniformity(z).item()}
-    if maximum > 0:
-        found["entropy_share"] = entropy / maximum
+    found |= {"conditional_entropy": entropy, "conditional_entropy_max": maximum}
+    found["uniformity"] = metrics.uniformity(z).item()
     if len(z) > 1:
         found["alignment"] = metrics.alignment(z).item()
     return found

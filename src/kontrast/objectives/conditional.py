@@ -5,11 +5,13 @@ B images, K positives of an anchor.  c [B,K] costs of positives, statistics [V,B
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from kontrast.kernels import RowStatistics
-from kontrast.objectives.pairs import Pairs, Scale
+from kontrast.objectives.pairs import How, Pairs, Scale
 
 
 def conditional_mean(c: Tensor, t: float, detach: bool) -> Tensor:
@@ -18,18 +20,18 @@ def conditional_mean(c: Tensor, t: float, detach: bool) -> Tensor:
     return (w * c).sum(-1)
 
 
-def against(pairs: Pairs, negatives: str, scale: Scale, detach: bool) -> RowStatistics:
+def against(pairs: Pairs, negatives: str, scale: Scale, **how: Unpack[How]) -> RowStatistics:
     """The statistics of the negatives, by their kind; with a teacher or a bank there is one kind."""
     if pairs.teacher or pairs.bank is not None:
-        return pairs.negatives_and_same_view(scale, detach_weights=detach)
+        return pairs.negatives_and_same_view(scale, **how)
     if negatives == "same-view":
-        return pairs.same_view(scale, detach_weights=detach)
-    return pairs.across(scale, pairs.one_way(), detach_weights=detach)
+        return pairs.same_view(scale, **how)
+    return pairs.across(scale, pairs.one_way(), **how)
 
 
 def euclidean_repulsion(pairs: Pairs, negatives: str, a: float, detach: bool) -> Tensor:
     """-sum_j w_ij c_ij of each anchor, w = softmax_j(a s_ij), constant where `detach`."""
-    c = 2 - 2 * against(pairs, negatives, a, detach).mean
+    c = 2 - 2 * against(pairs, negatives, a, with_mean=True, detach_weights=detach).mean
     across = negatives == "cross-view" and not pairs.teacher and pairs.bank is None
     return pairs.by_anchor(-c, pairs.one_way()) if across else -c
 
@@ -39,7 +41,7 @@ def rbf_repulsion(pairs: Pairs, negatives: str, a: float, t: float, detach: bool
 
     Where w is constant, the gradient of the log of the sum over j is 2t times that of the mean at the scale a + 2t.
     """
-    rows = against(pairs, negatives, [a + 2 * t, a], detach)
+    rows = against(pairs, negatives, [a + 2 * t, a], with_mean=detach, detach_weights=detach)
     value = rows.lse[0] - rows.lse[1]
     if detach:
         value = value.detach() + 2 * t * (rows.mean[0] - rows.mean[0].detach())

@@ -23,7 +23,7 @@ def conditional_entropy(z: Tensor, t_minus: float = 2.0) -> Tensor:
     H = mean_i -sum_j w_ij log w_ij = mean_i [ lse_i(a) - a mean_i(a) ],  a = 2 t_minus,  other images of the same view
     """
     a = 2 * weight("t_minus", t_minus)
-    rows = _of_views(z).same_view(a)
+    rows = _of_views(z).same_view(a, with_mean=True)
     return distributed.mean((rows.lse - a * rows.mean).mean())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ from kontrast.objectives.inputs import Inputs
 
 Scale = float | Sequence[float]
 Link = tuple[int, int]
+
+
+class How(TypedDict, total=False):
+    """with_mean: make the mean too; most objectives need `lse` alone, which is faster, and get an empty mean.
+    detach_weights: the weights of the mean are constant."""
+
+    with_mean: bool
+    detach_weights: bool
+
+
 Value = TypeVar("Value")
 
 
@@ -173,18 +183,18 @@ class Pairs:
         """How many negatives an anchor has."""
         return self.W * (self.N - 1) if self.bank is None else self.bank.shape[0]
 
-    def negatives(self, scale: Scale) -> RowStatistics:
+    def negatives(self, scale: Scale, **how: Unpack[How]) -> RowStatistics:
         """Each anchor against all its negatives: [V,B]."""
-        return self._by_view(self._negatives(scale, False))
+        return self._by_view(self._negatives(scale, **how))
 
-    def same_view(self, scale: Scale, *, detach_weights: bool = False) -> RowStatistics:
+    def same_view(self, scale: Scale, **how: Unpack[How]) -> RowStatistics:
         """Each anchor against the same view of other images, with gradient to both: [V,B]."""
-        return self._by_view(self._same_view(scale, detach_weights))
+        return self._by_view(self._same_view(scale, **how))
 
-    def negatives_and_same_view(self, scale: Scale, *, detach_weights: bool = False) -> RowStatistics:
+    def negatives_and_same_view(self, scale: Scale, **how: Unpack[How]) -> RowStatistics:
         """Each anchor against its negatives and beside them the same view of other images: [V,B]."""
-        segments = [self._negatives(scale, detach_weights), self._same_view(scale, detach_weights)]
-        return self._by_view(merge(segments, scale, detach_weights=detach_weights))
+        segments = [self._negatives(scale, **how), self._same_view(scale, **how)]
+        return self._by_view(merge(segments, scale, detach_weights=how.get("detach_weights", False)))
 
     def mean_keys(self, scale: Scale) -> RowStatistics:
         """Each anchor against the mean of each other image's positive keys, or against the bank: [V,B]."""
@@ -193,16 +203,15 @@ class Pairs:
         found = []
         for v in range(self.V):
             mean = torch.stack([self.k[w] for u, w in self.links if u == v]).mean(0)
-            found.append(self._statistics(self.z[v], distributed.gather(mean.to(self.type)), scale, False))
+            found.append(self._statistics(self.z[v], distributed.gather(mean.to(self.type)), scale))
         return RowStatistics(torch.stack([f.lse for f in found], -2), torch.stack([f.mean for f in found], -2))
 
-    def across(self, scale: Scale, links: Sequence[Link], *, detach_weights: bool = False) -> RowStatistics:
+    def across(self, scale: Scale, links: Sequence[Link], **how: Unpack[How]) -> RowStatistics:
         """Each link's query view against that key view of other images alone, or against the bank: [P,B]."""
         if self.bank is not None:
-            lse, mean = self._by_view(self._negatives(scale, detach_weights))
-            found = [RowStatistics(lse[..., v, :], mean[..., v, :]) for v, _ in links]
-        else:
-            found = [self._statistics(self.z[v], self._keys[w], scale, detach_weights) for v, w in links]
+            rows, views = self._by_view(self._negatives(scale, **how)), [v for v, _ in links]
+            return RowStatistics(*(x[..., views, :] if x.shape[-1] else x for x in rows))
+        found = [self._statistics(self.z[v], self._keys[w], scale, **how) for v, w in links]
         return RowStatistics(torch.stack([f.lse for f in found], -2), torch.stack([f.mean for f in found], -2))
 
     def others(self, scale: float) -> Tensor:
@@ -211,7 +220,7 @@ class Pairs:
             rows = torch.arange(self.V * self.N, device=self.z.device).view(self.V, self.N)
             own = rows[:, distributed.rank() * self.B :][:, : self.B]
             everyone = None if distributed.world() == 1 else self._keys.reshape(-1, self.D)
-            return self._by_view(self._statistics(self.z, everyone, scale, False, own, rows)).lse
+            return self._by_view(self._statistics(self.z, everyone, scale, own, rows)).lse
         positives = torch.stack([torch.logsumexp(scale * s, dim=-1) for s in self.positives])
         return torch.logaddexp(self.negatives(scale).lse, positives)
 
@@ -225,37 +234,45 @@ class Pairs:
         """Queries of all ranks, as the kernels take them: [V,N,D]."""
         return distributed.gather(self.z.to(self.type), dim=1) if self.teacher else self._keys
 
-    def _negatives(self, scale: Scale, detach_weights: bool) -> RowStatistics:
+    def _negatives(self, scale: Scale, **how: Unpack[How]) -> RowStatistics:
         if self.bank is not None:
             rows = self.z.to(self.type).reshape(-1, self.D)
-            return row_statistics(rows, self.bank.to(self.type), scale=scale, detach_weights=detach_weights)
+            how = How(with_mean=False) | how
+            return row_statistics(rows, self.bank.to(self.type), scale=scale, **how)
         themselves = not self.teacher and distributed.world() == 1
-        return self._statistics(self.z, None if themselves else self._keys, scale, detach_weights)
+        return self._statistics(self.z, None if themselves else self._keys, scale, **how)
 
-    def _same_view(self, scale: Scale, detach_weights: bool) -> RowStatistics:
+    def _same_view(self, scale: Scale, **how: Unpack[How]) -> RowStatistics:
         themselves = distributed.world() == 1
         found = [
-            self._statistics(self.z[v], None if themselves else self._queries[v], scale, detach_weights)
-            for v in range(self.V)
+            self._statistics(self.z[v], None if themselves else self._queries[v], scale, **how) for v in range(self.V)
         ]
         return RowStatistics(torch.cat([f.lse for f in found], -1), torch.cat([f.mean for f in found], -1))
 
     def _statistics(
-        self, z: Tensor, k: Tensor | None, scale: Scale, detach_weights: bool, own: Tensor | None = None, of: Any = None
+        self,
+        z: Tensor,
+        k: Tensor | None,
+        scale: Scale,
+        own: Tensor | None = None,
+        of: Tensor | None = None,
+        with_mean: bool = False,
+        detach_weights: bool = False,
     ) -> RowStatistics:
         """Rows of z [...,B,D] against rows of k [...,N,D], None: z itself; pairs with the same id are left out."""
         queries = z.to(self.type).reshape(-1, self.D)
         own = self.ids.repeat(len(queries) // self.B) if own is None else own.reshape(-1)
-        if k is None:
-            return row_statistics(queries, None, scale=scale, query_ids=own, detach_weights=detach_weights)
-        keys = k.reshape(-1, self.D)
-        of = self._all_ids.repeat(len(keys) // self.N) if of is None else of.reshape(-1)
-        return row_statistics(queries, keys, scale=scale, query_ids=own, key_ids=of, detach_weights=detach_weights)
+        keys = ids = None
+        if k is not None:
+            keys = k.reshape(-1, self.D)
+            ids = self._all_ids.repeat(len(keys) // self.N) if of is None else of.reshape(-1)
+        return row_statistics(
+            queries, keys, scale=scale, query_ids=own, key_ids=ids, with_mean=with_mean, detach_weights=detach_weights
+        )
 
     @once
     def _all_ids(self) -> Tensor:
         return distributed.gather(self.ids) if self.labels else torch.arange(self.N, device=self.z.device)
 
     def _by_view(self, rows: RowStatistics) -> RowStatistics:
-        shape = (*rows.lse.shape[:-1], self.V, self.B)
-        return RowStatistics(rows.lse.view(shape), rows.mean.view(shape))
+        return RowStatistics(*(x.view(*x.shape[:-1], self.V, -1) if x.shape[-1] else x for x in rows))

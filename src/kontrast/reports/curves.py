@@ -28,19 +28,23 @@ NOTES = {
     "attraction": "The pull between views of one image. Lower: views of an image agree more.",
     "repulsion": "The push away from other images. Lower: features spread wider.",
     "effective_rank": "How many directions the features really use. Near 1: they have collapsed.",
+    "conditional_entropy": "How many other images share an image's repulsion, at one scale for every method. At the "
+    "dashed line all of them do, equally.",
     "lr": "The step size that the schedule gave the optimiser.",
     "images_per_second": "Images that entered training each second, all their views together.",
 }
-UNITS = {"loss": "loss (nats)", "lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds"}
+UNITS = {"loss": "loss (nats)", "lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds",
+         "conditional_entropy": "H(X⁻|X) (nats)"}  # fmt: skip
 FIRST = ("loss", "attraction", "repulsion")
 LAST = ("lr", "images_per_second")
+LIMIT = "_max"
 PLACES = ("step", "epoch", "time", "version")
 
 
 def curve_plots(runs: list[Run], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One plot a metric, one line a run. Accuracies lead, then the loss and its terms, then schedule and speed."""
     found = [_measured(run) for run in runs]
-    keys = {key for metrics in found for key in metrics}
+    keys = {key for metrics in found for key in metrics if not key.endswith(LIMIT)}
     order = sorted(keys, key=lambda key: (_rank(key), key))
     drawn = sum(key in metrics for metrics in found for key in metrics)
     limit = max(FEWEST_POINTS, min(MOST_POINTS, ALL_POINTS // max(1, drawn)))
@@ -51,8 +55,15 @@ def curve_plots(runs: list[Run], references: dict[str, list[dict[str, Any]]]) ->
             for number, (run, metrics) in enumerate(zip(runs, found))
             if key in metrics
         ]
-        plots.append(_plot(key, series, references.get(key, []) if len(runs) == 1 else [], found))
+        marks = references.get(key, []) if len(runs) == 1 else []
+        plots.append(_plot(key, series, marks + _limits(key, found), found))
     return plots
+
+
+def _limits(key: str, found: list[dict[str, tuple[list[float], list[float]]]]) -> list[dict[str, Any]]:
+    """A metric's greatest possible value (`conditional_entropy_max`) as a dashed line, not as a curve of its own."""
+    limits = {metrics[key + LIMIT][1][-1] for metrics in found if key + LIMIT in metrics}
+    return [{"y": _short(value), "label": f"maximum, {number(value)}"} for value in sorted(limits)]
 
 
 def thin(x: list[float], y: list[float], limit: int) -> dict[str, list[float | None]]:

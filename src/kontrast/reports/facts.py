@@ -25,6 +25,8 @@ HIDDEN = ("version",)
 
 def title(runs: list[Run]) -> str:
     """What the page is about: objective and data where they are known, else the folder."""
+    if not runs:
+        return "kontrast"
     if len(runs) > 1:
         sources = {_source(run) for run in runs}
         return (

@@ -20,6 +20,7 @@ from kontrast.reports.curves import curve_plots, is_plot
 from kontrast.reports.facts import differences, facts, summary, title
 from kontrast.reports.folder import ReportError, Run, distinct_names, read_run, shorten, write_atomic
 from kontrast.reports.results import references, result_groups, verdict
+from kontrast.reports.study import read_study
 
 SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "page.js")
 PICTURE_BYTES = 3_000_000
@@ -27,25 +28,29 @@ MOST_GALLERIES = 8
 ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def write_report(runs: list[Path], out: Path) -> Path:
-    """Write one self-contained page about one or several run folders; returns its path."""
-    if not runs:
+def write_report(runs: list[Path], out: Path, study: Path | None = None) -> Path:
+    """Write one self-contained page about one or several run folders; returns its path.
+
+    study: a comparison.json or audit.json, whose sentence, tables and plots lead the page; it needs no runs.
+    """
+    if not runs and study is None:
         raise ReportError("a report needs at least one run folder")
     read = [read_run(path) for path in runs]
     distinct_names(read)
-    return write_atomic(Path(out), render(payload(read)))
+    return write_atomic(Path(out), render(payload(read, read_study(study) if study else None)))
 
 
-def payload(runs: list[Run]) -> dict[str, Any]:
+def payload(runs: list[Run], study: dict[str, Any] | None = None) -> dict[str, Any]:
     """Everything the page shows, as plain tables."""
     shown = [run for run in runs if run.gallery][:MOST_GALLERIES]
     budget = PICTURE_BYTES // max(1, len(shown))
     return {
         "version": 1,
-        "title": title(runs),
-        "verdict": verdict(runs),
-        "results": result_groups(runs),
-        "curves": curve_plots(runs, references(runs[0])),
+        "title": (study or {}).get("title") or title(runs),
+        "verdict": (study or {}).get("verdict") or verdict(runs),
+        "study": study,
+        "results": [] if study else result_groups(runs),
+        "curves": curve_plots(runs, references(runs[0])) if runs else [],
         "lens": _lens_plots(runs),
         "numbers": [entry for place, run in enumerate(runs) for entry in _lens_numbers(run, place)],
         "differences": differences(runs) if len(runs) > 1 else [],

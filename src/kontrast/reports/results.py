@@ -46,6 +46,8 @@ def references(run: Run) -> dict[str, list[dict[str, Any]]]:
 
 def verdict(runs: list[Run]) -> str:
     """The page's first sentence."""
+    if not runs:
+        return ""
     return _one(runs[0]) if len(runs) == 1 else _several(runs)
 
 

@@ -52,6 +52,7 @@ class MirroredConvN(nn.Module):
         for _ in range(3):
             sides.append((sides[-1] - 3) // 2 + 1)
         self.side = sides.pop()
+        self.level = nn.Linear(latent, channels)
         wide = 64 * self.side**2
         self.dense = nn.Sequential(
             nn.Linear(latent, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(True),
@@ -68,4 +69,5 @@ class MirroredConvN(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.layers(self.dense(h).unflatten(1, (64, self.side, self.side)))
+        detail = self.layers(self.dense(h).unflatten(1, (64, self.side, self.side)))
+        return detail + self.level(h)[:, :, None, None]

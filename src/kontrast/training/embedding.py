@@ -98,16 +98,22 @@ def embed(
     try:
         begin(parts, facts, say)
         found = _fill(run, encoder, stream, parts, on, batches, out, say)
-        bad = [*stream.bad, *(pair for part in found for pair in part.bad)]
-        if len(bad) == stream.total + len(stream.bad):
-            raise DataError(f"none of the images of {stream.name} could be read: {bad[0][0]} ({bad[0][1]}), ...")
-        allowed = run.recipe.data.max_bad if max_bad is None else max_bad
-        check_bad(bad, stream.total + len(stream.bad), allowed, stream.name)
+        bad = left_out(stream, found, run.recipe.data.max_bad if max_bad is None else max_bad)
         join(out, found, facts)
     finally:
         holder.release()
     shutil.rmtree(parts, ignore_errors=True)
     return Embedded(out, sum(len(p.ids) for p in found), facts["width"], bad)
+
+
+def left_out(stream: Stream, found: list[Part], allowed: float) -> list[tuple[str, str]]:
+    """The images that could not be read; refused where they are more than is allowed, or all."""
+    bad = [*stream.bad, *(pair for part in found for pair in part.bad)]
+    total = stream.total + len(stream.bad)
+    if len(bad) == total:
+        raise DataError(f"none of the images of {stream.name} could be read: {bad[0][0]} ({bad[0][1]}), ...")
+    check_bad(bad, total, allowed, stream.name)
+    return bad
 
 
 def encoder_digest(run: Run) -> str:
@@ -194,6 +200,7 @@ def _fill(
     done = sum(len(part.ids) + len(part.bad) for part in found.values() if part)
     transform = run.transform()
     with StopWatch() as stop, Progress("embed", stream.total, done=done) as bar:
+        stop.patient = True
         for first, last in stretches(missing):
             rows: list[Tensor] = []
             made: list[Batch] = []
@@ -201,13 +208,15 @@ def _fill(
                 rows.append(encode(encoder, batch.images, transform, device))
                 made.append(batch)
                 bar.advance(len(batch.ids) + len(batch.bad))
-                if stop.asked is not None:
-                    words = map(shlex.quote, ("kontrast", "embed", str(run.path), stream.name, "--out", str(out)))
-                    raise stop.error(f"image {bar.done:,.0f} of {stream.total:,}", " ".join(words))
                 if len(made) == batches or batch.number + 1 == stream.steps:
                     number = batch.number // batches
                     found[number] = write_part(parts, number, torch.cat(rows), made)
                     rows, made = [], []
+                if stop.asked is not None:
+                    where = f"part {sum(map(bool, found.values()))} of {len(found)}"
+                    raise stop.error(
+                        where, shlex.join(["kontrast", "embed", str(run.path), stream.name, "--out", str(out)])
+                    )
     return [part for part in found.values() if part]
 
 

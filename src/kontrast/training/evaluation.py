@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kontrast.data import ImageSet
+from kontrast.kernels import row_statistics
 from kontrast.lens.gallery import write_gallery
 from kontrast.lens.spectrum import effective_rank
 from kontrast.probes import ProbeResult, extract_features, knn, logistic
@@ -19,6 +21,7 @@ from kontrast.training.folder import write_json
 from kontrast.training.run import Run, choose_device, evaluation_view
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {"knn": knn, "linear": logistic}
+ENTROPY_IMAGES = 512
 KINDS = ("trained", "untrained", "pixels")
 
 
@@ -118,20 +121,43 @@ def result_table(results: list[ProbeResult]) -> list[str]:
     return lines
 
 
+def repulsion_entropy(z: Tensor, images: int = ENTROPY_IMAGES, t_minus: float = 2.0) -> dict[str, float]:
+    """H(X-|X) of rows z [N,D] beside its greatest value ln(M - 1), at one scale and one M for every method (CACR,
+    equation 8). Without collectives, unlike the objectives' metric: the first rank alone evaluates."""
+    z = torch.nn.functional.normalize(z[:images].float(), dim=1)
+    if len(z) < 3:
+        return {}
+    rows = row_statistics(z, None, scale=2 * t_minus, query_ids=torch.arange(len(z), device=z.device))
+    entropy = (rows.lse - 2 * t_minus * rows.mean).mean()
+    return {"conditional_entropy": float(entropy), "conditional_entropy_max": math.log(len(z) - 1)}
+
+
 class OnlineProbe:
-    """kNN, effective rank and uniformity of the encoder as it trains, on at most `limit` images of each part."""
+    """kNN, effective rank and H(X-|X) of the encoder as it trains, on at most `limit` images of each part. Given the
+    whole student, the entropy is that of its projections, which the objective sees."""
 
     def __init__(self, recipe: Any, train: ImageSet, test: ImageSet | None, device: torch.device, limit: int = 50_000):
         self.recipe, self.device = recipe, device
         self.train, self.test = train.first(limit), None if test is None else test.first(limit)
         self.transform = evaluation_view(recipe)
 
-    def __call__(self, encoder: nn.Module) -> dict[str, float]:
+    def __call__(self, network: nn.Module) -> dict[str, float]:
+        encoder, head = getattr(network, "encoder", network), getattr(network, "head", nn.Identity())
         fit = features_of(encoder, self.train, self.transform, self.device)
-        record = {"effective_rank": effective_rank(fit)}
+        record = {"effective_rank": effective_rank(fit), **repulsion_entropy(self.projections(head, fit))}
         if self.test is not None and self.train.labels is not None and self.test.labels is not None:
             held = features_of(encoder, self.test, self.transform, self.device)
             settings = self.recipe.evaluation
             found = knn(fit, self.train.labels, held, self.test.labels, k=settings.k, temperature=settings.temperature)
             record["knn"] = found.accuracy
         return record
+
+    @torch.no_grad()
+    def projections(self, head: nn.Module, features: Tensor) -> Tensor:
+        """Of images evenly over the set; the head's batch norm is as in evaluation meanwhile."""
+        count = min(ENTROPY_IMAGES, len(features))
+        some = features[torch.arange(count) * len(features) // count]
+        training = head.training
+        z = head.eval()(some.to(self.device))
+        head.train(training)
+        return z

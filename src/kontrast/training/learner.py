@@ -83,7 +83,7 @@ class Learner(nn.Module):
             self._compiled["teacher"] = torch.compile(self.teacher)
 
     def network(self, name: str) -> Callable[[Tensor], Tensor]:
-        return self._compiled.get(name) or getattr(self, name)
+        return self._compiled[name] if name in self._compiled else getattr(self, name)
 
     def forward(self, views: Tensor, local: Tensor | None = None, momentum: Tensor | None = None) -> Outcome:
         """Terms of the loss for views [V,B,C,h,w] and local crops [L,B,C,l,l]."""

@@ -18,13 +18,26 @@ function header() {
     shape("circle", { cx: 18, cy: 9, r: 7.5, style: { fill: "none", stroke: "var(--ink)", strokeWidth: "1.6" } }));
   const several = data.runs.length > 1;
   const text = element("div", {}, element("h1", { text: data.title }), element("p", { class: "verdict", text: data.verdict }),
-    several ? null : element("p", { class: "quiet", text: data.runs[0].summary }));
+    several || !data.runs.length ? null : element("p", { class: "quiet", text: data.runs[0].summary }));
+  for (const problem of data.study?.problems || []) text.append(element("p", { class: "note", text: problem }));
   for (const run of data.runs) {
     for (const problem of run.problems) text.append(element("p", { class: "note", text: several ? `${run.name}: ${problem}` : problem }));
   }
   const results = element("div", {}, ...data.results.map((group) => resultGroup(group, data.runs)));
   page.replaceChildren(element("div", { class: "top" }, element("div", { class: "mark" }, mark, "kontrast"), contents),
     element("div", { class: data.results.length ? "hero" : "hero alone" }, text, data.results.length ? results : null));
+}
+
+function studySection() {
+  const { kind, tables, plots } = data.study;
+  const made = tables.flatMap((table) => [
+    element("div", { class: "headed" }, element("h3", { text: table.title }), csvButton(table.title, table.title, () => [table.columns, ...table.rows])),
+    table.note ? element("p", { class: "quiet", text: table.note }) : null,
+    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": table.title },
+      element("table", { class: "table" }, element("thead", {}, element("tr", {}, ...table.columns.map((text) => element("th", { scope: "col", text })))),
+        element("tbody", {}, ...table.rows.map(([first, ...rest]) => element("tr", {}, element("th", { scope: "row", text: first }), ...rest.map((text) => element("td", { text }))))))),
+  ]);
+  page.append(section("study", kind[0].toUpperCase() + kind.slice(1), "", plots.length ? element("div", { class: "plots" }, ...plots.map(plotFigure)) : null, ...made));
 }
 
 function curveSection() {
@@ -109,6 +122,7 @@ function factList(run) {
 }
 
 function recipeSection() {
+  if (!data.runs.length) return;
   if (data.runs.length === 1) {
     const [run] = data.runs;
     const facts = element("div", {}, element("h2", { text: "Run" }), element("p", { class: "lead", text: run.finished ? "What ran, where, and for how long." : "This run has not finished." }), factList(run));
@@ -127,6 +141,7 @@ function recipeSection() {
 
 async function build() {
   header();
+  if (data.study) studySection();
   if (data.runs.length > 1 && data.results.length) page.append(section("table", "Side by side", "", resultTable(data)));
   if (data.curves.length) curveSection();
   const galleries = await loadGalleries();

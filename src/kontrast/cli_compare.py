@@ -1,0 +1,130 @@
+"""The commands `compare` and `audit`. Like all commands they import what they need when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kontrast.registry import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def compare(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="NAME NAME ... [DATA] [key=value ...]", help="Recipes or objectives.")
+    ],
+    seeds: Annotated[int, typer.Option(help="Runs of each, with different seeds.")] = 3,
+    sweep: Annotated[
+        list[str] | None, typer.Option(help="key.path=value,value; several make a grid.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The comparison's folder; give it again to go on.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train several recipes on the same data, views, seeds and budget: a table with intervals, and one page."""
+    from kontrast.cli import emit, say
+    from kontrast.training.compare import compare as run_comparison
+
+    names, data, overrides = split_names(arguments)
+    out = out or Path("runs") / "-".join(["compare", *(name.replace("/", "-").removesuffix(".toml") for name in names)])
+    found = run_comparison(
+        names, data, out=out, seeds=seeds, sweeps=sweep or [], overrides=overrides, device=device, say=say
+    )
+    page = write_page([out / run for run in found["runs"]], out / "report.html", out / "comparison.json")
+    lines = [line for table in found["tables"] for line in text_table(table)]
+    result = {"comparison": str(out / "comparison.json"), "report": str(page), "verdict": found["verdict"]}
+    rows = [{key: value for key, value in row.items()} for row in found["rows"]]
+    emit({**result, "rows": rows}, [*lines, "", found["verdict"], f"report  {page}"], as_json)
+
+
+def audit(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)] = None,
+    objectives: Annotated[str, typer.Option(help="Objectives, with commas between.")] = "nt-xent",
+    temperatures: Annotated[str, typer.Option(help="For those that have one.")] = "0.1",
+    bits: Annotated[str, typer.Option(help="Bits of shared noise (RandBit), 0 to 20 or so.")] = "",
+    digits: Annotated[str, typer.Option(help="Numbers of unique digits laid over the images.")] = "",
+    steps: Annotated[int, typer.Option(help="Steps of every training; 0: the audit's own choice.")] = 0,
+    saturation: Annotated[
+        bool, typer.Option("--saturation", help="The distribution term alone against k bits of entropy.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The audit's folder; give it again to go on.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Which features suppress which: easy noise is laid over DATA, and what each objective still learned is probed."""
+    from kontrast.cli import emit, say, split_arguments
+    from kontrast.training import audit as room
+    from kontrast.training.saturation import saturate
+
+    data, overrides = split_arguments(arguments)
+    numbers = {"temperatures": listed("--temperatures", temperatures, float), "steps": steps, "say": say}
+    if saturation:
+        out = out or Path("runs") / "saturation"
+        found = saturate(out=out, bits=listed("--bits", bits, int) or None, device=device, **numbers)
+    else:
+        out = out or Path("runs") / "audit"
+        chosen = [name.strip() for name in objectives.split(",") if name.strip()]
+        injected = {"bits": listed("--bits", bits, int), "digits": listed("--digits", digits, int)}
+        found = room.audit(data, objectives=chosen, **injected, overrides=overrides, out=out, device=device, **numbers)
+    page = write_page([out / run for run in found["runs"]], out / "report.html", out / "audit.json")
+    lines = [line for table in found["tables"] for line in [table["title"], *text_table(table), ""]]
+    result = {"audit": str(out / "audit.json"), "report": str(page), "verdict": found["verdict"]}
+    emit({**result, "cells": found["cells"]}, [*lines, found["verdict"], f"report  {page}"], as_json)
+
+
+def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]:
+    """Recipes or objectives, at most one DATA, and overrides."""
+    from kontrast.cli import split_arguments
+    from kontrast.data.sources import SOURCES
+    from kontrast.objectives import OBJECTIVES
+    from kontrast.recipes import recipe_names
+    from kontrast.registry import nearest
+    from kontrast.training.sweeps import is_method
+
+    overrides = [text for text in arguments if "=" in text and not Path(text).exists()]
+    words = [text for text in arguments if text not in overrides]
+    names = [word for word in words if is_method(word)]
+    rest = [word for word in words if word not in names]
+    for word in rest:
+        if not Path(word).exists() and word not in SOURCES and "{" not in word:
+            known = nearest(word, [*OBJECTIVES, *recipe_names()])
+            raise UsageError(f"{word!r} is neither a recipe, an objective nor data: {known}")
+    data, overrides = split_arguments([*rest, *overrides])
+    if not names:
+        raise UsageError("compare needs at least one recipe or objective: see `kontrast recipes`")
+    return names, data, overrides
+
+
+def listed(option: str, text: str, kind: type) -> list[Any]:
+    """`0,5,10` as numbers."""
+    try:
+        return list(dict.fromkeys(kind(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        word = "whole numbers" if kind is int else "numbers"
+        raise UsageError(f"{option} {text!r}: give {word} with commas between, for example 0,5,10") from None
+
+
+def text_table(table: dict[str, Any]) -> list[str]:
+    """A table for the terminal, its columns aligned."""
+    rows = [[str(cell) for cell in row] for row in [table["columns"], *table["rows"]]]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def write_page(runs: list[Path], page: Path, study: Path) -> Path:
+    from kontrast.reports import ReportError, write_report
+
+    try:
+        return write_report(runs, page, study)
+    except ReportError as error:
+        raise UsageError(str(error)) from None
+
+
+def register(app: typer.Typer) -> None:
+    """Give the app these commands."""
+    app.command()(compare)
+    app.command()(audit)

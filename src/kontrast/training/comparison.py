@@ -1,0 +1,195 @@
+"""Cells to rows: the mean over seeds with its intervals, paired differences, time and memory; as a table and as plots.
+
+S seeds, T test images.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kontrast.training.intervals import over_images, over_seeds, unpack_bits
+
+WORDS = {"knn": "kNN", "linear": "linear probe"}
+Record = dict[str, Any]
+
+
+def summarise(out: Path, names: list[str], grid: dict[str, list[Any]], records: list[Record]) -> dict[str, Any]:
+    """Everything comparison.json holds of these cells."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record["configuration"], []).append(record)
+    rows = [row_of(cells, reference_of(cells[0], names, grid, groups)) for cells in groups.values()]
+    return {
+        "names": names,
+        "sweeps": grid,
+        "seeds": sorted({record["seed"] for record in records}),
+        "verdict": verdict(rows),
+        "rows": rows,
+        "tables": [table(rows)],
+        "plots": sweep_plots(rows, grid),
+        "runs": [str(record["run"]) for record in records if (out / record["run"] / "recipe.toml").is_file()],
+        "cells": records,
+    }
+
+
+def reference_of(cell: Record, names: list[str], grid: dict[str, list[Any]], groups: dict[str, Any]) -> list[Record]:
+    """What a configuration is measured against: the first recipe at the same swept values; for the first recipe itself
+    its first swept values; nothing for the very first."""
+    firsts = [cells for cells in groups.values() if cells[0]["recipe"] == names[0]]
+    if cell["recipe"] == names[0]:
+        return [] if not firsts or firsts[0][0] is cell else firsts[0]
+    return next((cells for cells in firsts if cells[0]["sweep"] == cell["sweep"]), [])
+
+
+def row_of(cells: list[Record], against: list[Record]) -> Record:
+    done = [cell for cell in cells if cell["status"] == "finished"]
+    probes = {name: None for cell in done for name in cell["probes"]}
+    memory = [cell["peak_memory_bytes"] for cell in done if cell["peak_memory_bytes"]]
+    return {
+        "configuration": cells[0]["configuration"],
+        "recipe": cells[0]["recipe"],
+        "sweep": cells[0]["sweep"],
+        "finished": len(done),
+        "failed": [{"seed": c["seed"], "reason": c["reason"]} for c in cells if c["status"] == "failed"],
+        "seconds": statistics.fmean(cell["seconds"] for cell in done) if done else None,
+        "peak_memory_bytes": max(memory) if memory else None,
+        "probes": {name: accuracy(done, name) for name in probes},
+        "against": against[0]["configuration"] if against else None,
+        "differences": {name: difference(done, against, name) for name in probes} if against else {},
+    }
+
+
+def accuracy(done: list[Record], probe: str) -> Record:
+    values = [cell["probes"][probe]["accuracy"] for cell in done if probe in cell["probes"]]
+    return {
+        "mean": statistics.fmean(values),
+        "by_seed": values,
+        "over_seeds": over_seeds(values),
+        "over_images": over_images(torch.stack([correct(cell, probe) for cell in done]).double().mean(0)),
+    }
+
+
+def difference(done: list[Record], against: list[Record], probe: str) -> Record | None:
+    """This minus the reference, seed by seed and image by image; None where no seed finished in both."""
+    others = {cell["seed"]: cell for cell in against if cell["status"] == "finished"}
+    pairs = [(cell, others[cell["seed"]]) for cell in done if cell["seed"] in others]
+    if not pairs:
+        return None
+    by_image = torch.stack([correct(a, probe).double() - correct(b, probe).double() for a, b in pairs])
+    values = by_image.mean(1).tolist()
+    return {
+        "mean": statistics.fmean(values),
+        "by_seed": values,
+        "over_seeds": over_seeds(values),
+        "over_images": over_images(by_image.mean(0)),
+    }
+
+
+def correct(cell: Record, probe: str) -> Tensor:
+    entry = cell["probes"][probe]
+    return unpack_bits(entry["correct"], entry["n"])
+
+
+def headline(rows: list[Record]) -> str:
+    """The probe that the sentence speaks of."""
+    return next((name for name in ("linear", "knn") if any(name in row["probes"] for row in rows)), "")
+
+
+def verdict(rows: list[Record]) -> str:
+    """One sentence: who is ahead, by how much, and whether that is settled."""
+    failed = sum(len(row["failed"]) for row in rows)
+    tail = f" {failed} run{'s' * (failed > 1)} failed." if failed else ""
+    probe = headline(rows)
+    scored = sorted((row for row in rows if probe in row["probes"]), key=lambda row: -row["probes"][probe]["mean"])
+    if not scored:
+        return "No labels, so no accuracy: judge by the curves." + tail
+    best = scored[0]
+    text = f"{best['configuration']} is highest by {WORDS[probe]}: {best['probes'][probe]['mean']:.3f}"
+    if len(scored) == 1:
+        return f"{text}.{tail}"
+    second = scored[1]
+    text += f", before {second['configuration']} at {second['probes'][probe]['mean']:.3f}"
+    gap = difference_between(best, second, probe)
+    return f"{text}; {gap}.{tail}"
+
+
+def difference_between(best: Record, second: Record, probe: str) -> str:
+    """Whether the first two are apart, by the interval over seeds where there are several, else over test images."""
+    kind = (
+        "over_seeds" if best["probes"][probe]["over_seeds"] and second["probes"][probe]["over_seeds"] else "over_images"
+    )
+    apart = best["probes"][probe][kind][0] > second["probes"][probe][kind][1]
+    word = "seeds" if kind == "over_seeds" else "test images"
+    return f"their 95% intervals over {word} {'are apart' if apart else 'overlap: the order is not settled'}"
+
+
+def table(rows: list[Record]) -> Record:
+    """The rows as text, for terminals and pages."""
+    probes = [name for name in WORDS if any(name in row["probes"] for row in rows)]
+    columns = ["recipe"]
+    for probe in probes:
+        columns += [WORDS[probe], "over seeds", "over images", "minus the first", "difference over images"]
+    columns += ["time", "memory", "runs"]
+    lines = []
+    for row in rows:
+        line = [row["configuration"]]
+        for probe in probes:
+            found, gap = row["probes"].get(probe), row["differences"].get(probe)
+            line += (
+                [f"{found['mean']:.3f}", span(found["over_seeds"]), span(found["over_images"])] if found else ["–"] * 3
+            )
+            line += [f"{gap['mean']:+.3f}", span(gap["over_images"], "+")] if gap else ["–"] * 2
+        seconds, memory = row["seconds"], row["peak_memory_bytes"]
+        line += [f"{seconds:.1f} s" if seconds is not None else "–", f"{memory / 2**20:,.0f} MiB" if memory else "–"]
+        lines.append([*line, f"{row['finished']}" + (f", {len(row['failed'])} failed" if row["failed"] else "")])
+    return {"title": "The same data, views, seeds and budget", "columns": columns, "rows": lines,
+            "note": "Accuracy is the mean over seeds; intervals are 95%. A difference is taken seed by seed and image by "
+                    "image, against the first recipe at the same swept values."}  # fmt: skip
+
+
+def span(interval: Any, sign: str = "") -> str:
+    return "–" if interval is None else f"{interval[0]:{sign}.3f} to {interval[1]:{sign}.3f}"
+
+
+def sweep_plots(rows: list[Record], grid: dict[str, list[Any]]) -> list[Record]:
+    """Accuracy against each swept number; one line for each recipe and each value of the other sweeps."""
+    plots = []
+    for key, values in grid.items():
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values) or len(values) < 2:
+            continue
+        for probe in WORDS:
+            lines: dict[str, list[tuple[float, Record]]] = {}
+            for row in rows:
+                others = [f"{k.rpartition('.')[2]} {v}" for k, v in row["sweep"].items() if k != key]
+                if probe in row["probes"]:
+                    line = lines.setdefault(", ".join([row["recipe"], *others]), [])
+                    line.append((float(row["sweep"][key]), row["probes"][probe]))
+            if lines:
+                plots.append(sweep_plot(key, probe, lines))
+    return plots
+
+
+def sweep_plot(key: str, probe: str, lines: dict[str, list[tuple[float, Record]]]) -> Record:
+    series = []
+    for name, points in lines.items():
+        points.sort(key=lambda point: point[0])
+        spans = [found["over_seeds"] or found["over_images"] for _, found in points]
+        series.append(
+            {"name": name, "x": [x for x, _ in points], "y": [found["mean"] for _, found in points],
+             "low": [max(0.0, low) for low, _ in spans], "high": [min(1.0, high) for _, high in spans]}
+        )  # fmt: skip
+    name, x, best = max(((n, x, f["mean"]) for n, pts in lines.items() for x, f in pts), key=lambda found: found[2])
+    return {
+        "id": f"sweep-{key}-{probe}",
+        "title": f"{WORDS[probe][:1].upper()}{WORDS[probe][1:]} is highest at {key.rpartition('.')[2]} {x:g}: {best:.3f}, {name}",
+        "note": "Mean over seeds; the shade is the 95% interval.",
+        "kind": "line",
+        "x": {"label": key},
+        "y": {"label": "accuracy", "format": "percent"},
+        "series": series,
+    }

@@ -1,0 +1,52 @@
+"""How sure a comparison is: over seeds by Student's t, over test images by the bootstrap, differences in pairs.
+
+S seeds, T test images; correct [S,T] of 0 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+RESAMPLES = 2_000
+DRAWS_AT_ONCE = 4_000_000
+
+
+def over_seeds(values: list[float]) -> tuple[float, float] | None:
+    """The 95% interval of the mean by Student's t; None for a single value, which has none."""
+    n = len(values)
+    if n < 2:
+        return None
+    from scipy.stats import t
+
+    v = torch.tensor(values, dtype=torch.float64)
+    half = float(t.ppf(0.975, n - 1)) * float(v.std()) / math.sqrt(n)
+    return float(v.mean()) - half, float(v.mean()) + half
+
+
+def over_images(scores: Tensor, seed: int = 0) -> tuple[float, float]:
+    """The 95% percentile bootstrap interval of the mean of scores [T]: accuracy per image, or its difference."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = scores.double()
+    chunk = max(1, DRAWS_AT_ONCE // len(scores))
+    means = [
+        scores[torch.randint(len(scores), (min(chunk, RESAMPLES - start), len(scores)), generator=generator)].mean(1)
+        for start in range(0, RESAMPLES, chunk)
+    ]
+    low, high = torch.quantile(torch.cat(means), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def pack_bits(correct: Tensor) -> str:
+    """Booleans [T] as hexadecimal text."""
+    import numpy as np
+
+    return np.packbits(correct.numpy().astype(np.uint8)).tobytes().hex()
+
+
+def unpack_bits(text: str, count: int) -> Tensor:
+    import numpy as np
+
+    return torch.from_numpy(np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=count)).bool()
