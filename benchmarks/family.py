@@ -2,9 +2,10 @@
 
     python benchmarks/family.py [--pairs 32768] [--json FILE]
 
-One kernel serves them all, so each should cost what NT-Xent costs. Entries of the affinity matrix are counted: M rows against
-M rows in the batch, M against the bank. "per entry" divides by entries and by scales (hard negatives use two) and compares
-with NT-Xent. Where queries are keys both their gradients come from one pass; against a bank only the queries have one.
+One kernel serves them all, so each should cost what NT-Xent costs. Entries of the affinity matrix are counted: M rows
+against M rows in the batch, M against the bank. "per entry" divides by entries and by scales (hard negatives use two)
+and compares with NT-Xent. Where queries are keys both their gradients come from one pass; against a bank only the
+queries have one.
 """
 
 from __future__ import annotations

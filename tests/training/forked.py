@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +36,14 @@ TINY = [
 class Command:
     """`Command(log, "pretrain", ...)` runs at once; `wait` gives its exit code, `said` what it wrote."""
 
-    def __init__(self, log: Path, *argv: str, environment: dict[str, str] | None = None):
+    def __init__(
+        self,
+        log: Path,
+        *argv: str,
+        environment: dict[str, str] | None = None,
+        instead: Callable[[], int] | None = None,
+    ):
+        """`instead` is run in the command's place."""
         self.log = log
         self.process = os.fork()
         if self.process == 0:
@@ -49,10 +57,12 @@ class Command:
                 for number in (signal.SIGTERM, signal.SIGINT):
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
                 torch.set_num_threads(1)
-                code = cli.run(["pretrain", "--device", "cpu", "--no-probes", *argv])
+                code = instead() if instead else cli.run(["pretrain", "--device", "cpu", "--no-probes", *argv])
+            except BaseException:
+                traceback.print_exc()
+            finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
-            finally:
                 os._exit(code)
 
     def send(self, number: int) -> None:

@@ -288,7 +288,7 @@ def test_neighbours_from_a_file_and_from_the_runs_own_images(tmp_path):
     for _ in range(2):
         own = neighbours(run, image, k=3, device="cpu", say=said.append)
     assert len(own) == 3 and len(said) == 1 and "embedding the" in said[0]
-    (run.path / "embeddings" / "embeddings.json").write_text("{}")
+    (run.path / "embeddings" / "embeddings.json").write_text('{"version": 1, "encoder": "another"}')
     assert neighbours(run, image, k=3, device="cpu", say=said.append) == own and len(said) == 2
 
 

@@ -84,6 +84,22 @@ def test_onnx_that_differs_from_torch_is_not_written(run, onnx_file, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+def test_onnx_that_cannot_be_run_is_not_written(run, onnx_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "_to_onnx", lambda encoder, x, path: path.write_bytes(b"no graph"))
+    with pytest.raises(NumbersError, match=r"onnxruntime can't run the file \(.*\): not written"):
+        exporting.write_onnx(run, run.encoder(), tmp_path / "e.onnx", exporting.real_images(run, None))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet-18", "small-alexnet", "vit-tiny"])
+def test_onnx_takes_any_batch_of_every_kind_of_encoder(name, onnx_file, tmp_path):
+    encoder, x = networks.encoder(name, channels=3, size=32).eval(), torch.rand(5, 3, 32, 32)
+    exporting._to_onnx(encoder, x[:2], tmp_path / "e.onnx")
+    for batch in (x, x[:1]):
+        assert exporting._difference(encoder, tmp_path / "e.onnx", batch) < 1e-4
+
+
 def test_onnx_may_be_checked_on_other_images(run):
     assert len(exporting.real_images(run, str(tiny_run.images()))) == exporting.CHECKED
     with pytest.raises(DataError, match="checked on real images"):

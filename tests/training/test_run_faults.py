@@ -169,6 +169,7 @@ def test_collapse_is_said_while_it_happens(tmp_path):
         "training.batch=16",
         "training.epochs=12",
         "training.lr=1",
+        "training.lr_scaling=none",
         "evaluation.every=3",
     ]
     code, said = run(tmp_path, str(place), *tiny, *argv)

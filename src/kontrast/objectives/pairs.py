@@ -210,7 +210,8 @@ class Pairs:
         """Each link's query view against that key view of other images alone, or against the bank: [P,B]."""
         if self.bank is not None:
             rows, views = self._by_view(self._negatives(scale, **how)), [v for v, _ in links]
-            return RowStatistics(*(x[..., views, :] if x.shape[-1] else x for x in rows))
+            # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
+            return RowStatistics(*(torch.stack([x[..., v, :] for v in views], -2) if x.shape[-1] else x for x in rows))
         found = [self._statistics(self.z[v], self._keys[w], scale, **how) for v, w in links]
         return RowStatistics(torch.stack([f.lse for f in found], -2), torch.stack([f.mean for f in found], -2))
 

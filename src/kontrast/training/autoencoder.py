@@ -36,7 +36,7 @@ class VariationalAutoencoder(nn.Module):
         h = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         return self.decoder(h), mean, log_variance
 
-    def loss(self, x: Tensor) -> Tensor:
+    def loss(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         logits, mean, log_variance = self(x)
         reconstruction = binary_cross_entropy_with_logits(logits, x, reduction="sum") / len(x)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()

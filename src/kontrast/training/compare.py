@@ -5,6 +5,7 @@ A comparison's folder: recipes/<cell>.toml, runs/<cell>/ (a run folder with cell
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.probes import ProbeResult, knn, logistic
 from kontrast.probes.neighbours import nearest_rows, votes
 from kontrast.probes.regression import fit_logistic, standardise
 from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, UsageError
 from kontrast.settings import to_toml
 from kontrast.training.comparison import summarise
-from kontrast.training.evaluation import evaluate, features_of
+from kontrast.training.evaluation import features_of
 from kontrast.training.folder import RunFolder, disk_faults, read_json, read_lines, write_atomic, write_json
 from kontrast.training.intervals import pack_bits
 from kontrast.training.memory import PeakMemory
@@ -76,7 +78,8 @@ def refuse_other_recipe(cell: Cell, out: Path) -> None:
     different = changes(Run(run).recipe, cell.recipe)
     if different:
         raise UsageError(
-            f"{run} was run with other settings ({', '.join(different[:3])}): give the same ones to go on, or another --out"
+            f"{run} was run with other settings ({', '.join(different[:3])}): "
+            "give the same ones to go on, or another --out"
         )
 
 
@@ -119,10 +122,9 @@ def train_and_probe(cell: Cell, out: Path, device: str, say: Say) -> dict[str, A
             recipe = out / "recipes" / f"{cell.folder}.toml"
             write_atomic(recipe, to_toml(cell.recipe, f"one run of a comparison: {cell.folder}"))
             run = pretrain(recipe=str(recipe), out=folder, device=device, say=say)
-    quiet: Say = lambda _: None  # noqa: E731
-    results = evaluate(run, device=device, say=quiet)
-    trained = {r.probe: r for r in results if r.features == "trained"}
-    rows = correct_rows(run, trained, choose_device(device)) if trained else {}
+    results, rows = probe_trained(run, choose_device(device))
+    if results:
+        write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results.values()]})
     info = run.folder.info()
     last = [line for line in read_lines(run.path / "metrics.jsonl") if "loss" in line]
     return {
@@ -134,27 +136,35 @@ def train_and_probe(cell: Cell, out: Path, device: str, say: Say) -> dict[str, A
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "probes": {
             name: {"accuracy": r.accuracy, "low": r.low, "high": r.high, "n": r.n, "correct": pack_bits(rows[name])}
-            for name, r in trained.items()
+            for name, r in results.items()
         },
     }
 
 
-@torch.inference_mode()
-def correct_rows(run: Run, results: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Which test images each probe names right: booleans [T], so that runs can be compared image by image."""
-    train, test = run.data("train"), run.data("test")
-    encoder, transform = run.encoder(device), run.transform()
+def probe_trained(run: Run, device: torch.device) -> tuple[dict[str, ProbeResult], dict[str, Tensor]]:
+    """kNN and the linear probe of the trained encoder, and which test images each names right, booleans [T], so that
+    runs can be compared image by image; nothing without labels. Controls are left out: `kontrast probe` adds them."""
+    train = run.data("train")
+    test = run.data("test") if train.has_test else None
+    if test is None or train.labels is None or test.labels is None:
+        return {}, {}
+    encoder, transform, settings = run.encoder(device), run.transform(), run.recipe.evaluation
     fit, held = (features_of(encoder, part, transform, device) for part in (train, test))
-    classes, rows = int(train.labels.max()) + 1, {}
-    if "knn" in results:
-        protocol = results["knn"].protocol
-        unit, asked = (torch.nn.functional.normalize(x, dim=1) for x in (fit, held))
-        found = [nearest_rows(q, unit, protocol["k"]) for q in asked.split(1024)]
-        votes_of = [votes(s, train.labels[j], protocol["temperature"], classes).argmax(1) for s, j in found]
-        rows["knn"] = torch.cat(votes_of) == test.labels
-    if "linear" in results:
-        x, y = standardise(fit, held)
-        rows["linear"] = (
-            fit_logistic(x, train.labels, classes, results["linear"].protocol["C"]).predict(y) == test.labels
-        )
-    return rows
+    parts = (fit, train.labels, held, test.labels)
+    results = {"knn": knn(*parts, k=settings.k, temperature=settings.temperature), "linear": logistic(*parts)}
+    results = {name: dataclasses.replace(r, probe=name, features="trained") for name, r in results.items()}
+    named = {"knn": named_by_neighbours, "linear": named_by_line}
+    return results, {n: f(fit, train.labels, held, results[n].protocol) == test.labels for n, f in named.items()}
+
+
+@torch.inference_mode()
+def named_by_neighbours(fit: Tensor, labels: Tensor, held: Tensor, protocol: dict[str, Any]) -> Tensor:
+    rows, queries = (torch.nn.functional.normalize(x, dim=1) for x in (fit, held))
+    found = [nearest_rows(q, rows, protocol["k"]) for q in queries.split(1024)]
+    classes = int(labels.max()) + 1
+    return torch.cat([votes(s, labels[j], protocol["temperature"], classes).argmax(1) for s, j in found])
+
+
+def named_by_line(fit: Tensor, labels: Tensor, held: Tensor, protocol: dict[str, Any]) -> Tensor:
+    x, y = standardise(fit, held)
+    return fit_logistic(x, labels, int(labels.max()) + 1, protocol["C"]).predict(y)

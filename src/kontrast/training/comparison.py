@@ -148,8 +148,8 @@ def table(rows: list[Record]) -> Record:
         line += [f"{seconds:.1f} s" if seconds is not None else "–", f"{memory / 2**20:,.0f} MiB" if memory else "–"]
         lines.append([*line, f"{row['finished']}" + (f", {len(row['failed'])} failed" if row["failed"] else "")])
     return {"title": "The same data, views, seeds and budget", "columns": columns, "rows": lines,
-            "note": "Accuracy is the mean over seeds; intervals are 95%. A difference is taken seed by seed and image by "
-                    "image, against the first recipe at the same swept values."}  # fmt: skip
+            "note": "Accuracy is the mean over seeds; intervals are 95%. A difference is taken seed by seed and image "
+                    "by image, against the first recipe at the same swept values."}  # fmt: skip
 
 
 def span(interval: Any, sign: str = "") -> str:
@@ -186,7 +186,7 @@ def sweep_plot(key: str, probe: str, lines: dict[str, list[tuple[float, Record]]
     name, x, best = max(((n, x, f["mean"]) for n, pts in lines.items() for x, f in pts), key=lambda found: found[2])
     return {
         "id": f"sweep-{key}-{probe}",
-        "title": f"{WORDS[probe][:1].upper()}{WORDS[probe][1:]} is highest at {key.rpartition('.')[2]} {x:g}: {best:.3f}, {name}",
+        "title": f"The {WORDS[probe]} is highest at {key.rpartition('.')[2]} {x:g}: {best:.3f}, {name}",
         "note": "Mean over seeds; the shade is the 95% interval.",
         "kind": "line",
         "x": {"label": key},

@@ -158,9 +158,11 @@ def _to_onnx(encoder: nn.Module, x: Tensor, path: Path) -> None:
     except ImportError as error:
         raise EnvironmentFault(f"ONNX needs {error.name}: pip install kontrast[onnx]") from None
     shapes = ({0: torch.export.Dim("images", min=1)},)
-    with quiet():
+    with quiet(), foreign("torch can't write this encoder as ONNX"):
+        # Strict: the other way takes len(x) for a constant and the batch with it.
+        program = torch.export.export(encoder, (x,), dynamic_shapes=shapes, strict=True)
         torch.onnx.export(
-            encoder, (x,), str(path), dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False,
+            program, (x,), str(path), dynamo=True, external_data=False, verbose=False,
             input_names=["images"], output_names=["features"],
         )  # fmt: skip
 
@@ -169,11 +171,25 @@ def _difference(encoder: nn.Module, path: Path, x: Tensor) -> float:
     """The largest absolute difference; NaN where either gives one, which no tolerance admits."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     with torch.inference_mode():
         wanted = encoder(x)
-    given = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    with foreign("onnxruntime can't run the file"):
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        given = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
     return (given - wanted).abs().max().item()
+
+
+@contextlib.contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Exporter and runtime raise kinds of their own by the dozen; a disk's refusal stays what it is."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        reason = f"{type(error).__name__}: {first[:200]}"
+        raise NumbersError(f"{what} ({reason}): not written; export to safetensors instead") from error
 
 
 @contextlib.contextmanager

@@ -136,7 +136,7 @@ class Learner(nn.Module):
 
     def fresh_rows(self, keys: Tensor) -> Tensor:
         """What the bank takes of keys [W,B,D] from all ranks: the last view, all views, or JCL's means."""
-        own = torch.nn.functional.normalize(keys.detach().float(), dim=-1)
+        own = torch.nn.functional.normalize(keys.detach().to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
         joined = distributed.gather(own, dim=1)  # view by view, so that any number of ranks gives the same rows
         rows = {"last": lambda: joined[-1], "all": lambda: joined.flatten(0, 1), "means": lambda: joined.mean(0)}
         return rows[self.contents]()

@@ -7,6 +7,7 @@ device, and a loss or gradient that is not finite raises a flag which freezes th
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -36,11 +37,7 @@ class Step:
         self.device, self.precision, self.accumulate, self.say = device, precision, accumulate, say
         if compile:
             learner.compiled()
-        self.module: nn.Module = learner
-        if distributed.world() > 1:
-            self.module = nn.parallel.DistributedDataParallel(
-                learner, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
-            )
+        self.module: nn.Module = learner if distributed.world() == 1 else joined(learner, device)
         self.momentum = torch.ones((), device=device)
         self.failed = torch.zeros(1, device=device)
         self.steps_to_failure = torch.zeros(1, device=device)
@@ -164,6 +161,15 @@ class Step:
         self.sums.zero_()
         self.count = 0
         return dict(zip(self.names, means))
+
+
+def joined(learner: Learner, device: torch.device) -> nn.Module:
+    """The learner with gradients averaged over ranks; buffers stay each rank's own (statistics, or equal already)."""
+    with warnings.catch_warnings():
+        # Newer torch has another name for the argument, with another meaning at the start; both meanings will do.
+        warnings.simplefilter("ignore", FutureWarning)
+        devices = [device.index] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(learner, device_ids=devices, broadcast_buffers=False)
 
 
 @contextlib.contextmanager

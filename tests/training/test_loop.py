@@ -1,0 +1,151 @@
+"""The loop: how long it trains, what it logs, when it measures and saves, and arguments that grow."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from kontrast.data import ImageSet
+from kontrast.registry import UsageError
+from kontrast.settings import Recipe, read_recipe
+from kontrast.training.checkpoints import checkpoints
+from kontrast.training.folder import RunFolder, read_lines
+from kontrast.training.loop import Loop
+from kontrast.training.stopping import StopWatch
+
+TREE = {
+    "encoder": {"name": "small-conv", "width": 8},
+    "head": {"name": "simclr", "outputs": 8},
+    "views": {"count": 2, "size": 16, "policy": "digits"},
+}
+
+
+def recipe(**sections) -> Recipe:
+    training = {"batch": 8, "epochs": 3, "lr": 0.1, "log_every": 4, **sections.pop("training", {})}
+    return read_recipe({**TREE, **sections, "training": training})
+
+
+def pictures(count: int = 40) -> ImageSet:
+    pixels = torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return ImageSet(pixels, names=[str(n) for n in range(count)])
+
+
+def loop(path: Path, chosen: Recipe, say=lambda _: None) -> Loop:
+    folder = RunFolder(path / "run")
+    folder.create()
+    return Loop(chosen, folder, pictures(), torch.device("cpu"), say)
+
+
+def lines(path: Path) -> tuple[list[dict], list[dict]]:
+    found = read_lines(path / "run" / "metrics.jsonl")
+    return [r for r in found if "loss" in r], [r for r in found if "loss" not in r]
+
+
+@pytest.mark.parametrize(("training", "total"), [({}, 15), ({"max_steps": 7}, 7), ({"max_steps": 90}, 15)])
+def test_epochs_and_max_steps(tmp_path, training, total):
+    """max_steps is a most: fewer epochs than it allows end the run first."""
+    made = loop(tmp_path, recipe(training=training))
+    made.run(None, StopWatch(), "")
+    assert made.at.step == total == made.at.total
+    assert lines(tmp_path)[0][-1]["step"] == total
+
+
+def test_the_schedule_spans_the_steps_that_are_taken(tmp_path):
+    training = {"max_steps": 7, "log_every": 1, "schedule": "cosine"}
+    loop(tmp_path, recipe(training=training)).run(None, StopWatch(), "")
+    expected = [0.1 * (1 + math.cos(math.pi * step / 7)) / 2 for step in range(7)]
+    assert [r["lr"] for r in lines(tmp_path)[0]] == pytest.approx(expected)
+
+
+def test_the_last_window_of_terms_is_logged(tmp_path):
+    """Steps 5 to 7 fill no window of four; their mean is logged all the same, and the means add up."""
+    loop(tmp_path / "a", recipe(training={"max_steps": 7})).run(None, StopWatch(), "")
+    loop(tmp_path / "b", recipe(training={"max_steps": 7, "log_every": 1})).run(None, StopWatch(), "")
+    coarse, fine = lines(tmp_path / "a")[0], lines(tmp_path / "b")[0]
+    assert [r["step"] for r in coarse] == [4, 7]
+    for record, steps in zip(coarse, (fine[:4], fine[4:])):
+        for name in ("loss", "attraction", "repulsion"):
+            assert record[name] == pytest.approx(sum(r[name] for r in steps) / len(steps), rel=1e-5)
+
+
+def test_every_line_has_its_step_epoch_terms_and_rate(tmp_path):
+    loop(tmp_path, recipe()).run(None, StopWatch(), "")
+    for record in lines(tmp_path)[0]:
+        assert record["epoch"] == pytest.approx(record["step"] / 5)
+        assert record["loss"] == pytest.approx(record["attraction"] + record["repulsion"], abs=1e-5)
+        assert record["lr"] > 0
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "measured"),
+    [(1, 0, [5, 10, 15]), (2, 0, [10, 15]), (1, 7, [5, 7]), (0, 7, [7]), (2, 13, [10, 13])],
+)
+def test_it_measures_every_few_epochs_and_at_the_end(tmp_path, every, steps, measured):
+    made = loop(tmp_path, recipe(training={"max_steps": steps}, evaluation={"every": every}))
+    made.run(lambda: {"effective_rank": 4.0}, StopWatch(), "")
+    assert [r["step"] for r in lines(tmp_path)[1]] == measured
+    assert lines(tmp_path)[1][-1]["epoch"] == pytest.approx(measured[-1] / 5)
+
+
+def test_the_best_checkpoint_by_knn_is_kept(tmp_path):
+    scores = iter([0.1, 0.9, 0.3, 0.2])
+    made = loop(tmp_path, recipe(training={"epochs": 4}, evaluation={"every": 1}, checkpoints={"keep": 1}))
+    made.run(lambda: {"effective_rank": 4.0, "knn": next(scores)}, StopWatch(), "")
+    assert [p.name for p in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000010", "step-00000020"]
+
+
+def test_collapse_is_said(tmp_path):
+    said = []
+    made = loop(tmp_path, recipe(evaluation={"every": 1}), said.append)
+    ranks = iter([3.0, 1.2, 1.6])
+    made.run(lambda: {"effective_rank": next(ranks)}, StopWatch(), "")
+    assert [s for s in said if "collapsed" in s] == ["collapsed: effective rank 1.2 at epoch 2"]
+
+
+def test_an_argument_that_grows(tmp_path):
+    """JCL's code: lambda (epoch + 1) / epochs, over the epochs that are trained."""
+    objective = {"name": "jcl", "covariance_weight": 2.0, "ramp": "covariance_weight"}
+    made = loop(tmp_path, recipe(objective=objective, views={**TREE["views"], "count": 3}))
+    judge, seen = made.learner.objective, []
+    contrast = judge.contrast
+    judge.contrast = lambda pairs: (seen.append(float(judge._lambda)), contrast(pairs))[1]
+    made.run(None, StopWatch(), "")
+    assert seen == pytest.approx([2 * (epoch + 1) / 3 for epoch in range(3) for _ in range(5)])
+
+
+@pytest.mark.parametrize(("name", "ramp"), [("nt-xent", "temperature"), ("jcl", "temperature"), ("jcl", "lambda")])
+def test_only_what_may_change_in_training_can_grow(tmp_path, name, ramp):
+    with pytest.raises(UsageError, match=f"objective.ramp = '{ramp}' can't be used here"):
+        loop(tmp_path, recipe(objective={"name": name, "ramp": ramp}, views={**TREE["views"], "count": 3}))
+
+
+def test_chance_inside_the_encoder_is_resumed_too(tmp_path):
+    """Dropout draws by the step's number, so that a resumed run drops the units that an undisturbed one does."""
+
+    def with_dropout(path: Path, steps: int) -> Loop:
+        folder = RunFolder(path)
+        chosen = recipe(training={"max_steps": steps, "schedule": "constant"})
+        made = Loop(chosen, folder, pictures(), torch.device("cpu"), lambda _: None)
+        made.learner.student.head.insert(0, torch.nn.Dropout(0.5))
+        return made
+
+    whole = with_dropout(tmp_path / "whole", 8)
+    RunFolder(tmp_path / "whole").create()
+    whole.run(None, StopWatch(), "")
+    RunFolder(tmp_path / "parts").create()
+    with_dropout(tmp_path / "parts", 6).run(None, StopWatch(), "")
+    rest = with_dropout(tmp_path / "parts", 8)
+    rest.restore()
+    rest.run(None, StopWatch(), "")
+    for mine, theirs in zip(rest.learner.parameters(), whole.learner.parameters()):
+        assert torch.equal(mine, theirs)
+
+
+def test_parts_of_a_batch_and_dropout_do_not_go_together(tmp_path):
+    from kontrast.training.learner import draws_by_chance
+
+    assert draws_by_chance(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1)))
+    assert not draws_by_chance(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
