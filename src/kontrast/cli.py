@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from kontrast import __version__
+from kontrast import __version__, cli_compare, cli_studies
 from kontrast.registry import KontrastError, UsageError
+from kontrast.terminal import Device, Json, emit, say, split_arguments, write_page
 
 app = typer.Typer(
     name="kontrast",
@@ -25,31 +25,6 @@ app = typer.Typer(
 )
 
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-
-
-def say(text: str) -> None:
-    """A line for people; standard output is for results."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def emit(tree: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    """A command's result: one JSON line for machines, or lines for people."""
-    print(json.dumps(tree) if as_json else "\n".join(lines), flush=True)
-
-
-def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
-    """`[DATA] [key=value ...]` as data and overrides; a path that exists is data even if it holds an equals sign."""
-    data, overrides = None, []
-    for text in arguments or []:
-        if "=" in text and not Path(text).exists():
-            overrides.append(text)
-        elif data is None:
-            data = text
-        else:
-            raise UsageError(f"unexpected argument {text!r}: give one DATA and overrides as key=value")
-    return data, overrides
 
 
 @app.command()
@@ -82,7 +57,7 @@ def pretrain(
         if not distributed.is_main():
             return
         results = training.evaluate(run, device=device, say=say) if probes else []
-        page = _write_report([run.path], run.path / "report.html")
+        page = write_page([run.path], run.path / "report.html")
     finally:
         distributed.finalize()
     rows = [r.to_dict() for r in results]
@@ -122,17 +97,8 @@ def report(
             raise UsageError(f"{path} is not a run folder: it has no recipe.toml")
     if out is None and len(runs) > 1:
         raise UsageError("several runs need --out PAGE.html")
-    page = _write_report(runs, out or runs[0] / "report.html")
+    page = write_page(runs, out or runs[0] / "report.html")
     emit({"report": str(page)}, [f"report  {page}"], as_json)
-
-
-def _write_report(runs: list[Path], out: Path) -> Path:
-    from kontrast.reports import ReportError, write_report
-
-    try:
-        return write_report(runs, out)
-    except ReportError as error:
-        raise UsageError(str(error)) from None
 
 
 @app.command()
@@ -174,6 +140,10 @@ def pack_command(
     facts = {name: {"images": len(part), "skipped": len(part.bad)} for name, part in parts.items()}
     lines = [f"{name:<6} {f['images']:>9,} images, {f['skipped']} skipped" for name, f in facts.items()]
     emit({"store": str(out), "parts": facts}, [*lines, f"store  {out}"], as_json)
+
+
+cli_studies.register(app)
+cli_compare.register(app)
 
 
 @app.callback(invoke_without_command=True)

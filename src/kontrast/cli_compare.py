@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kontrast.registry import UsageError
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+from kontrast.terminal import Device, Json, emit, say, split_arguments, write_page
 
 
 def compare(
@@ -26,7 +24,6 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several recipes on the same data, views, seeds and budget: a table with intervals, and one page."""
-    from kontrast.cli import emit, say
     from kontrast.training.compare import compare as run_comparison
 
     names, data, overrides = split_names(arguments)
@@ -56,20 +53,19 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Which features suppress which: easy noise is laid over DATA, and what each objective still learned is probed."""
-    from kontrast.cli import emit, say, split_arguments
     from kontrast.training import audit as room
     from kontrast.training.saturation import saturate
 
     data, overrides = split_arguments(arguments)
-    numbers = {"temperatures": listed("--temperatures", temperatures, float), "steps": steps, "say": say}
+    chosen = {"temperatures": listed("--temperatures", temperatures, float), "bits": listed("--bits", bits, int)}
+    common: dict[str, Any] = {**chosen, "steps": steps, "device": device, "say": say}
+    out = out or Path("runs") / ("saturation" if saturation else "audit")
     if saturation:
-        out = out or Path("runs") / "saturation"
-        found = saturate(out=out, bits=listed("--bits", bits, int) or None, device=device, **numbers)
+        found = saturate(out=out, **common)
     else:
-        out = out or Path("runs") / "audit"
-        chosen = [name.strip() for name in objectives.split(",") if name.strip()]
-        injected = {"bits": listed("--bits", bits, int), "digits": listed("--digits", digits, int)}
-        found = room.audit(data, objectives=chosen, **injected, overrides=overrides, out=out, device=device, **numbers)
+        names = [name.strip() for name in objectives.split(",") if name.strip()]
+        unique = listed("--digits", digits, int)
+        found = room.audit(data, objectives=names, digits=unique, overrides=overrides, out=out, **common)
     page = write_page([out / run for run in found["runs"]], out / "report.html", out / "audit.json")
     lines = [line for table in found["tables"] for line in [table["title"], *text_table(table), ""]]
     result = {"audit": str(out / "audit.json"), "report": str(page), "verdict": found["verdict"]}
@@ -78,7 +74,6 @@ def audit(
 
 def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]:
     """Recipes or objectives, at most one DATA, and overrides."""
-    from kontrast.cli import split_arguments
     from kontrast.data.sources import SOURCES
     from kontrast.objectives import OBJECTIVES
     from kontrast.recipes import recipe_names
@@ -113,15 +108,6 @@ def text_table(table: dict[str, Any]) -> list[str]:
     rows = [[str(cell) for cell in row] for row in [table["columns"], *table["rows"]]]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-
-
-def write_page(runs: list[Path], page: Path, study: Path) -> Path:
-    from kontrast.reports import ReportError, write_report
-
-    try:
-        return write_report(runs, page, study)
-    except ReportError as error:
-        raise UsageError(str(error)) from None
 
 
 def register(app: typer.Typer) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+from kontrast.terminal import Device, Json, emit, say, write_page
+
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
@@ -18,18 +16,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
     for function in (lens, embed, neighbors, export):
         app.command()(function)
-
-
-def say(text: str) -> None:
-    """A line for people; standard output is for results."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def emit(tree: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    """A command's result: one JSON line for machines, or lines for people, in what the terminal can write."""
-    encoding = sys.stdout.encoding or "utf-8"
-    text = json.dumps(tree) if as_json else "\n".join(lines)
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def lens(
@@ -54,7 +40,7 @@ def lens(
     else:
         tree = look_at_file(target, labels, images)
         folder = write_lens(target, tree)
-    page = _write_report(folder)
+    page = write_page([folder], folder / "report.html")
     lines = [*number_table(tree["numbers"]), f"lens    {folder / 'lens.json'}", f"report  {page}"]
     facts = {"lens": str(folder / "lens.json"), "report": str(page)}
     emit({**facts, "numbers": {n["name"]: n["value"] for n in tree["numbers"]}}, lines, as_json)
@@ -119,13 +105,3 @@ def number_table(numbers: list[dict[str, Any]]) -> list[str]:
     """Name, value and what it means, for the terminal."""
     width = max((len(n["name"]) for n in numbers), default=0)
     return [f"{n['name']:<{width}}  {n['value']:>9.4g}  {n['note']}" for n in numbers]
-
-
-def _write_report(folder: Path) -> Path:
-    from kontrast.registry import UsageError
-    from kontrast.reports import ReportError, write_report
-
-    try:
-        return write_report([folder], folder / "report.html")
-    except ReportError as error:
-        raise UsageError(str(error)) from None

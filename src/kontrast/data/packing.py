@@ -11,7 +11,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -30,22 +32,30 @@ Progress = Callable[[int, int], None]
 CHUNK = 256
 
 
-def allowance(total: int, max_bad: float) -> int:
-    """How many bad files are let pass: the share, or twice the share while that is a handful of at most ten.
-
-    In a folder of a hundred images one stray file of each kind of damage is over any small share already.
-    """
-    return int(max(max_bad * total, min(10, 2 * max_bad * total)))
-
-
 def check_bad(bad: list[tuple[str, str]], total: int, max_bad: float, where: str) -> None:
-    if len(bad) > allowance(total, max_bad):
-        shown = "; ".join(f"{ascii(name)[1:-1]} ({reason})" for name, reason in bad[:10])
-        more = f"; and {len(bad) - 10} more" if len(bad) > 10 else ""
-        raise DataError(
-            f"{len(bad)} of {total} images in {where} are bad, over the {max_bad:.0%} allowed: {shown}{more}. "
-            "Repair or remove them, or raise max_bad"
-        )
+    """Stop where more than the share `max_bad` of all images is bad, with the list.
+
+    A mixed handful passes up to three times the share, as long as no one reason is behind more than the share: a few
+    unrelated strays in a small folder are no fault of the folder, many files that fail alike are.
+    """
+    share, handful = int(max_bad * total), int(3 * max_bad * total)
+    if len(bad) <= share:
+        return
+    reason, alike = Counter(_kind(reason) for _, reason in bad).most_common(1)[0]
+    if len(bad) <= handful and alike <= share:
+        return
+    shown = "; ".join(f"{ascii(name)[1:-1]} ({reason})" for name, reason in bad[:10])
+    more = f"; and {len(bad) - 10} more" if len(bad) > 10 else ""
+    raise DataError(
+        f"{len(bad)} of {total} images in {where} are bad, over the {max_bad:.0%} allowed ({share} images, "
+        f"or {handful} of mixed kinds; {alike} are '{reason}'): {shown}{more}. "
+        "Repair or remove them, or allow more with data.max_bad=SHARE"
+    )
+
+
+def _kind(reason: str) -> str:
+    """A reason without what differs from file to file: numbers, and names in quotes or brackets."""
+    return re.sub(r"\d+", "N", re.sub(r"\(.*\)|<.*>|'.*'|b'.*", "", reason)).strip()
 
 
 def pack_listing(

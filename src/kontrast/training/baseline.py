@@ -16,6 +16,7 @@ from kontrast.training.progress import Progress
 from kontrast.views import keys
 
 LEARNING_RATE = 1e-3
+BETAS = (0.9, 0.95)  # the first gradients of injected channels are huge: a long memory of them would stall the rest
 
 Loss = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -32,7 +33,7 @@ def fit(module: nn.Module, loss: Loss, recipe: Recipe, train: ImageSet, device: 
     )  # fmt: skip
     views = build_views(dataclasses.replace(recipe, views=dataclasses.replace(recipe.views, count=1)), torch.float32)
     total = t.max_steps or t.epochs * feeder.steps_per_epoch
-    optimizer = torch.optim.Adam(module.parameters(), LEARNING_RATE)
+    optimizer = torch.optim.Adam(module.parameters(), LEARNING_RATE, betas=BETAS)
     module.to(device).train()
     step = 0
     with Progress(title, total * t.batch) as bar:

@@ -5,22 +5,31 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kontrast.data import ImageSet
+from kontrast.data import ImageSet, read_labels
+from kontrast.data.counters import permutation
 from kontrast.kernels import row_statistics
 from kontrast.lens.gallery import write_gallery
 from kontrast.lens.spectrum import effective_rank
-from kontrast.probes import ProbeResult, extract_features, knn, logistic
+from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, fine_tune, knn, linear, logistic
 from kontrast.registry import UsageError, nearest
-from kontrast.training.folder import write_json
-from kontrast.training.run import Run, choose_device, evaluation_view
+from kontrast.training.folder import read_json, write_json
+from kontrast.training.run import Run, choose_device, evaluation_view, open_split
 
-PROBES: dict[str, Callable[..., ProbeResult]] = {"knn": knn, "linear": logistic}
+PROBES: dict[str, Callable[..., ProbeResult]] = {
+    "knn": knn,
+    "linear": logistic,
+    "few-shot": few_shot,
+    **{name: partial(linear, protocol=name) for name in PROTOCOLS},
+}
+"""Probes on features by name; `finetune` trains the encoder too and stands apart."""
+USUAL = ("knn", "linear")
 ENTROPY_IMAGES = 512
 KINDS = ("trained", "untrained", "pixels")
 
@@ -38,58 +47,76 @@ def evaluate(
     device: str = "auto",
     say: Callable[[str], None] = print,
 ) -> list[ProbeResult]:
-    """Probe the run, write probes.json and the gallery, and return the results; none for unlabelled images."""
-    if kind and kind not in PROBES:
-        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, PROBES)}")
+    """Probe the run, lay the results over probes.json, write the gallery; no results for unlabelled images.
+
+    kind: `knn`, `linear`, `few-shot`, `finetune` or a linear protocol's name; empty for kNN and linear.
+    """
+    if kind and kind not in (*PROBES, "finetune"):
+        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
     on = choose_device(device)
     train, test = _labelled_sets(run, data, labels)
-    transform = run.transform()
+    labelled = test is not None and train.labels is not None and test.labels is not None
     encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
     results: list[ProbeResult] = []
-    labelled = train.labels is not None and test is not None and test.labels is not None
     for name, encoder in encoders.items():
-        if not labelled and name != "trained":
+        if kind == "finetune" and labelled and encoder is not None:
+            results.append(_fine_tuned(run, name, encoder, train, test))
+        if kind == "finetune" or not (labelled or name == "trained"):
             continue
-        fit = features_of(encoder, train, transform, on)
-        held = features_of(encoder, test, transform, on) if test is not None else fit
+        fit = features_of(encoder, train, run.transform(), on)
+        held = fit if test is None else features_of(encoder, test, run.transform(), on)
         if name == "trained" and run.recipe.evaluation.gallery:
             _gallery(run, train, test, fit, held)
         if labelled:
-            results += _probe(run, kind, name, fit, train.labels, held, test.labels, say)
+            sets = (fit.to(on), train.labels, held.to(on), test.labels)
+            results += [_probed(run, probe, name, sets, say) for probe in ((kind,) if kind else USUAL)]
     if results:
-        write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results]})
+        _keep(run, results)
     else:
         say("no labels: probes need class sub-folders or a CSV; the map and the neighbours are in the report")
     return results
 
 
 def _labelled_sets(run: Run, data: str | None, labels: Path | None) -> tuple[ImageSet, ImageSet | None]:
-    from kontrast.data import read_labels
-    from kontrast.training.run import open_split
-
     settings = run.recipe.data if data is None else dataclasses.replace(run.recipe.data, source=data)
     train = open_split(settings, "train", seed=run.recipe.seed)
     test = open_split(settings, "test", seed=run.recipe.seed) if train.has_test else None
     if labels is not None:
         train = read_labels(train, labels)
         test = None if test is None else read_labels(test, labels)
+        if test is None:  # a flat folder that a CSV has labelled: hold a part out
+            order = torch.from_numpy(permutation(len(train), run.recipe.seed))
+            held = max(1, int(len(train) * (settings.test_share or 0.2)))
+            train, test = train.subset(order[held:]), train.subset(order[:held])
     return train, test
 
 
-def _probe(
-    run: Run, kind: str, name: str, fit: Tensor, fit_labels: Tensor, held: Tensor, labels: Tensor, say: Callable
-) -> list[ProbeResult]:
-    found = []
-    for probe, function in PROBES.items():
-        if kind and probe != kind:
-            continue
-        settings = run.recipe.evaluation
-        arguments = {"k": settings.k, "temperature": settings.temperature} if probe == "knn" else {}
-        result = function(fit, fit_labels, held, labels, **arguments)
-        if result.note:
-            say(f"{probe}, {name}: {result.note}")
-        found.append(dataclasses.replace(result, probe=probe, features=name))
-    return found
+def _probed(run: Run, probe: str, name: str, sets: tuple[Tensor, ...], say: Callable[[str], None]) -> ProbeResult:
+    settings = run.recipe.evaluation
+    arguments = {"k": settings.k, "temperature": settings.temperature} if probe == "knn" else {}
+    result = PROBES[probe](*sets, **arguments)
+    if result.note:
+        say(f"{probe}, {name}: {result.note}")
+    return dataclasses.replace(result, probe=probe, features=name)
+
+
+def _fine_tuned(run: Run, name: str, encoder: nn.Module, train: ImageSet, test: ImageSet) -> ProbeResult:
+    view = run.transform()
+
+    def transform(images: Tensor) -> Tensor:
+        return view(images, torch.zeros(len(images), dtype=torch.int64, device=images.device))[0]
+
+    result = fine_tune(encoder, train, train.labels, test, test.labels, transform=transform, seed=run.recipe.seed)
+    return dataclasses.replace(result, probe="finetune", features=name)
+
+
+def _keep(run: Run, results: list[ProbeResult]) -> None:
+    """Results by probe and features: new ones replace their like and leave the others."""
+    path = run.path / "probes.json"
+    before = read_json(path).get("probes", []) if path.exists() else []
+    kept = {(r.get("probe"), r.get("features")): r for r in before}
+    kept.update({(r.probe, r.features): r.to_dict() for r in results})
+    write_json(path, {"version": 1, "probes": list(kept.values())})
 
 
 def _gallery(run: Run, train: ImageSet, test: ImageSet | None, fit: Tensor, held: Tensor) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from kontrast.data import ImageSet
-from kontrast.data.features import overlay_digits
 from kontrast.data.imageset import WithPlanes
 from kontrast.probes import logistic
 from kontrast.probes.features import extract_features
@@ -81,8 +80,8 @@ def factor(name: str, fit: Tensor, truth: Tensor, held: Tensor, asked: Tensor) -
 
 
 def retrieval(encoder: nn.Module, recipe: Recipe, images: ImageSet, device: torch.device) -> dict[str, Any]:
-    """Is the nearest of all images, under another augmentation, the same image? The injected feature is made the same
-    for all, so that only what was kept of the image itself can tell."""
+    """Is the nearest of all images, under another augmentation, the same image? Bits are made the same for all, so that
+    only what was kept of the image itself can tell; an overlaid digit is part of the picture and stays."""
     some = same_feature(images.first(GALLERY), recipe)
     two = dataclasses.replace(recipe, views=dataclasses.replace(recipe.views, count=2, local_count=0))
     views = build_views(two, torch.float32)
@@ -113,13 +112,8 @@ def held_out_keys(index: Tensor) -> Tensor:
 
 
 def same_feature(images: ImageSet, recipe: Recipe) -> ImageSet:
-    """The images with the first image's bits, or the first digit, laid over all of them."""
-    if recipe.data.random_bits:
-        planes = images.images.planes[:1].expand(len(images), -1)
-        return dataclasses.replace(images, images=WithPlanes(images.images.base, planes))
-    return images
-
-
-def clean(images: ImageSet, recipe: Recipe) -> ImageSet:
-    """For the overlay: one digit for all."""
-    return overlay_digits(images, 1, seed=recipe.seed)
+    """The images with the first image's bits laid over all of them."""
+    if not recipe.data.random_bits:
+        return images
+    planes = images.images.planes[:1].expand(len(images), -1)
+    return dataclasses.replace(images, images=WithPlanes(images.images.base, planes))

@@ -136,7 +136,7 @@ class Loop:
         at, batch = self.at, self.recipe.training.batch
         self.learner.train()
         if self.main:
-            self.metrics.open()
+            self.metrics.open(keep_until_step=at.step)
             self.speed.open()
         with Progress("train", at.total * batch, done=at.step * batch, silent=not self.main) as bar:
             while not at.finished:

@@ -1,0 +1,212 @@
+"""Comparisons on real tiny runs: the same data and budget, resumed cell by cell, with paired intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from tiny_run import images
+
+from kontrast.objectives.metrics import conditional_entropy
+from kontrast.probes import knn, logistic
+from kontrast.registry import NumbersError, UsageError
+from kontrast.reports.page import payload, read_run
+from kontrast.training.compare import compare, named_by_line, named_by_neighbours
+from kontrast.training.evaluation import repulsion_entropy
+from kontrast.training.folder import read_lines
+from kontrast.training.intervals import over_images, over_seeds, pack_bits, unpack_bits
+from kontrast.training.memory import PeakMemory
+from kontrast.training.sweeps import Cell, parse_sweeps, plan
+
+TINY = ["training.epochs=1", "training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16"]
+TINY += ["views.size=32", "evaluation.every=1", "evaluation.k=5"]
+CPU = torch.device("cpu")
+
+
+def planned(names, data=None, grid=None, seeds=1, overrides=(), say=lambda _: None):
+    return plan(names, data, seeds=seeds, grid=grid or {}, overrides=overrides, device=CPU, say=say)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """Two objectives, two seeds, on a folder of real images."""
+    out, said = tmp_path_factory.mktemp("comparison"), []
+    found = compare(["nt-xent", "dcl"], str(images()), out=out, seeds=2, overrides=TINY, device="cpu", say=said.append)
+    return out, found, said
+
+
+def test_sweeps_become_a_grid_of_typed_values():
+    assert parse_sweeps(["objective.temperature=0.05,0.1", "training.batch=32,64"]) == {
+        "objective.temperature": [0.05, 0.1],
+        "training.batch": [32, 64],
+    }
+    cells = planned(["nt-xent"], grid=parse_sweeps(["objective.temperature=0.05,0.1", "training.batch=32,64"]), seeds=2)
+    assert len(cells) == 8 and len({cell.folder for cell in cells}) == 8
+    assert cells[0].folder == "nt-xent-temperature0.05-batch32-seed0"
+    assert cells[-1].recipe.objective.arguments["temperature"] == 0.1 and cells[-1].recipe.training.batch == 64
+    assert [cell.recipe.seed for cell in cells[:2]] == [0, 1]
+
+
+@pytest.mark.parametrize("text", ["objective.temperature", "=1,2", "training.lr=", "seed=1,2"])
+def test_a_sweep_that_says_nothing_is_refused(text):
+    with pytest.raises(UsageError, match="--sweep"):
+        parse_sweeps([text])
+
+
+def test_all_recipes_take_the_first_ones_data_views_and_budget():
+    said: list[str] = []
+    first, cacr, bits = planned(["quickstart", "digits/cacr-k4", "digits/randbit"], say=said.append)
+    assert bits.recipe.data == first.recipe.data and bits.recipe.data.random_bits == 0
+    assert cacr.recipe.views.count == 5 and cacr.recipe.views.policy == first.recipe.views.policy
+    assert cacr.recipe.training.epochs == first.recipe.training.epochs and cacr.recipe.training.batch == 128
+    assert said == ["digits/randbit: data.random_bits 5 -> 0, as in quickstart"]
+
+
+def test_a_budget_in_steps_is_the_same_number_of_images():
+    first, cacr = planned(["quickstart", "digits/cacr-k4"], overrides=["training.max_steps=30"])
+    shown = [cell.recipe.training.max_steps * cell.recipe.training.batch for cell in (first, cacr)]
+    assert shown == [30 * 256, 30 * 256]
+
+
+def test_impossible_cells_are_refused_before_any_training():
+    with pytest.raises(UsageError, match="unknown recipe or objective 'nt-xnet'.*'nt-xent'"):
+        planned(["nt-xnet"])
+    with pytest.raises(UsageError, match="positive|temperature"):
+        planned(["nt-xent"], grid={"objective.temperature": [0.1, -1.0]})
+    with pytest.raises(UsageError, match="twice"):
+        planned(["nt-xent", "nt-xent"])
+
+
+def test_folders_are_plain_names_whatever_is_swept():
+    (cell,) = planned(["quickstart"])
+    assert Cell("a/b.toml", {"views.policy": "x/../y"}, 3, cell.recipe).folder == "a-b-policyx-..-y-seed3"
+
+
+def test_rows_hold_means_and_paired_differences(comparison):
+    out, found, _ = comparison
+    first, second = found["rows"]
+    assert first["differences"] == {} and second["against"] == "nt-xent"
+    for probe in ("knn", "linear"):
+        ours, theirs, gap = second["probes"][probe], first["probes"][probe], second["differences"][probe]
+        assert gap["by_seed"] == pytest.approx([a - b for a, b in zip(ours["by_seed"], theirs["by_seed"])])
+        assert gap["over_images"][0] <= gap["mean"] <= gap["over_images"][1]
+        assert ours["over_images"][0] <= ours["mean"] <= ours["over_images"][1]
+    assert first["seconds"] > 0 and first["peak_memory_bytes"] > 1e7 and first["finished"] == 2
+    assert json.loads((out / "comparison.json").read_text())["rows"] == json.loads(json.dumps(found["rows"]))
+
+
+def test_probes_of_each_run_are_on_disk_for_the_page(comparison):
+    out, found, _ = comparison
+    for run in found["runs"]:
+        probes = json.loads((out / run / "probes.json").read_text())["probes"]
+        assert [(p["probe"], p["features"]) for p in probes] == [("knn", "trained"), ("linear", "trained")]
+
+
+def test_a_finished_comparison_trains_nothing_again(comparison):
+    out, found, _ = comparison
+    before = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/metrics.jsonl")}
+    said: list[str] = []
+    names = ["nt-xent", "dcl"]
+    again = compare(names, str(images()), out=out, seeds=2, overrides=TINY, device="cpu", say=said.append)
+    assert len(before) == 4 and before == {p: p.stat().st_mtime_ns for p in out.glob("runs/*/metrics.jsonl")}
+    assert again["rows"] == json.loads(json.dumps(found["rows"])) or again["verdict"] == found["verdict"]
+    assert sum("finished already" in line for line in said) == 4
+
+
+def test_other_settings_in_the_same_folder_are_refused(comparison):
+    out, _, _ = comparison
+    with pytest.raises(UsageError, match=r"training.lr 0.1 -> 0.2.*another --out"):
+        compare(["nt-xent"], str(images()), out=out, seeds=1, overrides=[*TINY, "training.lr=0.2"], say=lambda _: None)
+
+
+def test_an_unfinished_cell_goes_on_from_its_checkpoint(comparison, tmp_path):
+    """A run that was cut after its first steps is gone on with, to the same numbers as the undisturbed one."""
+    out, found, _ = comparison
+    from kontrast.training import pretrain
+    from kontrast.training.folder import RunFolder
+
+    names = ["nt-xent"]
+    (tmp_path / "runs").mkdir()
+    cell = tmp_path / "runs" / "nt-xent-seed0"
+    pretrain(recipe=str(out / "recipes" / "nt-xent-seed0.toml"), out=cell, say=lambda _: None)
+    (cell / "encoder.safetensors").unlink()
+    RunFolder(cell).update_info(finished=None)
+    said: list[str] = []
+    again = compare(names, str(images()), out=tmp_path, seeds=1, overrides=TINY, device="cpu", say=said.append)
+    assert any("going on" in line for line in said)
+    knn_before = found["rows"][0]["probes"]["knn"]["by_seed"][0]
+    assert again["rows"][0]["probes"]["knn"]["by_seed"] == [knn_before]
+
+
+def test_a_cell_with_broken_numbers_is_kept_as_failed_and_the_others_go_on(tmp_path):
+    arguments = {"out": tmp_path, "seeds": 1, "sweeps": ["training.lr=1e30,0.1"], "overrides": TINY, "device": "cpu"}
+    found = compare(["nt-xent"], str(images()), **arguments, say=lambda _: None)
+    broken, fine = found["rows"]
+    assert broken["finished"] == 0 and "not finite" in broken["failed"][0]["reason"]
+    assert fine["finished"] == 1 and fine["probes"] and fine["differences"]["knn"] is None
+    assert "1 run failed" in found["verdict"]
+    said: list[str] = []
+    compare(["nt-xent"], str(images()), **arguments, say=said.append)
+    assert any("failed already" in line for line in said)
+
+
+def test_where_every_cell_fails_the_command_fails(tmp_path):
+    with pytest.raises(NumbersError, match="every run failed"):
+        compare(["nt-xent"], str(images()), out=tmp_path, seeds=1, overrides=[*TINY, "training.lr=1e30"], device="cpu",
+                say=lambda _: None)  # fmt: skip
+
+
+def test_rows_named_right_agree_with_the_probes():
+    generator = torch.Generator().manual_seed(0)
+    labels, asked = (torch.randint(4, (n,), generator=generator) for n in (200, 90))
+    centres = torch.randn(4, 8, generator=generator)
+    fit, held = (centres[y] + torch.randn(len(y), 8, generator=generator) for y in (labels, asked))
+    line, near = logistic(fit, labels, held, asked), knn(fit, labels, held, asked, k=7)
+    assert float((named_by_line(fit, labels, held, line.protocol) == asked).double().mean()) == line.accuracy
+    assert float((named_by_neighbours(fit, labels, held, near.protocol) == asked).double().mean()) == near.accuracy
+
+
+def test_intervals_are_students_and_the_bootstraps():
+    assert over_seeds([0.5]) is None
+    low, high = over_seeds([0.1, 0.2, 0.3])
+    assert (high - low) / 2 == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-5)
+    scores = torch.cat([torch.ones(300), torch.zeros(100)])
+    low, high = over_images(scores)
+    assert low == pytest.approx(0.75 - 1.96 * math.sqrt(0.75 * 0.25 / 400), abs=0.006)
+    assert high == pytest.approx(0.75 + 1.96 * math.sqrt(0.75 * 0.25 / 400), abs=0.006)
+
+
+def test_bits_survive_their_text():
+    correct = torch.rand(77, generator=torch.Generator().manual_seed(1)) > 0.5
+    assert torch.equal(unpack_bits(pack_bits(correct), 77), correct)
+
+
+def test_peak_memory_sees_what_was_held():
+    with PeakMemory(CPU) as small:
+        pass
+    with PeakMemory(CPU) as large:
+        torch.ones(30_000_000).sum()
+    if small.bytes is None:
+        pytest.skip("this system keeps no peak of resident memory")
+    assert large.bytes - small.bytes > 5e7
+
+
+def test_the_online_entropy_is_the_objectives_metric():
+    z = torch.randn(64, 16, generator=torch.Generator().manual_seed(2))
+    found = repulsion_entropy(z)
+    assert found["conditional_entropy"] == pytest.approx(float(conditional_entropy(z, 2.0)), rel=1e-5)
+    assert found["conditional_entropy_max"] == pytest.approx(math.log(63))
+    assert repulsion_entropy(torch.eye(40))["conditional_entropy"] == pytest.approx(math.log(39), rel=1e-5)
+
+
+def test_entropy_curves_share_one_plot_with_the_maximum(comparison):
+    out, found, _ = comparison
+    lines = read_lines(out / found["runs"][0] / "metrics.jsonl")
+    assert 0 < lines[-1]["conditional_entropy"] <= lines[-1]["conditional_entropy_max"] + 1e-6
+    plots = {plot["id"]: plot for plot in payload([read_run(out / run) for run in found["runs"]])["curves"]}
+    assert len(plots["conditional_entropy"]["series"]) == 4 and "conditional_entropy_max" not in plots
+    assert plots["conditional_entropy"]["references"][0]["y"] == pytest.approx(
+        lines[-1]["conditional_entropy_max"], rel=1e-4
+    )
