@@ -32,10 +32,9 @@ def compare(
         names, data, out=out, seeds=seeds, sweeps=sweep or [], overrides=overrides, device=device, say=say
     )
     page = write_page([out / run for run in found["runs"]], out / "report.html", out / "comparison.json")
-    lines = [line for table in found["tables"] for line in text_table(table)]
+    lines = [line for table in found["tables"] for line in [table["title"], *text_table(table), ""]]
     result = {"comparison": str(out / "comparison.json"), "report": str(page), "verdict": found["verdict"]}
-    rows = [{key: value for key, value in row.items()} for row in found["rows"]]
-    emit({**result, "rows": rows}, [*lines, "", found["verdict"], f"report  {page}"], as_json)
+    emit({**result, "rows": found["rows"]}, [*lines, found["verdict"], f"report  {page}"], as_json)
 
 
 def audit(

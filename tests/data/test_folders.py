@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from PIL import Image
 from test_decode import encoded, header_only_png
 
 from kontrast.data import open_data, read_labels
+from kontrast.data.packing import check_bad
 from kontrast.registry import DataError, UsageError
 
 
@@ -111,13 +115,13 @@ def test_every_bad_file_is_skipped_and_named(tmp_path):
     bad_folder(root)
     images = open_data(root)
     reasons = dict(images.bad)
-    expected = {"truncated.jpg", "corrupt.png", "text.jpg", "empty.jpg", "bomb.png", "float.tiff"}
+    expected = {"truncated.jpg", "corrupt.png", "text.jpg", "empty.jpg", "bomb.png", "float.tiff", "dangling.jpg"}
     if os.geteuid() != 0:
         expected.add("locked.png")
         assert "Permission denied (13)" in reasons["locked.png"]
     assert set(reasons) == expected
     assert "HTML" in reasons["text.jpg"] and "empty" in reasons["empty.jpg"] and "pixels" in reasons["bomb.png"]
-    assert images.notes["links not followed"] == 1 and images.notes["turned"] == 1
+    assert "dangling" in reasons["dangling.jpg"] and images.notes["turned"] == 1
     kept = dict(zip(images.names, range(len(images))))
     assert {"cmyk.jpg", "palette.png", "deep.png", "dot.png", "turned.jpg"} <= set(kept)
     assert images.images[kept["turned.jpg"]].shape == (3, 20, 10)
@@ -132,12 +136,44 @@ def test_too_many_bad_files_stop_with_the_list(make_folder):
     root = make_folder(classes=1, each=20)
     for i in range(5):
         (root / f"broken{i}.jpg").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"5 of 25 images .* 5% allowed: broken0.jpg \(not an image"):
+    told = (
+        r"5 of 25 images .* 5% allowed \(1 images, .*'not an image: text'\): broken0.jpg \(not an image.*data.max_bad="
+    )
+    with pytest.raises(DataError, match=told):
         open_data(root)
     assert len(open_data(root, max_bad=0.5).bad) == 5
     (root / "broken0.jpg").rename(root / "only.jpg")
     with pytest.raises(DataError, match="bad"):
         open_data(root, max_bad=0.0)
+
+
+def test_a_mixed_handful_passes_where_many_alike_do_not(make_folder):
+    """12 of 112 bad: allowed to be of twelve kinds, not to be six of one kind."""
+    mixed = [(f"{i}.jpg", f"reason {'abcdefghijkl'[i]}") for i in range(12)]
+    check_bad(mixed, 112, 0.05, "pictures")
+    alike = [(name, f"damaged: {i} bytes left" if i < 6 else reason) for i, (name, reason) in enumerate(mixed)]
+    with pytest.raises(
+        DataError, match=r"12 of 112 .* \(5 images, or 16 of mixed kinds; 6 are 'damaged: N bytes left'\)"
+    ):
+        check_bad(alike, 112, 0.05, "pictures")
+    check_bad(alike[1:], 112, 0.05, "pictures")
+    with pytest.raises(DataError, match="17 of 112"):
+        check_bad(mixed + [(f"x{i}", f"other {'abcde'[i]}") for i in range(5)], 112, 0.05, "pictures")
+
+
+def test_the_folder_of_bad_files_pretrains_and_says_what_it_skipped(tmp_path):
+    """Through the command itself: its exit code, and the first names with their reasons."""
+    root = tmp_path / "pictures"
+    bad_folder(root)
+    start = "from kontrast.cli import main; main()"
+    command = [sys.executable, "-c", start, "pretrain", str(root), "--out", str(tmp_path / "run"), "--no-probes"]
+    tiny = ["training.max_steps=3", "training.batch=16", "encoder.width=16", "views.size=16", "head.outputs=16"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*command, "--device", "cpu", *tiny], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    said = re.search(r"skipped (\d+) of 113 images: dangling.jpg \(dangling link\), bomb.png \(more than", done.stderr)
+    assert said and 6 < int(said[1]) <= 8, done.stderr
+    assert (tmp_path / "run" / "encoder.safetensors").is_file()
 
 
 def test_names_of_any_bytes_round_trip(tmp_path):

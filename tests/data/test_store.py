@@ -13,6 +13,7 @@ import torch
 
 from kontrast.data import open_data, pack
 from kontrast.data import packing as packing_module
+from kontrast.data.listing import cache_home
 from kontrast.data.store import DamagedStore, open_store
 from kontrast.registry import EnvironmentFault, UsageError
 
@@ -57,6 +58,36 @@ def test_large_folders_go_through_the_cache_once(make_folder, monkeypatch):
     os.utime(root / "0003.png", ns=(5, 5))
     open_data(root, progress=lambda done, total: calls.append("packed again"))
     assert "packed again" in calls
+
+
+def test_the_second_start_decodes_nothing_and_is_quick(make_folder, monkeypatch):
+    root = make_folder(classes=2, each=400)
+    monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
+    first = open_data(root, workers=1)
+
+    def decode(*_):
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr("kontrast.data.workers.decode_file", decode)
+    begin = time.monotonic()
+    again = open_data(root)
+    assert time.monotonic() - begin < 2
+    assert same(first, again)
+
+
+@pytest.mark.parametrize("file", ["images.u8", "labels.i64", "stamps.i64", "store.json"])
+def test_a_damaged_store_in_the_cache_is_made_again(make_folder, monkeypatch, file):
+    root = make_folder(classes=2, each=20)
+    monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
+    good = [image.clone() for image in open_data(root).images]
+    (place,) = [p for p in cache_home().glob("stores/*") if p.is_dir()]
+    content = bytearray((place / file).read_bytes())
+    content[len(content) // 2] ^= 4
+    (place / file).write_bytes(bytes(content))
+    packed = []
+    again = open_data(root, progress=lambda done, total: packed.append(done))
+    assert packed and all(torch.equal(a, b) for a, b in zip(good, again.images, strict=True))
+    open_store(place)
 
 
 CUT = """

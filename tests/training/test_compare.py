@@ -71,9 +71,9 @@ def test_a_budget_in_steps_is_the_same_number_of_images():
 
 
 def test_impossible_cells_are_refused_before_any_training():
-    with pytest.raises(UsageError, match="unknown recipe or objective 'nt-xnet'.*'nt-xent'"):
+    with pytest.raises(UsageError, match=r"unknown recipe or objective 'nt-xnet'.*'nt-xent'"):
         planned(["nt-xnet"])
-    with pytest.raises(UsageError, match="positive|temperature"):
+    with pytest.raises(UsageError, match=r"temperature"):
         planned(["nt-xent"], grid={"objective.temperature": [0.1, -1.0]})
     with pytest.raises(UsageError, match="twice"):
         planned(["nt-xent", "nt-xent"])

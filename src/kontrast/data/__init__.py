@@ -12,21 +12,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kontrast.data.class_balance import imbalance
     from kontrast.data.feeding import Batch, Feeder
+    from kontrast.data.file_changes import Changes, changes, file_listing
     from kontrast.data.imageset import ImageSet, Ragged
     from kontrast.data.labels import read_labels
+    from kontrast.data.lazy import Lazy
     from kontrast.data.sources import open_data, pack
 
 _HOMES = {
     "Batch": "feeding",
+    "Changes": "file_changes",
     "Feeder": "feeding",
     "ImageSet": "imageset",
+    "Lazy": "lazy",
     "Ragged": "imageset",
+    "changes": "file_changes",
+    "file_listing": "file_changes",
     "imbalance": "class_balance",
     "open_data": "sources",
     "pack": "sources",
     "read_labels": "labels",
 }
-__all__ = ["Batch", "Feeder", "ImageSet", "Ragged", "imbalance", "open_data", "pack", "read_labels"]
+__all__ = [
+    "Batch", "Changes", "Feeder", "ImageSet", "Lazy", "Ragged", "changes", "file_listing", "imbalance", "open_data",
+    "pack", "read_labels",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -49,3 +49,15 @@ def integers(count_or_indices: int | np.ndarray, bound: int, seed: int, *path: i
 def permutation(count: int, seed: int, *path: int) -> np.ndarray:
     """int64 [N]: 0..N-1 in the order of their words."""
     return np.argsort(words(count, seed, *path), kind="stable")
+
+
+def block_permutation(blocks: np.ndarray, window: int, seed: int, *path: int) -> np.ndarray:
+    """int64 [N]: blocks in random order, items in random order within each `window` consecutive ones of them.
+
+    blocks: int [N], the block of each item. While a window is read nothing outside of it is. Where all blocks fit into
+    one window this is `permutation` exactly.
+    """
+    present, block = np.unique(blocks, return_inverse=True)
+    turn = np.empty(len(present), dtype=np.int64)
+    turn[permutation(len(present), seed, *path, 1)] = np.arange(len(present))
+    return np.lexsort((words(len(blocks), seed, *path), turn[block] // window))

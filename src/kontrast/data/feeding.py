@@ -5,21 +5,28 @@ Legend: N images, B images of the whole batch, b = B / world of this rank, C cha
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kontrast.data.counters import permutation
-from kontrast.data.imageset import ImageSet, WithPlanes
+from kontrast.data.counters import block_permutation, permutation
+from kontrast.data.imageset import ImageSet, WithPlanes, pad
+from kontrast.data.lazy import Asked, Lazy
 from kontrast.registry import DataError, UsageError, nearest
 
 _ORDER = 0x0FEED
 RESIDENT_SHARE = 0.4
 """The share of free device memory that images may take under resident="auto"."""
+AHEAD = 2
+"""Batches that are being decoded while one is put together."""
+WINDOW_BLOCKS, WINDOW_IMAGES = 8, 16_384
+"""A window of shards holds at least this many of them, and about this many images, to be well mixed."""
 
 
 class Batch(NamedTuple):
@@ -33,7 +40,13 @@ class Batch(NamedTuple):
 
 
 class Feeder:
-    """Feeds one rank. Every rank sees its slice of the same whole batch, so their union is the one-process batch."""
+    """Feeds one rank. Every rank sees its slice of the same whole batch, so their union is the one-process batch.
+
+    order: "shuffled", or "blocks" for shards on slow storage: shards in random order, images in random order within a
+    window of several shards, so that only those are read from at a time; "auto" takes blocks where images are decoded
+    as they are needed. An image of such a set that turns out bad is replaced by the one that stands a whole batch
+    later in the epoch's order (not by the next, which is in the batch already and would be its own negative).
+    """
 
     def __init__(
         self,
@@ -48,6 +61,7 @@ class Feeder:
         allow_small: bool = False,
         resident: str = "auto",
         prefetch: int = 3,
+        order: str = "auto",
     ):
         if batch < 1:
             raise UsageError(f"batch is {batch}; allowed: 1 or more")
@@ -64,6 +78,8 @@ class Feeder:
             raise UsageError(f"a batch of {batch} can't be shared by {world} ranks: give a multiple of {world}")
         self.data, self.batch, self.seed, self.device = images, batch, seed, torch.device(device)
         self.rank, self.world, self.drop_last, self.prefetch = rank, world, drop_last, prefetch
+        self.lazy: Lazy | None = images.base if isinstance(images.base, Lazy) else None
+        self.blocks = self._in_blocks(order)
         self.resident = self._is_resident(resident)
         if self.resident and self.device.type != "cpu":
             self.pixels = images.images.to(self.device)
@@ -75,24 +91,29 @@ class Feeder:
 
     def order(self, epoch: int) -> Tensor:
         """int64 [N]: the positions of the whole epoch, for all ranks together."""
+        if self.blocks and self.lazy is not None:
+            blocks = self.lazy.blocks
+            window = max(WINDOW_BLOCKS, -(-WINDOW_IMAGES * (int(blocks.max()) + 1) // len(blocks)))
+            return torch.from_numpy(block_permutation(blocks, window, self.seed, _ORDER, epoch))
         return torch.from_numpy(permutation(len(self.data), self.seed, _ORDER, epoch))
 
     def positions(self, epoch: int, step: int) -> Tensor:
         """int64 [b]: this rank's positions of one step."""
         if not 0 <= step < self.steps_per_epoch:
             raise UsageError(f"step {step} of an epoch of {self.steps_per_epoch} steps")
-        return self._share(self.order(epoch), step)
+        return self.order(epoch)[self._slots(step)]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from step `start` on."""
         order = self.order(epoch)
         steps = range(start, self.steps_per_epoch)
         if self.resident:
-            return (self._gather(step, self._share(order, step)) for step in steps)
+            return (self._gather(step, order[self._slots(step)]) for step in steps)
         return self._prefetched(order, steps)
 
-    def _share(self, order: Tensor, step: int) -> Tensor:
-        whole = order[step * self.batch : (step + 1) * self.batch]
+    def _slots(self, step: int) -> Tensor:
+        """int64 [b]: this rank's places in the order of the epoch."""
+        whole = torch.arange(step * self.batch, min((step + 1) * self.batch, len(self.data)))
         return whole.tensor_split(self.world)[self.rank]
 
     def _gather(self, step: int, positions: Tensor) -> Batch:
@@ -101,7 +122,40 @@ class Feeder:
             images, sizes = self.data.batch(positions)
         else:
             images, sizes = self.pixels[positions.to(self.device, non_blocking=True)], None
-        return Batch(step, images, sizes, self._here(indices), self._here(labels))
+        return Batch(step, images, sizes, self._here(indices), self._here(labels))  # type: ignore[arg-type]
+
+    def _read(self, order: Tensor, slots: Tensor, asked: Asked | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """positions, images and sizes of these places in the order, others in the place of bad ones."""
+        positions = order[slots]
+        if self.lazy is None or asked is None:
+            return positions, *self.data.batch(positions)
+        images = self.lazy.answer(asked)
+        for row, slot in enumerate(slots.tolist()):
+            if images[row] is None:
+                positions[row], images[row] = self._spare(order, slot)
+        pixels, sizes = pad(images)  # type: ignore[arg-type]
+        if isinstance(self.data.images, WithPlanes):
+            pixels = self.data.images.joined(pixels, positions)
+        return positions, pixels, sizes
+
+    def _spare(self, order: Tensor, slot: int) -> tuple[int, Tensor]:
+        """What stands in for a bad image: a function of the order and of which images are bad, nothing else."""
+        assert self.lazy is not None
+        count = len(order)
+        later = range(slot + self.batch, slot + count + 1, self.batch)
+        for other in itertools.chain(later, range(slot + 1, slot + count)):
+            position = int(order[other % count])
+            image = self.lazy.read(position)
+            if image is not None:
+                return position, image
+        raise DataError(f"no image in {self.data.name or 'the data'} can be read")
+
+    def _in_blocks(self, wanted: str) -> bool:
+        if wanted not in ("auto", "shuffled", "blocks"):
+            raise UsageError(f"unknown order {wanted!r}: {nearest(wanted, ('auto', 'shuffled', 'blocks'))}")
+        if wanted == "blocks" and self.lazy is None:
+            raise UsageError("order=blocks is for images that are decoded as needed: open shards with pack=false")
+        return wanted != "shuffled" and self.lazy is not None
 
     def _about(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         labels = self.data.labels
@@ -113,9 +167,12 @@ class Feeder:
     def _is_resident(self, wanted: str) -> bool:
         if wanted not in ("auto", "yes", "no"):
             raise UsageError(f"unknown resident {wanted!r}: {nearest(wanted, ('auto', 'yes', 'no'))}")
-        pictures = self.data.images
-        base = pictures.base if isinstance(pictures, WithPlanes) else pictures
+        base = self.data.base
         whole = isinstance(base, Tensor)
+        if self.lazy is not None:
+            if wanted == "yes":
+                raise UsageError("data.resident=yes needs decoded images: give data.pack=true, or leave it auto")
+            return False
         if wanted == "yes" and not whole and self.device.type != "cpu":
             raise UsageError("data.resident=yes needs images of one size: pack them to one, or leave it auto")
         if wanted != "auto" or self.device.type == "cpu":
@@ -139,13 +196,19 @@ class Feeder:
                     continue
 
         def fill() -> None:
+            # Decoders work on the next batches while this one is put together.
+            asked: deque[tuple[int, Asked | None]] = deque()
             try:
-                for step in steps:
-                    positions = self._share(order, step)
-                    images, sizes = self.data.batch(positions)
-                    put((step, positions, images.pin_memory() if pin else images, sizes))
+                for step in itertools.chain(steps, [None] * AHEAD):
+                    if step is not None:
+                        ask = None if self.lazy is None else self.lazy.ask(order[self._slots(step)])
+                        asked.append((step, ask))
                     if stop.is_set():
                         return
+                    if asked and (step is None or len(asked) > AHEAD):
+                        ready_step, ask = asked.popleft()
+                        positions, images, sizes = self._read(order, self._slots(ready_step), ask)
+                        put((ready_step, positions, images.pin_memory() if pin else images, sizes))
                 put(None)
             except Exception as error:
                 put(error)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Pictures(Protocol):
-    """What holds pixels: a uint8 tensor [N,C,H,W] (also memory-mapped), `Ragged`, or one of them with more channels."""
+    """What gives pixels: a uint8 tensor [N,C,H,W] (also memory-mapped), `Ragged`, `Lazy`, or one with more channels."""
 
     def __len__(self) -> int: ...
 
@@ -61,16 +61,20 @@ class Ragged:
 
     def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 [B,C,Hmax,Wmax], each image in the upper left corner, zero beyond; and sizes int64 [B,2]."""
-        sizes = self.sizes[indices]
-        height, width = sizes.amax(dim=0).tolist()
-        out = torch.zeros(len(indices), self.channels, height, width, dtype=torch.uint8)
-        for row, index in enumerate(indices.tolist()):
-            image = self.one(index)
-            out[row, :, : image.shape[1], : image.shape[2]] = image
-        return out, sizes
+        return pad([self.one(index) for index in indices.tolist()])
 
     def select(self, indices: Tensor) -> Ragged:
         return Ragged(self.flat, self.sizes[indices], self.channels, self.starts[indices])
+
+
+def pad(images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Images [C,h,w] -> uint8 [B,C,Hmax,Wmax], each in the upper left corner, zero beyond; and sizes int64 [B,2]."""
+    sizes = torch.tensor([image.shape[1:] for image in images])
+    height, width = sizes.amax(dim=0).tolist()
+    out = torch.zeros(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
+    for row, image in zip(out, images):
+        row[:, : image.shape[1], : image.shape[2]] = image
+    return out, sizes
 
 
 def square(image: Tensor, side: int) -> Tensor:
@@ -98,7 +102,11 @@ class WithPlanes:
 
     def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         images, sizes = self.base.padded(indices)
-        return self._join(images, self.planes[indices]), sizes
+        return self.joined(images, indices), sizes
+
+    def joined(self, images: Tensor, indices: Tensor) -> Tensor:
+        """The base's images at these positions, however they were got, with their planes."""
+        return self._join(images, self.planes[indices])
 
     def to(self, device: torch.device) -> WithPlanes:
         return WithPlanes(self.base.to(device), self.planes.to(device))
@@ -123,7 +131,8 @@ class ImageSet:
 
     images: see `Pictures`. index: int64 [N], the stable number of each image in its source, which survives `subset`;
     views and competing features are drawn from it. factors: tensors [N,...]. bad: (name, reason) of files that were
-    skipped. notes: counts of what was done to images that were kept (first frames, links not followed, ...).
+    skipped. notes: counts of what was done to images that were kept (first frames, links not followed, ...). stamps:
+    int64 [N], a hash of each image's file's place, size and date, where it came from a file.
     """
 
     images: Any
@@ -138,6 +147,7 @@ class ImageSet:
     bad: list[tuple[str, str]] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
     index: Tensor | None = None
+    stamps: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.index is None:
@@ -153,8 +163,18 @@ class ImageSet:
 
     @property
     def ragged(self) -> bool:
-        base = self.images.base if isinstance(self.images, WithPlanes) else self.images
-        return isinstance(base, Ragged)
+        """Whether images may differ in size."""
+        return hasattr(self.base, "padded")
+
+    @property
+    def base(self) -> Any:
+        """The pictures without added channels."""
+        return self.images.base if isinstance(self.images, WithPlanes) else self.images
+
+    @property
+    def total(self) -> int:
+        """How many images there were to begin with, good and bad."""
+        return getattr(self.base, "total", len(self) + len(self.bad))
 
     @property
     def channels(self) -> int:
@@ -181,6 +201,7 @@ class ImageSet:
             labels=None if self.labels is None else self.labels[positions],
             factors={name: values[positions] for name, values in self.factors.items()},
             index=self.index[positions],  # type: ignore[index]
+            stamps=None if self.stamps is None else self.stamps[positions],
             fingerprint="",
         )
 

@@ -11,16 +11,18 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
+from kontrast.data.counters import mix
 from kontrast.data.decode import SUFFIXES
 from kontrast.registry import DataError
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One encoded image: a whole file, or `length` bytes of one from `offset` on. size and mtime detect a change."""
 
@@ -54,9 +56,24 @@ class Listing:
         digest.update(json.dumps(self.classes).encode())
         return digest.hexdigest()
 
+    @property
+    def stamps(self) -> np.ndarray:
+        """int64 [N]: for each item a hash of its place, size and date."""
+        stamps = np.zeros(len(self.items), dtype=np.uint64)
+        for part in ("offset", "length", "size", "mtime"):
+            values = np.fromiter((getattr(item, part) for item in self.items), np.int64, len(self.items))
+            stamps = mix(stamps ^ values.view(np.uint64))
+        return stamps.view(np.int64)
+
     def take(self, positions: np.ndarray) -> Listing:
         labels = None if self.labels is None else self.labels[positions]
         return replace(self, items=[self.items[i] for i in positions], labels=labels)
+
+
+def cache_home() -> Path:
+    """Where packed stores and indexes of shards are kept: KONTRAST_CACHE, else the user's cache."""
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("KONTRAST_CACHE") or os.path.join(user, "kontrast"))
 
 
 def scan_folder(root: str, follow_links: bool = False) -> Listing:
@@ -100,6 +117,9 @@ def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict
         for entry in _entries(folder, prefix, follow_links, bad):
             name = prefix + entry.name
             if entry.is_symlink() and not follow_links:
+                if name.lower().endswith(SUFFIXES) and not os.path.exists(entry.path):
+                    bad.append((name, "dangling link"))
+                    continue
                 notes["links not followed"] = notes.get("links not followed", 0) + 1
                 continue
             try:

@@ -94,7 +94,8 @@ def pack_listing(
         sizes = np.array([s for line in journal.lines for s in line["sizes"]], dtype="<i8")
         facts = {**facts, "classes": listing.classes, "notes": journal.notes(listing), "channels": 3, "key": key}
         facts["fingerprint"] = listing.fingerprint
-        _finish(work, out, facts, journal.chunks(), sizes, names, labels, bad)
+        stamps = {"stamps.i64": listing.stamps[kept].astype("<i8").tobytes()}
+        _finish(work, out, facts, journal.chunks(), sizes, names, labels, bad, stamps)
     return out
 
 

@@ -1,33 +1,43 @@
 """Tar shards in WebDataset's layout: members of one sample share a key, `000042.jpg` and `000042.cls`.
 
-A shard is indexed once and read by offset. Nothing is extracted or unpickled and no member's name becomes a path; a
-spec is a file, a folder of tars or a brace pattern, and never a command.
+A shard is indexed once, in the cache, and read by offset. Nothing is extracted or unpickled, no member's name becomes a
+path, and a spec is a file, a folder of tars or a brace pattern, never a command.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import hashlib
+import json
 import os
 import re
 import tarfile
-from dataclasses import dataclass, field
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from kontrast.data.decode import SUFFIXES
-from kontrast.data.listing import Item, Listing
+from kontrast.data.listing import Item, Listing, cache_home
 from kontrast.registry import DataError, UsageError
 
 LABEL_SUFFIXES = (".cls", ".txt")
 IGNORED_SUFFIXES = (".json",)
 MAX_LABEL = 4096
 MAX_SHARDS = 1_000_000
+SCANNERS = 8
+VERSION = 1
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass
 class _Found:
-    items: list[Item] = field(default_factory=list)
+    """What a shard holds: (name, offset, length) of its images, labels by key, and what was passed over."""
+
+    items: list[tuple[str, int, int]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     bad: list[tuple[str, str]] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
@@ -67,39 +77,69 @@ def scan_shards(spec: str) -> Listing:
         raise DataError(
             f"{len(absent)} of {len(shards)} shards of {spec} are missing, the first {absent[0] if absent else spec}"
         )
-    found = _Found()
-    for shard in shards:
-        _index(shard, found)
-    if not found.items:
-        raise DataError(f"no images in the {len(shards)} shards of {spec}: {found.notes or 'they are empty'}")
-    labels, classes = _labelled(found)
-    return Listing(spec, found.items, labels, classes, found.bad, found.notes)
+    with ThreadPoolExecutor(SCANNERS) as pool:  # they wait for storage, not for each other
+        indexed = list(pool.map(_indexed, shards))
+    items: list[Item] = []
+    labels: dict[str, str] = {}
+    bad: list[tuple[str, str]] = []
+    notes: dict[str, int] = {}
+    for shard, (status, found) in zip(shards, indexed, strict=True):
+        items += [Item(*i[:1], shard, *i[1:], status.st_size, status.st_mtime_ns) for i in found.items]
+        labels.update(found.labels)
+        bad += found.bad
+        for what, count in found.notes.items():
+            notes[what] = notes.get(what, 0) + count
+    if not items:
+        raise DataError(f"no images in the {len(shards)} shards of {spec}: {notes or bad or 'they are empty'}")
+    return Listing(spec, items, *_labelled(items, labels), bad, notes)
 
 
-def _index(shard: str, found: _Found) -> None:
-    """Add the members of one shard. A cut archive gives what lies before the cut, and one bad entry."""
-    status, stem = os.stat(shard), os.path.basename(shard)
+def _indexed(shard: str) -> tuple[os.stat_result, _Found]:
+    """The index of one shard: from the cache where the shard is as it was then, else made and kept there."""
+    status = os.stat(shard)
+    digest = hashlib.sha256(os.path.abspath(shard).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    place = cache_home() / "indexes" / f"{digest}.json.gz"
+    stamp = [VERSION, status.st_size, status.st_mtime_ns]
+    try:
+        with gzip.open(place, "rb") as file:
+            kept = json.load(file)
+        if kept["stamp"] == stamp:
+            bad = [(name, reason) for name, reason in kept["bad"]]
+            return status, _Found([(n, o, c) for n, o, c in kept["items"]], kept["labels"], bad, kept["notes"])
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+        pass  # none yet, or a damaged one
+    found = _index(shard)
+    with contextlib.suppress(OSError):  # the index is a convenience: a cache that can't be written costs time alone
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = place.with_name(f"{place.name}.{os.getpid()}")
+        made.write_bytes(gzip.compress(json.dumps({"stamp": stamp, **asdict(found)}).encode(), 1))
+        os.replace(made, place)
+    return status, found
+
+
+def _index(shard: str) -> _Found:
+    """The members of one shard. A cut archive gives what lies before the cut, and one bad entry."""
+    found, stem = _Found(), os.path.basename(shard)
     try:
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # it would keep every header it has seen
                 suffix = os.path.splitext(member.name)[1].lower()
                 if not member.isreg() or member.issparse():
                     found.count("members that are no plain files")
                 elif member.name.startswith("/") or ".." in member.name.split("/"):
                     found.count("members that point outside")
                 elif suffix in SUFFIXES:
-                    name = f"{stem}/{member.name}"
-                    found.items.append(
-                        Item(name, shard, member.offset_data, member.size, status.st_size, status.st_mtime_ns)
-                    )
+                    found.items.append((f"{stem}/{member.name}", member.offset_data, member.size))
                 elif suffix in LABEL_SUFFIXES and member.size <= MAX_LABEL:
-                    content = tar.extractfile(member)
-                    if content is not None and (suffix == ".cls" or f"{stem}/{_key(member.name)}" not in found.labels):
-                        found.labels[f"{stem}/{_key(member.name)}"] = content.read().decode("utf-8", "replace").strip()
+                    content, key = tar.extractfile(member), f"{stem}/{_key(member.name)}"
+                    if content is not None and (suffix == ".cls" or key not in found.labels):
+                        found.labels[key] = content.read().decode("utf-8", "replace").strip()
                 elif suffix not in IGNORED_SUFFIXES:
                     found.count("members of other kinds")
     except (tarfile.TarError, OSError, EOFError) as error:
         found.bad.append((stem, f"the archive is cut or damaged: {error}"))
+    return found
 
 
 def _key(name: str) -> str:
@@ -108,9 +148,9 @@ def _key(name: str) -> str:
     return f"{folder}/{last.split('.', 1)[0]}" if folder else last.split(".", 1)[0]
 
 
-def _labelled(found: _Found) -> tuple[np.ndarray | None, list[str] | None]:
+def _labelled(items: list[Item], labels: dict[str, str]) -> tuple[np.ndarray | None, list[str] | None]:
     """Labels where every image has one, whole numbers as they are, words in alphabetical order."""
-    given = [found.labels.get(f"{i.name.split('/', 1)[0]}/{_key(i.name.split('/', 1)[1])}") for i in found.items]
+    given = [labels.get(f"{i.name.split('/', 1)[0]}/{_key(i.name.split('/', 1)[1])}") for i in items]
     if any(label is None for label in given) or len(set(given)) < 2:
         return None, None
     words = [str(label) for label in given]

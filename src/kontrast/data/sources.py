@@ -16,11 +16,12 @@ from kontrast.data import official
 from kontrast.data.decode import MAX_PIXELS, Limits
 from kontrast.data.digits import digits
 from kontrast.data.imageset import ImageSet
-from kontrast.data.listing import TEST_NAMES, Listing, held_out, scan_folder
+from kontrast.data.lazy import Lazy
+from kontrast.data.listing import TEST_NAMES, Listing, cache_home, held_out, scan_folder
 from kontrast.data.packing import CHUNK, Progress, check_bad, pack_images, pack_listing
 from kontrast.data.shards import is_shards, scan_shards
 from kontrast.data.store import DamagedStore, is_store, open_store, shape_up
-from kontrast.data.workers import decode_all
+from kontrast.data.workers import decode_all, decode_chunk
 from kontrast.registry import DataError, Registry, UsageError, nearest
 
 SOURCES = Registry("data set")
@@ -75,7 +76,8 @@ def open_data(
     a tar, a folder of tars or a brace pattern; a packed store. split: "train", "test" (a folder's test or val), or
     "all" for a folder without parts, undivided. size bounds the shorter side. A labelled folder without a test part
     holds out `test_share` of each class by a hash of the names; an unlabelled one has no test part. Many files are
-    decoded once, into a packed store in the cache (KONTRAST_CACHE, else ~/.cache/kontrast), unless pack=False.
+    decoded once, into a packed store in the cache (KONTRAST_CACHE, else ~/.cache/kontrast), unless pack=False: then
+    shards, and folders too large for memory, are decoded as their images are asked for.
     """
     limits = Limits(size, max_pixels, float_range)
     options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits)
@@ -87,6 +89,8 @@ def open_data(
     if isinstance(found, ImageSet):
         return found
     facts = {"name": spec, "split": split, "has_test": has_test}
+    if not options.pack and (is_shards(spec) or _too_large(found, options)):
+        return _undecoded(found, facts, options)
     if options.pack and len(found.items) >= IN_MEMORY:
         # Packing has checked every byte already, of a store that it wrote or of one that it found.
         return open_store(_pack_listing(found, _cache_place(found, options), facts, options), full=False)
@@ -185,9 +189,6 @@ def _pack_listing(found: Listing, place: Path, facts: dict[str, Any], options: O
 
 
 def _cache_place(found: Listing, options: Options) -> Path:
-    home = os.environ.get("KONTRAST_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kontrast"
-    )
     key = json.dumps(
         [
             os.path.abspath(found.root),
@@ -198,7 +199,7 @@ def _cache_place(found: Listing, options: Options) -> Path:
     )
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     stem = "".join(c if c.isalnum() else "-" for c in os.path.basename(os.path.abspath(found.root)))[:40]
-    return Path(home) / "stores" / f"{stem}-{digest}"
+    return cache_home() / "stores" / f"{stem}-{digest}"
 
 
 def _decoded(found: Listing, facts: dict[str, Any], options: Options) -> ImageSet:
@@ -221,6 +222,7 @@ def _decoded(found: Listing, facts: dict[str, Any], options: Options) -> ImageSe
     return ImageSet(
         images=shape_up(torch.from_numpy(np.concatenate(pixels)), torch.tensor(sizes), 3),
         names=[found.items[i].name for i in kept],
+        stamps=torch.from_numpy(found.stamps[kept]),
         labels=None if found.labels is None else torch.from_numpy(found.labels[kept]),
         classes=found.classes,
         fingerprint=found.fingerprint,
@@ -228,6 +230,40 @@ def _decoded(found: Listing, facts: dict[str, Any], options: Options) -> ImageSe
         notes=notes,
         **facts,
     )
+
+
+def _undecoded(found: Listing, facts: dict[str, Any], options: Options) -> ImageSet:
+    """A listing whose images are decoded when they are asked for; bad ones are found out, and counted, then."""
+    check_bad(found.bad, len(found.items) + len(found.bad), options.max_bad, found.root)
+    images = Lazy.of(found, options.limits, options.max_bad, options.workers)
+    return ImageSet(
+        images=images,
+        names=[item.name for item in found.items],
+        stamps=torch.from_numpy(found.stamps),
+        labels=None if found.labels is None else torch.from_numpy(found.labels),
+        classes=found.classes,
+        fingerprint=found.fingerprint,
+        bad=images.reader.bad,
+        notes=dict(found.notes),
+        **facts,
+    )
+
+
+def _too_large(found: Listing, options: Options) -> bool:
+    """Whether the decoded images would fill more than half of the memory that is free."""
+    sampled = [found.items[i] for i in range(0, len(found.items), -(-len(found.items) // 16))]
+    chunk = decode_chunk(sampled, options.limits)
+    each = len(chunk.pixels) / max(1, len(chunk.kept))
+    return each * len(found.items) > 0.5 * _free_memory()
+
+
+def _free_memory() -> int:
+    """Bytes that can be had without swapping; where the system does not tell, all that is not in use."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _from_store(path: Path, split: str, options: Options) -> ImageSet:

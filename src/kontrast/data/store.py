@@ -2,6 +2,7 @@
 
     OUT/train/images.u8     uint8, the images end to end, each [3,h,w]
               sizes.i64     int64 [N,2], height and width          labels.i64   int64 [N], where there are labels
+              stamps.i64    int64 [N], a hash of each file's place, size and date, where there were files
               names.json    N names                                bad.jsonl    a line for each skipped file
               factors.safetensors   what a made set was drawn with, where there is any
               store.json    the manifest: counts, classes, where it came from, SHA-256 of everything
@@ -87,6 +88,9 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
     labels = None
     if "labels.i64" in manifest["files"]:
         labels = torch.from_numpy(np.fromfile(path / "labels.i64", dtype="<i8"))
+    stamps = None
+    if "stamps.i64" in manifest["files"]:
+        stamps = torch.from_numpy(np.fromfile(path / "stamps.i64", dtype="<i8"))
     factors = {}
     if "factors.safetensors" in manifest["files"]:
         from safetensors.torch import load
@@ -105,6 +109,7 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
         fingerprint=manifest["fingerprint"],
         bad=[(b["name"], b["reason"]) for b in bad],
         notes=manifest["notes"],
+        stamps=stamps,
     )
 
 

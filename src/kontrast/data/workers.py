@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
-import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-
-import numpy as np
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.listing import Item
@@ -29,13 +29,17 @@ IN_PROCESS = 512
 
 @dataclass
 class Chunk:
-    """Decoded items in order: pixels end to end, sizes [n,2] of the good ones, and who was bad or noteworthy."""
+    """Decoded items in order: pixels end to end, sizes [n,2] of the good ones, and who was bad or noteworthy.
+
+    lost: those of the bad that the system could not read at all.
+    """
 
     pixels: bytes
     sizes: list[tuple[int, int]]
     kept: list[int]
     bad: list[tuple[int, str]]
     notes: dict[str, int]
+    lost: list[int] = field(default_factory=list)
 
 
 def decode_chunk(items: Sequence[Item], limits: Limits) -> Chunk:
@@ -46,6 +50,8 @@ def decode_chunk(items: Sequence[Item], limits: Limits) -> Chunk:
             pixels, note = decode_file(item.path, item.offset, item.length, limits)
         except BadImage as error:
             chunk.bad.append((position, error.reason))
+            if error.errno is not None:
+                chunk.lost.append(position)
             continue
         parts.append(pixels.tobytes())
         chunk.sizes.append((pixels.shape[1], pixels.shape[2]))
@@ -71,6 +77,7 @@ def serve() -> None:
             "kept": chunk.kept,
             "bad": chunk.bad,
             "notes": chunk.notes,
+            "lost": chunk.lost,
         }
         answers.write(json.dumps(head).encode() + b"\n")
         answers.write(chunk.pixels)
@@ -114,7 +121,12 @@ class Child:
                 "memory short? give fewer workers"
             )
         return Chunk(
-            pixels, [(h, w) for h, w in head["sizes"]], head["kept"], [(p, r) for p, r in head["bad"]], head["notes"]
+            pixels,
+            [(h, w) for h, w in head["sizes"]],
+            head["kept"],
+            [(p, r) for p, r in head["bad"]],
+            head["notes"],
+            head["lost"],
         )
 
     def close(self) -> None:
@@ -122,6 +134,51 @@ class Child:
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
+
+
+class Decoders:
+    """Up to `workers` processes that decode chunks side by side, started as they are needed; for one worker, a thread
+    of this process."""
+
+    def __init__(self, limits: Limits, workers: int | None = None):
+        self.limits, self.workers = limits, workers or usable_cores()
+        self._free: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self._children: list[Child] = []
+        self._pool = ThreadPoolExecutor(self.workers, "kontrast-decoder")
+        # Whoever forgets to close leaves no process behind. It may run in a thread of the pool: it must not wait.
+        self._abandoned = weakref.finalize(self, _abandon, self._pool, self._children)
+
+    def submit(self, items: Sequence[Item]) -> Future[Chunk]:
+        return self._pool.submit(self._work, items)
+
+    def _work(self, items: Sequence[Item]) -> Chunk:
+        if self.workers == 1:
+            return decode_chunk(items, self.limits)
+        try:
+            child = self._free.get_nowait()
+        except queue.Empty:
+            child = Child()
+            self._children.append(child)
+        try:
+            return child.decode(items, self.limits)
+        finally:
+            self._free.put(child)
+
+    def close(self) -> None:
+        self._abandoned.detach()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for child in self._children:
+            child.close()
+
+    def abandon(self) -> None:
+        """End the processes at once, whatever they wait for."""
+        self._abandoned()
+
+
+def _abandon(pool: ThreadPoolExecutor, children: list[Child]) -> None:
+    pool.shutdown(wait=False, cancel_futures=True)
+    for child in children:
+        child.process.kill()
 
 
 def decode_all(
@@ -135,37 +192,19 @@ def decode_all(
         for n in numbers:
             yield n, decode_chunk(pieces(n), limits)
         return
-    children = [Child() for _ in range(min(workers, len(numbers)))]
-    free, lock = list(children), threading.Lock()
-
-    def work(n: int) -> Chunk:
-        with lock:
-            child = free.pop()
-        try:
-            return child.decode(pieces(n), limits)
-        finally:
-            with lock:
-                free.append(child)
-
-    pool = ThreadPoolExecutor(len(children))
-    waiting: list = []
+    decoders = Decoders(limits, min(workers, len(numbers)))
+    waiting: deque[tuple[int, Future[Chunk]]] = deque()
     try:
         for n in numbers:
-            waiting.append((n, pool.submit(work, n)))
-            if len(waiting) >= 2 * len(children):
-                number, future = waiting.pop(0)
+            waiting.append((n, decoders.submit(pieces(n))))
+            if len(waiting) >= 2 * decoders.workers:
+                number, future = waiting.popleft()
                 yield number, future.result()
         for number, future in waiting:
             yield number, future.result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        for child in children:
-            child.close()
+        decoders.close()
 
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def as_array(chunk: Chunk) -> np.ndarray:
-    return np.frombuffer(chunk.pixels, dtype=np.uint8)

@@ -28,8 +28,7 @@ def chosen(implementation: str, queries: Tensor) -> str:
     return implementation
 
 
-@torch.library.custom_op("kontrast::row_statistics", mutates_args=())
-def statistics_operator(
+def forward(
     queries: Tensor,
     keys: Tensor | None,
     query_ids: Tensor | None,
@@ -47,6 +46,9 @@ def statistics_operator(
     return tiled_forward(queries, keys, query_ids, key_ids, scales, with_mean)
 
 
+statistics_operator = torch.library.custom_op("kontrast::row_statistics", forward, mutates_args=())
+
+
 @statistics_operator.register_fake
 def _(
     queries: Tensor,
@@ -62,8 +64,7 @@ def _(
     return lse, torch.empty_like(lse) if with_mean else lse.new_empty(len(scales), 0)
 
 
-@torch.library.custom_op("kontrast::row_statistics_backward", mutates_args=())
-def backward_operator(
+def gradients(
     grad_lse: Tensor | None,
     grad_mean: Tensor | None,
     queries: Tensor,
@@ -83,12 +84,15 @@ def backward_operator(
         from kontrast.kernels.triton_launch import triton_backward as backward
     else:
         backward = tiled_backward
-    gradients = backward(
+    found = backward(
         grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean,
         scales, detach_weights, need_queries, need_keys,
     )  # fmt: skip
-    to_queries, to_keys = (queries.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    to_queries, to_keys = (queries.new_empty(0) if gradient is None else gradient for gradient in found)
     return to_queries, to_keys
+
+
+backward_operator = torch.library.custom_op("kontrast::row_statistics_backward", gradients, mutates_args=())
 
 
 @backward_operator.register_fake
@@ -120,7 +124,7 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
     ctx.set_materialize_grads(False)
 
 
-def backward(ctx: Any, grad_lse: Tensor | None, grad_mean: Tensor | None) -> tuple[Any, ...]:
+def backward(ctx: Any, grad_lse: Tensor | None, grad_mean: Tensor | None, compute: Any = backward_operator) -> Any:
     queries, keys, query_ids, key_ids, lse, mean = ctx.saved_tensors
     scales, detach_weights, implementation = ctx.arguments
     if mean.shape[-1] == 0:
@@ -128,7 +132,7 @@ def backward(ctx: Any, grad_lse: Tensor | None, grad_mean: Tensor | None) -> tup
     to_queries = to_keys = None
     if grad_lse is not None or grad_mean is not None:
         need_queries, need_keys = ctx.needs_input_grad[0], keys is not None and ctx.needs_input_grad[1]
-        to_queries, to_keys = backward_operator(
+        to_queries, to_keys = compute(
             grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean,
             scales, detach_weights, need_queries, need_keys, implementation,
         )  # fmt: skip
@@ -137,3 +141,25 @@ def backward(ctx: Any, grad_lse: Tensor | None, grad_mean: Tensor | None) -> tup
 
 
 statistics_operator.register_autograd(backward, setup_context=save_for_backward)
+
+
+class Statistics(torch.autograd.Function):
+    """The same outside a compiler: a custom operator's first call imports torch's compiler, which takes seconds."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = forward(*inputs)
+        save_for_backward(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad_lse, grad_mean = grads
+        return backward(ctx, grad_lse, grad_mean, gradients)
+
+
+def statistics(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Row statistics with their gradient: as the operator where a compiler looks on, plainly elsewhere."""
+    if torch.compiler.is_compiling():
+        return statistics_operator(*inputs)
+    return Statistics.apply(*inputs)

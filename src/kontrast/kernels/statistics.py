@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels.dense import dense_statistics
-from kontrast.kernels.operator import chosen, statistics_operator
+from kontrast.kernels.operator import chosen, statistics
 
 IMPLEMENTATIONS = ("auto", "dense", "tiled", "triton")
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -57,7 +57,7 @@ def row_statistics(
         lse, mean = dense_statistics(queries, keys, scales, query_ids, key_ids, detach_weights)
         mean = mean if with_mean else mean[:, :0]
     else:
-        lse, mean = statistics_operator(
+        lse, mean = statistics(
             queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, chosen(implementation, queries)
         )
     return RowStatistics(lse, mean) if several else RowStatistics(lse[0], mean[0])

@@ -18,7 +18,7 @@ from kontrast.registry import UsageError
 
 GRID = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 LARGEST_SELECTION = 10_000
-LARGEST_PRECONDITIONER = 2_048
+LARGEST_PRECONDITIONER = 4_096
 MEMORY = 10
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from kontrast.training.intervals import over_images, over_seeds, unpack_bits
 
 WORDS = {"knn": "kNN", "linear": "linear probe"}
+COLUMNS = ("recipe", "accuracy", "over seeds", "over images", "difference", "over seeds", "over images")
 Record = dict[str, Any]
 
 
@@ -30,7 +31,7 @@ def summarise(out: Path, names: list[str], grid: dict[str, list[Any]], records: 
         "seeds": sorted({record["seed"] for record in records}),
         "verdict": verdict(rows, groups),
         "rows": rows,
-        "tables": [table(rows)],
+        "tables": tables(rows),
         "plots": sweep_plots(rows, grid),
         "runs": [str(record["run"]) for record in records if (out / record["run"] / "recipe.toml").is_file()],
         "cells": records,
@@ -132,28 +133,41 @@ def settled(best: list[Record], second: list[Record], probe: str) -> str:
     return text if gap[kind][0] > 0 else f"{text}, so the order is not settled"
 
 
-def table(rows: list[Record]) -> Record:
-    """The rows as text, for terminals and pages."""
+def tables(rows: list[Record]) -> list[Record]:
+    """The rows as text, for terminals and pages: one table a probe, then what it cost."""
     probes = [name for name in WORDS if any(name in row["probes"] for row in rows)]
-    columns = ["recipe"]
-    for probe in probes:
-        columns += [WORDS[probe], "over seeds", "over images", "minus the first", "difference over images"]
-    columns += ["time", "memory", "runs"]
-    lines = []
-    for row in rows:
-        line = [row["configuration"]]
-        for probe in probes:
-            found, gap = row["probes"].get(probe), row["differences"].get(probe)
-            line += (
-                [f"{found['mean']:.3f}", span(found["over_seeds"]), span(found["over_images"])] if found else ["–"] * 3
-            )
-            line += [f"{gap['mean']:+.3f}", span(gap["over_images"], "+")] if gap else ["–"] * 2
-        seconds, memory = row["seconds"], row["peak_memory_bytes"]
-        line += [f"{seconds:.1f} s" if seconds is not None else "–", f"{memory / 2**20:,.0f} MiB" if memory else "–"]
-        lines.append([*line, f"{row['finished']}" + (f", {len(row['failed'])} failed" if row["failed"] else "")])
-    return {"title": "The same data, views, seeds and budget", "columns": columns, "rows": lines,
-            "note": "Accuracy is the mean over seeds; intervals are 95%. A difference is taken seed by seed and image "
-                    "by image, against the first recipe at the same swept values."}  # fmt: skip
+    note = (
+        "Mean over seeds; intervals are 95%. A difference is taken seed by seed and image by image, against the first "
+    )
+    note += "recipe at the same swept values; for the first itself, against its first values."
+    made = [
+        {"title": f"Accuracy, {WORDS[probe]}: the same data, views, seeds and budget", "columns": list(COLUMNS),
+         "rows": [accuracy_line(row, probe) for row in rows], "note": note}
+        for probe in probes
+    ]  # fmt: skip
+    cost = {"title": "Time and memory", "columns": ["recipe", "time", "peak memory", "runs"]}
+    return [
+        *made,
+        {**cost, "rows": list(map(cost_line, rows)), "note": "Time is a run's mean, memory the most of any."},
+    ]
+
+
+def accuracy_line(row: Record, probe: str) -> list[str]:
+    found, gap = row["probes"].get(probe), row["differences"].get(probe)
+    line = [f"{found['mean']:.3f}", span(found["over_seeds"]), span(found["over_images"])] if found else ["–"] * 3
+    apart = [f"{gap['mean']:+.3f}", span(gap["over_seeds"], "+"), span(gap["over_images"], "+")] if gap else ["–"] * 3
+    return [row["configuration"], *line, *apart]
+
+
+def cost_line(row: Record) -> list[str]:
+    seconds, memory = row["seconds"], row["peak_memory_bytes"]
+    failed = f", {len(row['failed'])} failed" if row["failed"] else ""
+    return [
+        row["configuration"],
+        f"{seconds:.1f} s" if seconds is not None else "–",
+        f"{memory / 2**20:,.0f} MiB" if memory else "–",
+        f"{row['finished']}{failed}",
+    ]
 
 
 def span(interval: Any, sign: str = "") -> str:

@@ -9,6 +9,7 @@ BASELINES = ("supervised", "VAE")
 TARGETS = {"labels": "probe of the labels", "retrieval": "retrieval of the image"}
 FEATURES = {"bits": "bits of shared noise", "digits": "unique digits laid over"}
 OBJECTIVES = {"nt-xent": "NT-Xent", "swd": "SWD", "dcl": "DCL", "cacr": "CACR", "info-nce": "InfoNCE"}
+OWN_ENCODER = "The VAE has an encoder of its own, which keeps each channel's mean apart; the others share the recipe's."
 SCORES = {"background": "accuracy", "hue": "accuracy", "position": "R²", "size": "R²"}
 
 
@@ -70,7 +71,7 @@ def curves(cells: list[Cell], classes: int | None) -> list[dict[str, Any]]:
         {
             "id": f"audit-{feature}",
             "title": f"{words(most)} loses most: {100 * drops[most]:.0f} points as {FEATURES[feature]} grow",
-            "note": f"The {TARGETS[target]} on held-out images; the shade is the 95% interval over them.",
+            "note": f"The {TARGETS[target]} on held-out images; the shade is the 95% interval over them. {OWN_ENCODER}",
             "kind": "line",
             "x": {"label": FEATURES[feature], "whole": True, "zero": feature == "bits"},
             "y": {"label": "accuracy", "format": "percent", "zero": True},
@@ -106,7 +107,9 @@ def accuracy_table(records: list[Cell]) -> dict[str, Any]:
         rows.append([words(name), *(cell_text(found.get(amount)) for amount in amounts)])
     target = next((r["target"] for r in records if "target" in r), "labels")
     title = f"{TARGETS[target][:1].upper()}{TARGETS[target][1:]} by {FEATURES[records[0]['feature']]}"
-    note = "Accuracy, 95% interval over test images, and in brackets how well the injected feature is read."
+    note = (
+        "Accuracy, 95% interval over test images, and in brackets how well the injected feature is read. " + OWN_ENCODER
+    )
     return {"title": title, "note": note, "columns": ["learner", *map(str, amounts)], "rows": rows}
 
 

@@ -45,6 +45,9 @@ class Student(nn.Module):
 
 
 class Learner(nn.Module):
+    steps: Tensor
+    width: int
+
     def __init__(self, recipe: Recipe, channels: int = 3):
         super().__init__()
         self.objective: Objective = objective(recipe.objective.name, **recipe.objective.arguments)

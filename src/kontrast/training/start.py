@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kontrast import distributed
-from kontrast.data import ImageSet
+from kontrast.data import ImageSet, changes, file_listing
 from kontrast.recipes import apply_overrides, load_tree, merge_trees
 from kontrast.registry import DataError, EnvironmentFault, UsageError
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree, toml_value
@@ -115,9 +115,13 @@ def _train(
     if main:
         write_start(folder, loop, recipe, train, command, resume)
     say_skipped(train, say)
-    begin = time.monotonic()
+    begin, known = time.monotonic(), len(train.bad)
     stop.patient = True
-    loop.run(build_probe(recipe, train, device, loop) if main else None, stop, command)
+    try:
+        loop.run(build_probe(recipe, train, device, loop) if main else None, stop, command)
+    finally:
+        if len(train.bad) > known:  # images that are decoded as they are needed show only then that they are bad
+            say_skipped(train, say)
     if main:
         loop.write_encoder()
         seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
@@ -146,6 +150,7 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, 
             data=describe(train),
             started=now(),
         )
+        keep_listing(folder, train)
     write_atomic(folder / "recipe.toml", to_toml(recipe, argv))
 
 
@@ -163,7 +168,7 @@ def say_skipped(train: ImageSet, say: Callable[[str], None]) -> None:
     bad = train.bad
     if bad:
         shown = ", ".join(f"{name} ({reason})" for name, reason in bad[:3])
-        say(f"skipped {len(bad)} of {len(train) + len(bad)} images: {shown}{' ...' if len(bad) > 3 else ''}")
+        say(f"skipped {len(bad)} of {train.total} images: {shown}{' ...' if len(bad) > 3 else ''}")
 
 
 def now() -> str:
@@ -243,12 +248,23 @@ def check_data(folder: RunFolder, train: ImageSet, accept: bool) -> None:
     if before.get("fingerprint") in (None, today["fingerprint"]):
         return
     if not accept:
+        listing = folder / "files.txt.gz"
+        known = listing.is_file() and train.stamps is not None
+        which = f": {changes(listing.read_bytes(), train)}" if known else ""
         raise DataError(
-            f"the images changed since the run began: {before.get('images')} then, {today['images']} now; "
+            f"the images changed since the run began, {before.get('images')} then, {today['images']} now{which}; "
             "restore them, or go on with --accept-data-change"
         )
     if distributed.is_main():
         folder.update_info(data=today, data_before=before)
+        keep_listing(folder, train)
+
+
+def keep_listing(folder: RunFolder, train: ImageSet) -> None:
+    """The names and dates of the run's files, by which a resumed run can say which of them changed."""
+    listing = file_listing(train)
+    if listing is not None:
+        write_atomic(folder / "files.txt.gz", listing)
 
 
 def describe(train: ImageSet) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""Which files a set was made of and which of them changed since: a listing small enough for a run's folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import NamedTuple
+
+from kontrast.data.imageset import ImageSet
+from kontrast.registry import DataError
+
+SHOWN = 3
+
+
+class Changes(NamedTuple):
+    """Names of files, in order."""
+
+    added: list[str]
+    removed: list[str]
+    modified: list[str]
+
+    def __str__(self) -> str:
+        """Counts, and the first names of each: `2 added (a.png, b.png), 1 modified (c.png)`."""
+        words = []
+        for what, names in self._asdict().items():
+            if names:
+                shown = ", ".join(ascii(name)[1:-1] for name in names[:SHOWN])
+                words.append(f"{len(names)} {what} ({shown}{', ...' if len(names) > SHOWN else ''})")
+        return ", ".join(words) or "no image, but labels, class names or files that are skipped"
+
+
+def file_listing(images: ImageSet) -> bytes | None:
+    """A compressed text, a line for each image: 16 hexadecimal digits that stand for its file's place, size and date,
+    and its name as JSON. None for a set that was not read from single files."""
+    if images.stamps is None:
+        return None
+    stamps = images.stamps.numpy().view("uint64").tolist()
+    lines = "".join(f"{stamp:016x} {json.dumps(name)}\n" for stamp, name in zip(stamps, images.names, strict=True))
+    return gzip.compress(lines.encode("ascii"), 6, mtime=0)
+
+
+def changes(before: bytes, images: ImageSet) -> Changes:
+    """What changed between a listing and the images of today."""
+    now = file_listing(images)
+    if now is None:
+        raise DataError(f"{images.name} has no files to compare")
+    old, new = _read(before), _read(now)
+    return Changes(
+        added=[name for name in new if name not in old],
+        removed=[name for name in old if name not in new],
+        modified=[name for name in new if name in old and old[name] != new[name]],
+    )
+
+
+def _read(listing: bytes) -> dict[str, str]:
+    try:
+        lines = gzip.decompress(listing).decode("ascii").splitlines()
+        return {json.loads(line[17:]): line[:16] for line in lines}
+    except (OSError, EOFError, zlib.error, ValueError):
+        raise DataError("the run's listing of its files is damaged") from None

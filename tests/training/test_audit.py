@@ -1,0 +1,238 @@
+"""The audit on real tiny trainings, its parts by what they must be, and (slow) the claim on the embedded digits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_run import images
+
+from kontrast.data import open_data
+from kontrast.data.features import random_bits
+from kontrast.recipes import resolve
+from kontrast.registry import UsageError
+from kontrast.reports import write_report
+from kontrast.training.audit import audit, for_autoencoder, plan
+from kontrast.training.autoencoder import VariationalAutoencoder
+from kontrast.training.baseline import fit
+from kontrast.training.findings import findings, sentence
+from kontrast.training.kept import bits_read, factor, retrieval
+from kontrast.training.saturation import log_sum_exp, saturate, simplex_value
+from kontrast.training.supervised import Supervised
+
+TINY = ["training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16", "views.size=32"]
+CPU = torch.device("cpu")
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """0 and 3 bits and 4 digits, on a folder with class folders."""
+    out = tmp_path_factory.mktemp("audit")
+    arguments = {"bits": [0, 3], "digits": [4], "steps": 3, "overrides": TINY, "device": "cpu"}
+    return out, audit(str(images()), out=out, **arguments, say=quiet), arguments
+
+
+def test_every_learner_meets_every_amount(labelled):
+    _, found, _ = labelled
+    met = {(c["learner"], c["feature"], c["amount"]) for c in found["cells"]}
+    learners = ("nt-xent 0.1", "supervised", "VAE")
+    assert met == {(n, f, a) for n in learners for f, a in (("bits", 0), ("bits", 3), ("digits", 4))}
+    assert all(c["status"] == "finished" and c["target"] == "labels" for c in found["cells"])
+    assert all(c["low"] <= c["accuracy"] <= c["high"] for c in found["cells"])
+    assert found["finished"] and len(found["runs"]) == 3
+
+
+def test_the_injected_feature_is_read_where_there_is_one(labelled):
+    _, found, _ = labelled
+    read = {(c["learner"], c["feature"], c["amount"]): c["injected"] for c in found["cells"]}
+    assert read["VAE", "bits", 0] is None
+    assert read["VAE", "bits", 3] > 0.9  # channel means are part of its representation
+    assert 0 <= read["supervised", "digits", 4] <= 1
+
+
+def test_the_page_leads_with_the_audits_sentence(labelled):
+    out, found, _ = labelled
+    page = write_report([out / run for run in found["runs"]], out / "page.html", out / "audit.json").read_text()
+    start = page.index('id="data">') + len('id="data">')
+    data = json.loads(page[start : page.index("</script>", start)])
+    assert data["verdict"] == found["verdict"] and "3 bits of shared noise" in data["verdict"]
+    assert [p["id"] for p in data["study"]["plots"]][:2] == ["audit-bits", "audit-bits-injected"]
+    assert len(data["study"]["tables"]) == 2 and not data["study"]["problems"]
+    assert len(page) < 5_000_000
+
+
+def test_what_is_done_is_not_trained_again(labelled):
+    out, found, arguments = labelled
+    said: list[str] = []
+    again = audit(str(images()), out=out, **arguments, say=said.append)
+    assert again == found and sum("finished already" in line for line in said) == 9
+    with pytest.raises(UsageError, match="other settings"):
+        audit(str(images()), out=out, **{**arguments, "steps": 2}, say=quiet)
+
+
+def test_a_cut_run_goes_on(labelled, tmp_path):
+    """Without its cell's record a finished run is only probed; without its encoder it is gone on with."""
+    out, _, _ = labelled
+    shutil.copytree(out, tmp_path / "audit")
+    record = tmp_path / "audit" / "cells" / "nt-xent-0.1-bits3.json"
+    before = json.loads(record.read_text())
+    record.unlink()
+    (tmp_path / "audit" / "runs" / "nt-xent-0.1-bits3" / "encoder.safetensors").unlink()
+    audit(
+        str(images()), out=tmp_path / "audit", bits=[0, 3], digits=[4], steps=3, overrides=TINY, device="cpu", say=quiet
+    )
+    assert json.loads(record.read_text())["accuracy"] == before["accuracy"]
+
+
+def test_without_labels_images_are_retrieved(tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, picture in enumerate(sorted(images().rglob("*.png"))[:80]):
+        shutil.copy(picture, flat / f"{number}.png")
+    found = audit(str(flat), bits=[0, 2], steps=2, overrides=TINY, out=tmp_path / "out", device="cpu", say=quiet)
+    assert {c["learner"] for c in found["cells"]} == {"nt-xent 0.1", "VAE"}
+    assert all(c["target"] == "retrieval" and c["n"] == 80 for c in found["cells"])
+    assert "retrieval of the image" in found["verdict"]
+
+
+def test_retrieval_knows_images_by_themselves_and_not_by_their_bits():
+    """A network that looks at bits alone finds nobody; one that looks at pixels does better than chance."""
+    recipe = resolve("quickstart", ["data.random_bits=8"])
+    shown = random_bits(open_data("digits", "test").first(100), 8)
+
+    class Bits(torch.nn.Module):
+        def forward(self, x):
+            return x[:, 3:].mean((2, 3))
+
+    class Pixels(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.avg_pool2d(x[:, :3].mean(1, keepdim=True), 4).flatten(1)
+
+    assert retrieval(Bits(), recipe, shown, CPU)["accuracy"] <= 0.05
+    assert retrieval(Pixels(), recipe, shown, CPU)["accuracy"] > 0.1
+
+
+def test_probes_of_factors_tell_what_is_there():
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, 12, generator=generator) for n in (400, 200))
+    assert factor("position", x, x[:, :2] @ torch.randn(2, 2), y, y[:, :2] @ torch.randn(2, 2)) == 0.0
+    mix = torch.randn(12, 2, generator=generator)
+    assert factor("position", x, x @ mix, y, y @ mix) > 0.99
+    assert factor("hue", x, (x[:, 0] > 0).long(), y, (y[:, 0] > 0).long()) > 0.95
+    assert bits_read(x, (x[:, :3] > 0).byte(), y, (y[:, :3] > 0).byte()) > 0.95
+    coins = torch.randint(2, (600, 3), generator=generator).byte()
+    assert abs(bits_read(x, coins[:400], y, coins[400:]) - 0.5) < 0.12
+
+
+def test_objectives_without_a_temperature_stand_once():
+    base = resolve("quickstart", ["training.max_steps=1"])
+    cells = plan(base, ["nt-xent", "swd"], [0.1, 0.2], {"bits": [0], "digits": []}, labelled=True)
+    assert [cell.learner for cell in cells] == ["nt-xent 0.1", "nt-xent 0.2", "swd", "supervised", "VAE"]
+    assert cells[1].recipe.objective.arguments["temperature"] == 0.2
+    with pytest.raises(UsageError, match="unknown objective"):
+        plan(base, ["nt-xnet"], [0.1], {"bits": [0], "digits": []}, labelled=True)
+    with pytest.raises(UsageError, match="temperature"):
+        plan(base, ["nt-xent"], [-0.1], {"bits": [0], "digits": []}, labelled=True)
+
+
+@pytest.mark.parametrize("size", [28, 32, 33, 64])
+def test_the_autoencoder_draws_every_channel_at_any_size(size):
+    model = VariationalAutoencoder(5, size)
+    x = torch.rand(3, 5, size, size)
+    logits, mean, log_variance = model(x)
+    assert logits.shape == x.shape and mean.shape == log_variance.shape == (3, 64)
+    assert model.encoder(x).shape == (3, model.encoder.width)
+
+
+def test_the_autoencoders_divergence_is_gaussians():
+    model = VariationalAutoencoder(3, 32).eval()
+    x = torch.rand(4, 3, 32, 32)
+    _, mean, log_variance = model(x)
+    normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
+    expected = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum(1).mean()
+    torch.manual_seed(5)
+    whole = model.loss(x)
+    model.beta = 0.0
+    torch.manual_seed(5)
+    torch.testing.assert_close(whole - model.loss(x), expected, rtol=1e-3, atol=1e-2)
+
+
+def test_baselines_learn_from_the_recipes_own_batches():
+    recipe = resolve("quickstart", ["training.max_steps=25", "training.batch=64", "encoder.width=32"])
+    train = open_data("digits", "train").first(64)
+    torch.manual_seed(0)
+    losses: list[float] = []
+    model = Supervised(recipe, 3, 10)
+
+    def loss(x, labels):
+        value = model.loss(x, labels)
+        losses.append(value.item())
+        return value
+
+    fit(model, loss, recipe, train, CPU, "supervised")
+    assert len(losses) == 25 and losses[-1] < losses[0] - 0.1 and not model.training
+
+
+def test_the_autoencoder_sees_pixels_and_as_many_images():
+    recipe = resolve("quickstart", ["training.max_steps=30", "views.policy=moco-v2"])
+    changed = for_autoencoder(recipe)
+    assert changed.views.arguments["mean"] == [0.0]
+    assert changed.training.batch * changed.training.max_steps == recipe.training.batch * recipe.training.max_steps
+
+
+def test_the_sentence_has_the_numbers():
+    def cell(learner, amount, accuracy):
+        return {"learner": learner, "feature": "bits", "amount": amount, "accuracy": accuracy, "target": "labels"}
+
+    cells = [cell("nt-xent 0.1", 0, 0.8), cell("nt-xent 0.1", 10, 0.31), cell("VAE", 0, 0.62), cell("VAE", 10, 0.6)]
+    assert sentence(cells, "digits") == (
+        "NT-Xent at temperature 0.1: 10 bits of shared noise took the digit probe from 0.80 to 0.31; "
+        "the VAE went from 0.62 to 0.60."
+    )
+
+
+def test_findings_speak_of_failed_cells_in_the_table():
+    failed = {"learner": "nt-xent 0.1", "feature": "bits", "amount": 5, "status": "failed", "reason": "x"}
+    fine = {"learner": "nt-xent 0.1", "feature": "bits", "amount": 0, "status": "finished", "target": "labels",
+            "accuracy": 0.5, "low": 0.4, "high": 0.6, "injected": None, "factors": {}}  # fmt: skip
+    found = findings([fine, failed], "digits", 10)
+    assert found["tables"][0]["rows"] == [["NT-Xent at temperature 0.1", "0.500, 0.400 to 0.600", "failed"]]
+
+
+def test_the_reference_of_saturation_is_the_papers_arithmetic():
+    """Values for a batch of 128 and 64 dimensions: flat after four bits at temperature 1, not before ten at 0.1."""
+    found = [round(simplex_value(k, 1.0), 2) for k in (2, 4, 6, 8)]
+    assert found == [5.04, 4.89, 4.86, 4.85]
+    assert [round(simplex_value(k, 0.1), 2) for k in (2, 4, 6, 8)] == [13.46, 12.07, 10.69, 9.31]
+    corners = torch.eye(4) - 0.25
+    z = corners.repeat(32, 1)
+    # 31 others on the same corner instead of the expected 127/4 is all the difference there is.
+    assert float(log_sum_exp(z, 1.0)) == pytest.approx(simplex_value(2, 1.0), abs=0.02)
+
+
+def test_saturation_falls_with_bits(tmp_path):
+    found = saturate(out=tmp_path, bits=[1, 4], temperatures=[0.5], steps=25, device="cpu", say=quiet)
+    losses = {(c["term"], c["bits"]): c["loss"] for c in found["cells"]}
+    term = "log-sum-exp, temperature 0.5"
+    assert losses[term, 4] < losses[term, 1]
+    assert json.loads((tmp_path / "audit.json").read_text())["verdict"] == found["verdict"]
+    assert write_report([], tmp_path / "page.html", tmp_path / "audit.json").stat().st_size > 10_000
+    with pytest.raises(UsageError, match="at least 1 bit"):
+        saturate(out=tmp_path, bits=[0, 1], say=quiet)
+
+
+@pytest.mark.slow
+def test_bits_suppress_digits_under_nt_xent_and_not_in_the_autoencoder(tmp_path):
+    """GCL, figure 6 and appendix C.1, on the embedded digits."""
+    found = audit(out=tmp_path, device="cpu", say=quiet)
+    accuracy = {(c["learner"], c["amount"]): c["accuracy"] for c in found["cells"]}
+    nt = [accuracy["nt-xent 0.1", bits] for bits in (0, 5, 10)]
+    assert nt[0] > nt[1] + 0.2 > nt[2] + 0.2 and nt[2] < 0.2
+    vae = [accuracy["VAE", bits] for bits in (0, 5, 10)]
+    assert max(vae) - min(vae) < 0.05 and min(vae) > 0.3
