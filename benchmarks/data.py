@@ -1,6 +1,6 @@
 """Reading images: packing and feeding beside torchvision's ImageFolder in DataLoader workers. Prints ratios.
 
-    python benchmarks/data.py [--images 4000] [--workers N] [--folder DIR]
+    python benchmarks/data.py [--images 4000] [--workers N] [--folder DIR] [--quick]
 
 Without --folder it makes a folder of 32x32 JPEGs. Both sides read the same files and count whole images.
 """
@@ -8,8 +8,10 @@ Without --folder it makes a folder of 32x32 JPEGs. Both sides read the same file
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,51 +50,84 @@ def torchvision_epoch(root: Path, workers: int, batch: int) -> int:
     return sum(len(images) for images, _ in loader)
 
 
+def make_shards(root: Path, folder: Path, each: int = 1000) -> Path:
+    """The folder's files in tars, in random order, with their classes beside them."""
+    root.mkdir()
+    files = sorted(folder.glob("*/*.jpg"))
+    order = np.random.default_rng(0).permutation(len(files))
+    for start in range(0, len(files), each):
+        with tarfile.open(root / f"{start // each:05d}.tar", "w") as tar:
+            for i in order[start : start + each]:
+                for name, content in ((".jpg", files[i].read_bytes()), (".cls", files[i].parent.name.encode())):
+                    member = tarfile.TarInfo(f"{i:07d}{name}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    return root
+
+
+def fed(feeder: Feeder, epochs: int) -> float:
+    """Images a second."""
+    took, count = seconds(lambda: sum(len(b.images) for epoch in range(epochs) for b in feeder.batches(epoch)))
+    return count / took
+
+
+def race(root: Path, place: Path, workers: int, batch: int) -> dict[str, float]:
+    """Images a second of each way to read the folder, and seconds of each second start."""
+    store = place / "store"
+    torchvision_epoch(root, 0, batch)  # imports and the file cache are not what is measured
+    peer_s, peer = seconds(lambda: torchvision_epoch(root, workers, batch))
+    pack_s, packed = seconds(lambda: pack(root, store, workers=workers, test_share=0.0) and len(open_data(store)))
+    data = open_data(store)
+    found = {"images": packed, "peer": peer / peer_s, "pack": packed / pack_s}
+    found |= {f"feed_{resident}": fed(Feeder(data, batch, resident=resident), 5) for resident in ("yes", "no")}
+    shards = make_shards(place / "shards", root)
+    index_s, _ = seconds(lambda: len(open_data(shards, "all", pack=False, workers=workers)))
+    again_s, lazy = seconds(lambda: open_data(shards, "all", pack=False, workers=workers))
+    feeder = Feeder(lazy, batch)
+    next(feeder.batches(0))  # starts the decoding processes
+    found["feed_shards"] = fed(feeder, 1)
+    open_data(root)
+    return found | {
+        "open_store_s": seconds(lambda: len(open_data(store)))[0],
+        "open_folder_s": seconds(lambda: len(open_data(root)))[0],
+        "index_s": index_s,
+        "open_shards_s": again_s,
+    }
+
+
+WORDS = {
+    "peer": "torchvision ImageFolder, one epoch",
+    "pack": "pack, once",
+    "feed_yes": "feed, in memory",
+    "feed_no": "feed, prefetched",
+    "feed_shards": "feed, shards decoded as needed",
+    "open_store_s": "second start, packed store",
+    "open_folder_s": "second start, folder",
+    "index_s": "first start, shards: index",
+    "open_shards_s": "second start, shards",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--quick", action="store_true", help="2,000 images: does it run, not how fast")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         root = options.folder or Path(temporary) / "images"
         if options.folder is None:
-            make_folder(root, options.images)
+            make_folder(root, 2000 if options.quick else options.images)
         os.environ["KONTRAST_CACHE"] = str(Path(temporary) / "cache")
-        store = Path(temporary) / "store"
-        torchvision_epoch(root, 0, options.batch)  # imports and the file cache are not what is measured
-        peer_s, peer = seconds(lambda: torchvision_epoch(root, options.workers, options.batch))
-        pack_s, packed = seconds(
-            lambda: pack(root, store, workers=options.workers, test_share=0.0) and len(open_data(store))
-        )
-        open_s, _ = seconds(lambda: len(open_data(store)))
-        data = open_data(store)
-        rates = {}
-        for resident in ("yes", "no"):
-            feeder = Feeder(data, options.batch, resident=resident)
-            took, fed = seconds(lambda f=feeder: sum(len(b.images) for e in range(5) for b in f.batches(e)))
-            rates[resident] = fed / took
-        peer_rate = peer / peer_s
-        print(f"{packed} images, {options.workers} workers, {usable_cores()} cores")
-        print(f"torchvision ImageFolder, one epoch   {peer_rate:12,.0f} images/s      1.0")
-        print(
-            f"pack, once                           {packed / pack_s:12,.0f} images/s {packed / pack_s / peer_rate:8.1f}"
-        )
-        print(f"feed, in memory                      {rates['yes']:12,.0f} images/s {rates['yes'] / peer_rate:8.1f}")
-        print(f"feed, prefetched                     {rates['no']:12,.0f} images/s {rates['no'] / peer_rate:8.1f}")
-        print(f"second start                         {open_s:12.2f} s")
-        print(
-            json.dumps(
-                {
-                    "peer": peer_rate,
-                    "pack": packed / pack_s,
-                    **{f"feed_{k}": v for k, v in rates.items()},
-                    "open_s": open_s,
-                }
-            )
-        )
+        found = race(root, Path(temporary), options.workers, options.batch)
+    print(f"{int(found.pop('images'))} images, {options.workers} workers, {usable_cores()} cores")
+    for name, value in found.items():
+        rate = f"{value:12,.0f} images/s {value / found['peer']:8.1f}"
+        print(f"{WORDS[name]:<36} " + (f"{value:12.2f} s" if name.endswith("_s") else rate))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -12,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
+from kontrast.cli import run
 
 TINY = [
     "training.epochs=1",
@@ -25,12 +29,20 @@ TINY = [
 ]
 
 
-def kontrast(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def kontrast(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process: the same code path from its arguments to its exit code, without a new torch."""
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        code = run(list(arguments))
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), error.getvalue())
+
+
+def real(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "kontrast", *arguments],
         capture_output=True,
         text=True,
-        cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         timeout=180,
     )
@@ -143,13 +155,14 @@ def test_python_offers_the_same(photos, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value and value[0] in ("pretrain",) else None,
 )
-def test_mistakes_are_told_in_one_line(arguments, code, words, tmp_path):
+def test_mistakes_are_told_in_one_line(arguments, code, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     if "cuda" in arguments:
         import torch
 
         if torch.cuda.is_available():
             pytest.skip("there is a GPU here")
-    done = kontrast(*arguments, cwd=tmp_path)
+    done = kontrast(*arguments)
     one_line(done, code, *words)
     assert not list(tmp_path.rglob("*.toml")), "a refused command must leave no run behind"
 
@@ -179,13 +192,13 @@ def test_resume_of_a_finished_run_changes_nothing_and_refuses_other_settings(fin
 
 def test_help_is_quick_and_quiet():
     start = time.perf_counter()
-    done = kontrast("--help")
+    done = real("--help")
     assert done.returncode == 0 and "pretrain" in done.stdout
     assert time.perf_counter() - start < 3  # half a second on a quiet machine; torch alone would take more than this
 
 
 def test_version_and_module_and_a_reader_that_leaves():
-    assert kontrast("--version").stdout.strip()
+    assert real("--version").stdout.strip()
     done = subprocess.run(
         f"{sys.executable} -m kontrast recipes | head -1", shell=True, capture_output=True, text=True, timeout=60
     )
@@ -203,6 +216,6 @@ def test_explain_says_what_a_name_is(name):
 
 
 def test_plain_surroundings_are_enough(photos, tmp_path):
-    done = kontrast("pretrain", str(photos), *TINY, "--out", str(tmp_path / "r"), LANG="C", NO_COLOR="1", TERM="dumb")
+    done = real("pretrain", str(photos), *TINY, "--out", str(tmp_path / "r"), LANG="C", NO_COLOR="1", TERM="dumb")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stderr + done.stdout

@@ -195,6 +195,10 @@ def test_the_sentence_has_the_numbers():
         "NT-Xent at temperature 0.1: 10 bits of shared noise took the digit probe from 0.80 to 0.31; "
         "the VAE went from 0.62 to 0.60."
     )
+    fine = [*cells, cell("supervised", 0, 0.9), cell("supervised", 10, 0.85)]
+    assert sentence(fine, "digits").endswith("supervised training went from 0.90 to 0.85.")
+    lost = [*cells, cell("supervised", 0, 0.9), cell("supervised", 10, 0.1)]
+    assert "Labels did not save the same encoder either" in sentence(lost, "digits")
 
 
 def test_findings_speak_of_failed_cells_in_the_table():

@@ -12,7 +12,9 @@ from tiny_run import images
 from kontrast.objectives.metrics import conditional_entropy
 from kontrast.probes import knn, logistic
 from kontrast.registry import NumbersError, UsageError
+from kontrast.reports import ReportError, write_report
 from kontrast.reports.page import payload, read_run
+from kontrast.reports.study import read_study
 from kontrast.training.compare import compare, named_by_line, named_by_neighbours
 from kontrast.training.evaluation import repulsion_entropy
 from kontrast.training.folder import read_lines
@@ -111,7 +113,7 @@ def test_a_finished_comparison_trains_nothing_again(comparison):
     names = ["nt-xent", "dcl"]
     again = compare(names, str(images()), out=out, seeds=2, overrides=TINY, device="cpu", say=said.append)
     assert len(before) == 4 and before == {p: p.stat().st_mtime_ns for p in out.glob("runs/*/metrics.jsonl")}
-    assert again["rows"] == json.loads(json.dumps(found["rows"])) or again["verdict"] == found["verdict"]
+    assert json.dumps(again["rows"]) == json.dumps(found["rows"])
     assert sum("finished already" in line for line in said) == 4
 
 
@@ -210,3 +212,19 @@ def test_entropy_curves_share_one_plot_with_the_maximum(comparison):
     assert plots["conditional_entropy"]["references"][0]["y"] == pytest.approx(
         lines[-1]["conditional_entropy_max"], rel=1e-4
     )
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"kind": 3}', "{"])
+def test_a_page_refuses_a_file_that_is_no_study(content, tmp_path):
+    (tmp_path / "comparison.json").write_text(content)
+    with pytest.raises(ReportError, match=r"comparison.json"):
+        write_report([], tmp_path / "page.html", tmp_path / "comparison.json")
+
+
+def test_parts_of_a_study_that_cant_be_drawn_are_named(tmp_path):
+    study = {"kind": "audit", "verdict": "v", "plots": [{"title": "no series"}]}
+    study["tables"] = [{"title": "t", "columns": ["a"], "rows": [["1", "2"]]}]
+    (tmp_path / "audit.json").write_text(json.dumps(study))
+    found = read_study(tmp_path / "audit.json")
+    assert found["problems"] == ["audit.json: table 1 is left out.", "audit.json: plot 1 is left out."]
+    assert found["tables"] == found["plots"] == []

@@ -56,7 +56,7 @@ class Reader:
         if lost:
             names = self.failed.setdefault(mount, [])
             names.append(item.name)
-            if False:
+            if len(names) >= GONE:
                 raise EnvironmentFault(
                     f"{len(names)} files in a row can't be read from {os.path.dirname(item.path)} ({reason}; "
                     f"{', '.join(ascii(name)[1:-1] for name in names)}): storage gone? resume when it is back"

@@ -63,7 +63,7 @@ def curve_plots(runs: list[Run], references: dict[str, list[dict[str, Any]]]) ->
 def _limits(key: str, found: list[dict[str, tuple[list[float], list[float]]]]) -> list[dict[str, Any]]:
     """A metric's greatest possible value (`conditional_entropy_max`) as a dashed line, not as a curve of its own."""
     limits = {metrics[key + LIMIT][1][-1] for metrics in found if key + LIMIT in metrics}
-    return [{"y": _short(value), "label": f"maximum, {number(value)}"} for value in sorted(limits)]
+    return [{"y": _short(value), "label": "maximum"} for value in sorted(limits)]
 
 
 def thin(x: list[float], y: list[float], limit: int) -> dict[str, list[float | None]]:

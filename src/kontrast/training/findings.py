@@ -49,7 +49,7 @@ def sentence(cells: list[Cell], data: str) -> str:
     objectives = [group for name, group in groups.items() if name not in BASELINES]
     if not objectives:
         return "One amount of the injected feature shows no trend: give at least two."
-    worst = max(objectives, key=lambda group: group[0]["accuracy"] - group[-1]["accuracy"])
+    worst = max(objectives, key=fall)
     first, last = worst[0], worst[-1]
     what = "digit probe" if data == "digits" and first["target"] == "labels" else TARGETS[first["target"]]
     verb = "took" if last["accuracy"] < first["accuracy"] else "left"
@@ -58,14 +58,28 @@ def sentence(cells: list[Cell], data: str) -> str:
     for name, article in (("VAE", "the VAE"), ("supervised", "supervised training")):
         if name in groups:
             text += f"; {article} went from {groups[name][0]['accuracy']:.2f} to {groups[name][-1]['accuracy']:.2f}"
-    return text + "."
+    return f"{text}.{caution(fall(worst), groups.get('supervised'))}"
+
+
+def fall(group: list[Cell]) -> float:
+    return group[0]["accuracy"] - group[-1]["accuracy"]
+
+
+def caution(worst: float, supervised: list[Cell] | None) -> str:
+    """Where labels don't save the same encoder either, the objective is not what suppresses."""
+    if supervised is None or worst <= 0 or fall(supervised) < 0.5 * worst:
+        return ""
+    return (
+        " Labels did not save the same encoder either: blame the encoder and the few steps before the objective, "
+        "and give more --steps."
+    )
 
 
 def curves(cells: list[Cell], classes: int | None) -> list[dict[str, Any]]:
     """Accuracy on the true labels, and on the injected feature, against its amount."""
     groups = by_learner(cells)
     feature, target = cells[0]["feature"], cells[0]["target"]
-    drops = {name: group[0]["accuracy"] - group[-1]["accuracy"] for name, group in groups.items()}
+    drops = {name: fall(group) for name, group in groups.items()}
     most = max(drops, key=lambda name: drops[name])
     plots = [
         {

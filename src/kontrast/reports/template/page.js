@@ -31,7 +31,7 @@ function header() {
 function studySection() {
   const { kind, tables, plots } = data.study;
   const made = tables.flatMap((table) => [
-    element("div", { class: "headed" }, element("h3", { text: table.title }), csvButton(table.title, table.title, () => [table.columns, ...table.rows])),
+    element("div", { class: "headed", style: { marginTop: "1.8rem" } }, element("h3", { text: table.title }), csvButton(table.title, table.title, () => [table.columns, ...table.rows])),
     table.note ? element("p", { class: "quiet", text: table.note }) : null,
     element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": table.title },
       element("table", { class: "table" }, element("thead", {}, element("tr", {}, ...table.columns.map((text) => element("th", { scope: "col", text })))),
