@@ -209,7 +209,10 @@ def fresh_recipe(
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     if resolved.adapt:
         picks, reasons = adapt(train, device)
+        settings = resolved.data
         resolved = read_recipe(apply_overrides(merge_trees(tree, {**picks, "adapt": False}), overrides), origin)
+        if resolved.data != settings:  # bounded to another size: what trains is what a resumed run will open
+            train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
         for line in reasons:
             say(line)
     return resolved, train
