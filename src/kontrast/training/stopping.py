@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
@@ -21,12 +22,17 @@ class StopWatch:
 
     Until it is patient there is nothing to save, and a signal ends the work where it is. From then on a signal is noted
     and the loop asks for it after each step.
+
+    Python runs a signal's handler only between its own instructions, and one backward pass of a large network is one of
+    them. So a thread reads the bytes that the interpreter writes at the very moment of a signal, and it is that thread
+    which leaves at the second Ctrl-C.
     """
 
     def __init__(self) -> None:
         self.asked: int | None = None
         self.patient = False
         self._old: dict[int, Any] = {}
+        self._pipe: tuple[int, int] | None = None
 
     def __enter__(self) -> StopWatch:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -34,15 +40,30 @@ class StopWatch:
                 self._old[number] = signal.signal(number, self._note)
             except ValueError:  # not the main thread: whoever runs us there keeps the signals
                 return self
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        threading.Thread(target=self._leave_at_the_second, args=(self._pipe[0],), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
+        if self._pipe is not None:
+            signal.set_wakeup_fd(-1)
+            os.close(self._pipe[1])  # the thread reads the end and closes its own side
+            self._pipe = None
+
+    @staticmethod
+    def _leave_at_the_second(pipe: int) -> None:
+        interrupts = 0
+        while data := os.read(pipe, 64):
+            interrupts += data.count(signal.SIGINT)
+            if interrupts > 1:
+                os._exit(130)
+        os.close(pipe)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.asked == signal.SIGINT:
-            os._exit(130)
         self.asked = number
         if not self.patient:
             raise self._kind("stopped before training began; run the same command again")
