@@ -110,11 +110,6 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def gather_detached(x: Tensor) -> Tensor:
-    """Every rank's rows of x, joined, without gradient."""
-    return x.detach() if world() == 1 else gather(x.detach())
-
-
 def any_rank(flag: bool) -> bool:
     """Whether the flag is raised on any rank; every rank gets the same answer."""
     if world() == 1:

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from kontrast.data import ImageSet
+from kontrast.settings import Recipe
 
 CPU_IMAGES = 60_000  # image presentations that two slow cores manage at 32 px in a few minutes
 CUDA_IMAGES = 20_000_000
 
 
-def adapt(train: ImageSet, device: torch.device) -> tuple[dict[str, Any], list[str]]:
-    """Settings to lay under the user's own, and a line for each that says why."""
+def adapt(train: ImageSet, device: torch.device) -> dict[str, Any]:
+    """Settings to lay under the user's own."""
     cuda = device.type == "cuda"
     count, side = len(train), train.typical_side
     size = view_size(side, cuda)
@@ -30,12 +31,17 @@ def adapt(train: ImageSet, device: torch.device) -> tuple[dict[str, Any], list[s
     }
     if cuda and size > 64:
         picks["encoder"] = {"name": "resnet-50"}
-    reasons = [
-        f"images: {count:,}, typical shorter side {side} px -> views of {size} px ({picks['views']['policy']})",
-        f"device: {device.type} -> encoder {picks['encoder']['name']}, batch {batch}",
-        f"epochs: {epochs} (about {epochs * count:,} image presentations); set training.epochs=N for more or fewer",
+    return picks
+
+
+def reasons(recipe: Recipe, train: ImageSet, device: torch.device) -> list[str]:
+    """What will run, with the user's own settings laid over the picks, and why."""
+    count, t, v = len(train), recipe.training, recipe.views
+    return [
+        f"images: {count:,}, typical shorter side {train.typical_side} px -> views of {v.size} px ({v.policy})",
+        f"device: {device.type} -> encoder {recipe.encoder.name}, batch {t.batch}",
+        f"epochs: {t.epochs} (about {t.epochs * count:,} image presentations); set training.epochs=N for more or fewer",
     ]
-    return picks, reasons
 
 
 def view_size(side: int, cuda: bool) -> int:

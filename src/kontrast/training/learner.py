@@ -44,6 +44,14 @@ class Student(nn.Module):
         return self.head(self.encoder(images))
 
 
+def build_student(recipe: Recipe, channels: int) -> Student:
+    """Encoder and head by the recipe, with fresh weights."""
+    encoder = networks.encoder(
+        recipe.encoder.name, channels=channels, size=recipe.views.size, **recipe.encoder.arguments
+    )
+    return Student(encoder, networks.head(recipe.head.name, encoder.width, **recipe.head.arguments))
+
+
 class Learner(nn.Module):
     steps: Tensor
     width: int
@@ -52,12 +60,9 @@ class Learner(nn.Module):
         super().__init__()
         self.objective: Objective = objective(recipe.objective.name, **recipe.objective.arguments)
         check_options(recipe, self.objective)
-        encoder = networks.encoder(
-            recipe.encoder.name, channels=channels, size=recipe.views.size, **recipe.encoder.arguments
-        )
-        head = networks.head(recipe.head.name, encoder.width, **recipe.head.arguments)
-        self.student = with_batch_norm(Student(encoder, head), recipe)
-        self.width = head.width
+        student = build_student(recipe, channels)
+        self.student = with_batch_norm(student, recipe)
+        self.width = student.head.width
         self.predictor = None
         if recipe.predictor is not None:
             part = networks.predictor(recipe.predictor.name, self.width, **recipe.predictor.arguments)

@@ -53,17 +53,7 @@ def moments(run: Run, limit: int, device: torch.device, say: Callable[[str], Non
 
 def restored(run: Run, tensors: dict | None, device: torch.device) -> Student:
     """The student with these weights; without, as it was before the first step."""
-    recipe = run.recipe
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        encoder = networks.encoder(
-            recipe.encoder.name,
-            channels=run.info["data"]["channels"],
-            size=recipe.views.size,
-            **recipe.encoder.arguments,
-        )
-        head = networks.head(recipe.head.name, encoder.width, **recipe.head.arguments)
-    student = with_batch_norm(Student(encoder, head), recipe)
+    student = with_batch_norm(run.untrained(), run.recipe)
     if tensors is not None:
         try:
             student.load_state_dict(tensors)

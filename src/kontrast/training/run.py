@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from kontrast import networks
 from kontrast.data import ImageSet, imbalance, open_data
 from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
 from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
 from kontrast.training.checkpoints import read_weights
 from kontrast.training.folder import RunFolder
+from kontrast.training.learner import Student, build_student
 from kontrast.training.progress import PackingBar
 from kontrast.views import Views
 
@@ -40,17 +40,15 @@ class Run:
     def info(self) -> dict[str, Any]:
         return self.folder.info()
 
+    def untrained(self) -> Student:
+        """Encoder and head with the weights they had before the first step."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.seed)
+            return build_student(self.recipe, self.info["data"]["channels"])
+
     def encoder(self, device: torch.device | str = "cpu", trained: bool = True) -> nn.Module:
         """The encoder [N,C,h,w] -> [N,F] in eval mode: trained, or as it was before the first step."""
-        recipe = self.recipe
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.seed)
-            encoder = networks.encoder(
-                recipe.encoder.name,
-                channels=self.info["data"]["channels"],
-                size=recipe.views.size,
-                **recipe.encoder.arguments,
-            )
+        encoder = self.untrained().encoder
         if trained:
             try:
                 encoder.load_state_dict(read_weights(self.path / "encoder.safetensors"))

@@ -18,7 +18,7 @@ from kontrast.recipes import apply_overrides, load_tree, merge_trees
 from kontrast.registry import DataError, EnvironmentFault, UsageError
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree, toml_value
 from kontrast.training import checkpoints
-from kontrast.training.adapt import adapt
+from kontrast.training.adapt import adapt, reasons
 from kontrast.training.evaluation import OnlineProbe
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.loop import Loop
@@ -208,12 +208,11 @@ def fresh_recipe(
     resolved = read_recipe(apply_overrides(tree, overrides), origin)
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     if resolved.adapt:
-        picks, reasons = adapt(train, device)
-        settings = resolved.data
-        resolved = read_recipe(apply_overrides(merge_trees(tree, {**picks, "adapt": False}), overrides), origin)
+        settings, tree = resolved.data, merge_trees(tree, {**adapt(train, device), "adapt": False})
+        resolved = read_recipe(apply_overrides(tree, overrides), origin)
         if resolved.data != settings:  # bounded to another size: what trains is what a resumed run will open
             train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
-        for line in reasons:
+        for line in reasons(resolved, train, device):
             say(line)
     return resolved, train
 
