@@ -1,6 +1,6 @@
 """Reading images: packing and feeding beside torchvision's ImageFolder in DataLoader workers. Prints ratios.
 
-    python benchmarks/data.py [--images 4000] [--workers N] [--folder DIR] [--quick]
+    python benchmarks/data.py [--images 4000] [--workers N] [--folder DIR] [--quick] [--json FILE]
 
 Without --folder it makes a folder of 32x32 JPEGs. Both sides read the same files and count whole images.
 """
@@ -108,6 +108,11 @@ WORDS = {
 }
 
 
+def row(name: str, value: float, peer: float) -> dict[str, object]:
+    kind = {"seconds to start": value} if name.endswith("_s") else {"images_per_second": value, "ratio": value / peer}
+    return {"way": WORDS[name], **kind}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=4000)
@@ -115,6 +120,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--quick", action="store_true", help="2,000 images: does it run, not how fast")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
@@ -123,11 +129,16 @@ def main() -> None:
             make_folder(root, 2000 if options.quick else options.images)
         os.environ["KONTRAST_CACHE"] = str(Path(temporary) / "cache")
         found = race(root, Path(temporary), options.workers, options.batch)
-    print(f"{int(found.pop('images'))} images, {options.workers} workers, {usable_cores()} cores")
+    facts = {"images": int(found.pop("images")), "workers": options.workers, "cores": usable_cores()}
+    print(", ".join(f"{value} {name}" for name, value in facts.items()))
     for name, value in found.items():
         rate = f"{value:12,.0f} images/s {value / found['peer']:8.1f}"
         print(f"{WORDS[name]:<36} " + (f"{value:12.2f} s" if name.endswith("_s") else rate))
-    print(json.dumps(found))
+    if options.json:
+        facts |= {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+        options.json.write_text(
+            json.dumps({**facts, "rows": [row(n, v, found["peer"]) for n, v in found.items()]}, indent=1)
+        )
 
 
 if __name__ == "__main__":

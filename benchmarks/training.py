@@ -4,7 +4,8 @@
 
 Same network, same batch, one run. The bare step is forward, backward and SGD on ready-made views: the most that any
 input pipeline could reach. Images are random pixels of CIFAR-10's size and number; lightly reads them from PNG files
-through its own transform, PyTorch's DataLoader with all cores, and its own loss.
+through its own transform, PyTorch's DataLoader and its own loss, twice: as its documentation writes the loop (8
+workers, float32, one forward a view), and with all that helps it (all cores, bf16, channels-last, one forward).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import torch
 
 from kontrast.data import Feeder, ImageSet
 from kontrast.settings import read_recipe
+from kontrast.training.building import build_views, precision
 from kontrast.training.learner import Learner
-from kontrast.training.loop import build_views, precision
 from kontrast.training.optimizers import build_optimizer
 from kontrast.training.step import Step
 from kontrast.views import keys
@@ -114,48 +115,70 @@ def bare(recipe, device: torch.device, steps: int) -> float:
     return timed(graph.replay, 10, steps, device)
 
 
-def peer(recipe, device: torch.device, steps: int, count: int) -> float:
-    """lightly as its examples have it: SimCLRTransform, DataLoader over all cores, NTXentLoss, autocast on CUDA."""
+class Pictures(torch.utils.data.Dataset):
+    """PNG files through lightly's transform, round and round."""
+
+    def __init__(self, folder: Path, count: int, length: int):
+        from lightly.transforms import SimCLRTransform
+        from PIL import Image
+
+        self.transform, self.length = SimCLRTransform(input_size=32, gaussian_blur=0.0), length
+        self.paths = [folder / f"{i}.png" for i in range(count)]
+        for path, picture in zip(self.paths, torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8).numpy()):
+            Image.fromarray(picture).save(path)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int):
+        from PIL import Image
+
+        return self.transform(Image.open(self.paths[i % len(self.paths)]).convert("RGB"))
+
+
+def peer(recipe, device: torch.device, steps: int, helped: bool, count: int = 512) -> float:
+    """lightly's loop: as documented, or helped by every core, bf16, channels-last and one forward for both views."""
     from lightly.loss import NTXentLoss
-    from lightly.transforms import SimCLRTransform
-    from PIL import Image
 
+    batch, workers = recipe.training.batch, (os.cpu_count() or 1) if helped else 8
     learner, _ = parts(recipe, device)
-    optimizer = torch.optim.SGD(learner.student.parameters(), 0.06, momentum=0.9, weight_decay=5e-4)
-    judge, dtype = NTXentLoss(temperature=0.2), precision("auto", device)
-    transform = SimCLRTransform(input_size=32, gaussian_blur=0.0)
-    pictures = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8).numpy()
-
-    class Pictures(torch.utils.data.Dataset):
-        def __init__(self, folder: Path):
-            self.paths = [folder / f"{i}.png" for i in range(count)]
-            for path, picture in zip(self.paths, pictures):
-                Image.fromarray(picture).save(path)
-
-        def __len__(self) -> int:
-            return (steps + 2 * (os.cpu_count() or 1) + 4) * recipe.training.batch
-
-        def __getitem__(self, i: int):
-            return transform(Image.open(self.paths[i % count]).convert("RGB"))
-
+    student = learner.student if helped else learner.student.to(memory_format=torch.contiguous_format)
+    optimizer = torch.optim.SGD(student.parameters(), 0.06, momentum=0.9, weight_decay=5e-4)
+    judge, dtype = NTXentLoss(temperature=0.2), precision("auto", device) if helped else torch.float32
+    warm = 2 * workers + 3  # workers run ahead by two batches each: only past those is it the pace the loop can keep
     with tempfile.TemporaryDirectory() as folder:
-        loader = torch.utils.data.DataLoader(
-            Pictures(Path(folder)), recipe.training.batch, num_workers=os.cpu_count(), drop_last=True, pin_memory=True
-        )
+        pictures = Pictures(Path(folder), count, (steps + warm + 1) * batch)
+        loader = torch.utils.data.DataLoader(pictures, batch, num_workers=workers, drop_last=True, pin_memory=helped)
         batches = iter(loader)
 
         def take() -> None:
-            x0, x1 = next(batches)
-            x = torch.cat([x0, x1]).to(device, non_blocking=True)
+            views = [x.to(device, non_blocking=True) for x in next(batches)]
             with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-                z0, z1 = learner.student(x).chunk(2)
+                z0, z1 = student(torch.cat(views)).chunk(2) if helped else [student(x) for x in views]
             loss = judge(z0.float(), z1.float())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
-        # Workers run ahead by two batches each: only past those does the loop run at the pace it can keep.
-        return timed(take, 2 * (os.cpu_count() or 1) + 3, steps, device)
+        return timed(take, warm, steps, device)
+
+
+def race(name: str, images: ImageSet, device: torch.device, batch: int, steps: int, peers: bool) -> dict[str, object]:
+    """Views per second of one encoder: the bare step, ours end to end and, if asked for, lightly's two loops."""
+    recipe, views = recipe_for(name, batch), 2 * batch
+    limit = views / bare(recipe, device, steps)
+    found = end_to_end(recipe, images, device, steps)
+    ours = views / found["seconds"]
+    row: dict[str, object] = {"encoder": name, "bare": limit, "ours": ours, "share": ours / limit, **found}
+    if peers:
+        row["peer"], row["helped_peer"] = (views / peer(recipe, device, steps, helped) for helped in (False, True))
+    return row
+
+
+def line_of(row: dict) -> str:
+    peers = "".join(f"{row[p]:>10,.0f}{row['ours'] / row[p]:>10.1f}" for p in ("peer", "helped_peer") if p in row)
+    start = f"{row['encoder']:<15}{row['bare']:>10,.0f}{row['ours']:>10,.0f}{row['share']:>10.3f}"
+    return f"{start}{row['first_step']:>10.1f}{peers}"
 
 
 def main() -> None:
@@ -170,26 +193,18 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pixels = torch.randint(0, 256, (arguments.images, 3, 32, 32), dtype=torch.uint8)
     images = ImageSet(images=pixels, names=[str(i) for i in range(arguments.images)], name="random")
+    facts = {"torch": torch.__version__, "device": str(device), "batch": arguments.batch, "steps": arguments.steps}
+    if device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name()
+    facts["date"] = time.strftime("%Y-%m-%d")
+    heads = ("bare v/s", "ours v/s", "share", "first s", "lightly", "ratio", "helped", "ratio")
+    print(f"{'encoder':<15}" + "".join(f"{head:>10}" for head in heads))
     rows = []
-    print(f"{'encoder':<15}{'bare v/s':>12}{'ours v/s':>12}{'share':>8}{'first s':>9}{'peer v/s':>11}{'ratio':>8}")
     for name in arguments.encoder:
-        recipe = recipe_for(name, arguments.batch)
-        views = 2 * arguments.batch
-        limit = views / bare(recipe, device, arguments.steps)
-        found = end_to_end(recipe, images, device, arguments.steps)
-        ours = views / found["seconds"]
-        theirs = views / peer(recipe, device, arguments.steps, 512) if arguments.peer else float("nan")
-        rows.append({"encoder": name, "bare": limit, "ours": ours, "share": ours / limit, "peer": theirs, **found})
-        print(
-            f"{name:<15}{limit:>12,.0f}{ours:>12,.0f}{ours / limit:>8.3f}{found['first_step']:>9.1f}"
-            f"{theirs:>11,.0f}{ours / theirs:>8.1f}",
-            flush=True,
-        )
-    if arguments.json:
-        facts = {"torch": torch.__version__, "device": str(device), "batch": arguments.batch, "steps": arguments.steps}
-        if device.type == "cuda":
-            facts["device"] = torch.cuda.get_device_name()
-        arguments.json.write_text(json.dumps({**facts, "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
+        rows.append(race(name, images, device, arguments.batch, arguments.steps, arguments.peer))
+        print(line_of(rows[-1]), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "lens": {"data", "networks", "objectives", "kernels", "registry"},
     "reports": set(),
     "recipes": {"settings", "registry"},
-    "settings": {"registry"},
+    "settings": {"registry", "toml"},
+    "toml": {"registry"},
     "registry": set(),
     "distributed": set(),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from kontrast import __version__, cli_compare, cli_studies
+from kontrast import __version__, cli_compare, cli_reproduce, cli_studies
 from kontrast.registry import KontrastError, UsageError
-from kontrast.terminal import Device, Json, emit, say, split_arguments, write_page
+from kontrast.terminal import Device, Json, emit, keep_streams, say, split_arguments, write_page
 
 app = typer.Typer(
     name="kontrast",
@@ -35,11 +35,13 @@ def pretrain(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     accept_data_change: Annotated[bool, typer.Option(help="Resume although the images changed.")] = False,
     device: Device = "auto",
+    on_nan: Annotated[str, typer.Option(help="At a loss that is not finite: stop, or skip up to 10 steps.")] = "stop",
     probes: Annotated[bool, typer.Option(help="Probe and report when training ends.")] = True,
     as_json: Json = False,
 ) -> None:
     """Train an encoder on DATA (a folder, a named set, shards or a store; default: the embedded digits)."""
     from kontrast import distributed, training
+    from kontrast.training.stopping import StopWatch
 
     data, overrides = split_arguments(arguments)
     distributed.initialize()
@@ -52,12 +54,14 @@ def pretrain(
             resume=resume,
             accept_data_change=accept_data_change,
             device=device,
+            on_nan=on_nan,
             say=say,
         )
         if not distributed.is_main():
             return
-        results = training.evaluate(run, device=device, say=say) if probes else []
-        page = write_page([run.path], run.path / "report.html")
+        with StopWatch(unprobed(run.path)):
+            results = training.evaluate(run, device=device, say=say) if probes else []
+            page = write_page([run.path], run.path / "report.html")
     finally:
         distributed.finalize()
     rows = [r.to_dict() for r in results]
@@ -68,10 +72,22 @@ def pretrain(
     )
 
 
+def unprobed(run: Path) -> str:
+    return f"stopped before the probes were done; go on with: kontrast probe {shlex.quote(str(run))}"
+
+
 @app.command()
 def probe(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    kind: Annotated[str, typer.Argument(help="knn, linear or a protocol's name; default: knn and linear.")] = "",
+    kind: Annotated[
+        str, typer.Argument(help="knn, linear, few-shot, finetune or a protocol; default: knn and linear.")
+    ] = "",
+    protocol: Annotated[str, typer.Option(help="Of linear: cacr, moco, dcl-lars, uniclr or simclr.")] = "",
+    cached: Annotated[
+        bool, typer.Option("--cached/--augmented", help="Protocols: plain pictures once, or fresh crops every epoch.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="Times to probe, with different seeds.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Of fine-tuning; 0: 50.")] = 0,
     data: Annotated[str, typer.Option(help="Labelled images; default: the run's own data.")] = "",
     labels: Annotated[Path | None, typer.Option(help="A CSV with columns name,label.")] = None,
     device: Device = "auto",
@@ -79,10 +95,24 @@ def probe(
 ) -> None:
     """Measure what the frozen encoder of RUN can do, beside raw pixels and the untrained encoder."""
     from kontrast import training
+    from kontrast.training.stopping import StopWatch
 
-    loaded = training.Run(run)
-    results = training.evaluate(loaded, kind=kind, data=data or None, labels=labels, device=device, say=say)
+    with StopWatch(unprobed(run)):
+        loaded = training.Run(run)
+        chosen = {"kind": probe_named(kind, protocol), "seeds": seeds, "cached": cached, "epochs": epochs}
+        results = training.evaluate(loaded, data=data or None, labels=labels, device=device, say=say, **chosen)
     emit({"run": str(run), "probes": [r.to_dict() for r in results]}, training.result_table(results), as_json)
+
+
+def probe_named(kind: str, protocol: str) -> str:
+    """`linear --protocol cacr` is `cacr`."""
+    if not protocol:
+        return kind
+    if kind not in ("", "linear"):
+        raise UsageError(f"--protocol {protocol} is for the linear probe, not for {kind!r}")
+    from kontrast.probes.linear import protocol_named
+
+    return protocol_named(protocol).name
 
 
 @app.command()
@@ -144,6 +174,7 @@ def pack_command(
 
 cli_studies.register(app)
 cli_compare.register(app)
+cli_reproduce.register(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -158,8 +189,14 @@ def fail(text: str, code: int) -> int:
     return code
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Of the processor's memory; the GPU's has its own line."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
 def run(argv: list[str]) -> int:
     """Run the command and return its exit code; every error is one line."""
+    keep_streams()
     debug = "--debug" in argv
     argv = [a for a in argv if a != "--debug"]
     try:
@@ -171,11 +208,11 @@ def run(argv: list[str]) -> int:
         return fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return fail("stopped by Ctrl-C", 130)
-    except BrokenPipeError:
-        # The reader went away (`| head`): not an error, and nothing more can be said on that pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:  # typer's way to leave where the reader of --help went away (`| head`)
         return 0
     except Exception as error:
+        if is_out_of_memory(error):
+            return fail(f"out of memory ({error}): give less to do at once, for example a smaller encoder or batch", 6)
         usage = getattr(error, "format_message", None)  # typer's own usage errors
         if usage is not None:
             return fail(f"{usage()} (see --help)", 2) if usage() else 2

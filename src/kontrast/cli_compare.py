@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 
 from kontrast.registry import UsageError
 from kontrast.terminal import Device, Json, emit, say, split_arguments, write_page
+
+CUT = "stopped; what is done is kept: give the same command again to go on"
 
 
 def compare(
@@ -25,12 +28,14 @@ def compare(
 ) -> None:
     """Train several recipes on the same data, views, seeds and budget: a table with intervals, and one page."""
     from kontrast.training.compare import compare as run_comparison
+    from kontrast.training.stopping import StopWatch
 
     names, data, overrides = split_names(arguments)
     out = out or Path("runs") / "-".join(["compare", *(name.replace("/", "-").removesuffix(".toml") for name in names)])
-    found = run_comparison(
-        names, data, out=out, seeds=seeds, sweeps=sweep or [], overrides=overrides, device=device, say=say
-    )
+    with StopWatch(CUT):
+        found = run_comparison(
+            names, data, out=out, seeds=seeds, sweeps=sweep or [], overrides=overrides, device=device, say=say
+        )
     page = write_page([out / run for run in found["runs"]], out / "report.html", out / "comparison.json")
     lines = [line for table in found["tables"] for line in [table["title"], *text_table(table), ""]]
     result = {"comparison": str(out / "comparison.json"), "report": str(page), "verdict": found["verdict"]}
@@ -44,6 +49,7 @@ def audit(
     bits: Annotated[str, typer.Option(help="Bits of shared noise (RandBit), 0 to 20 or so.")] = "",
     digits: Annotated[str, typer.Option(help="Numbers of unique digits laid over the images.")] = "",
     steps: Annotated[int, typer.Option(help="Steps of every training; 0: the audit's own choice.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Trainings of each, with different seeds.")] = 1,
     saturation: Annotated[
         bool, typer.Option("--saturation", help="The distribution term alone against k bits of entropy.")
     ] = False,
@@ -54,17 +60,20 @@ def audit(
     """Which features suppress which: easy noise is laid over DATA, and what each objective still learned is probed."""
     from kontrast.training import audit as room
     from kontrast.training.saturation import saturate
+    from kontrast.training.stopping import StopWatch
 
     data, overrides = split_arguments(arguments)
     chosen = {"temperatures": listed("--temperatures", temperatures, float), "bits": listed("--bits", bits, int)}
     common: dict[str, Any] = {**chosen, "steps": steps, "device": device, "say": say}
     out = out or Path("runs") / ("saturation" if saturation else "audit")
-    if saturation:
-        found = saturate(out=out, **common)
-    else:
-        names = [name.strip() for name in objectives.split(",") if name.strip()]
-        unique = listed("--digits", digits, int)
-        found = room.audit(data, objectives=names, digits=unique, overrides=overrides, out=out, **common)
+    names = [name.strip() for name in objectives.split(",") if name.strip()]
+    unique = listed("--digits", digits, int)
+    with StopWatch(CUT):
+        if saturation:
+            found = saturate(out=out, **common)
+        else:
+            common |= {"digits": unique, "seeds": seeds, "overrides": overrides}
+            found = room.audit(data, objectives=names, out=out, **common)
     page = write_page([out / run for run in found["runs"]], out / "report.html", out / "audit.json")
     lines = [line for table in found["tables"] for line in [table["title"], *text_table(table), ""]]
     result = {"audit": str(out / "audit.json"), "report": str(page), "verdict": found["verdict"]}
@@ -79,12 +88,12 @@ def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]
     from kontrast.registry import nearest
     from kontrast.training.sweeps import is_method
 
-    overrides = [text for text in arguments if "=" in text and not Path(text).exists()]
+    overrides = [text for text in arguments if "=" in text and not os.path.exists(text)]
     words = [text for text in arguments if text not in overrides]
     names = [word for word in words if is_method(word)]
     rest = [word for word in words if word not in names]
     for word in rest:
-        if not Path(word).exists() and word not in SOURCES and "{" not in word:
+        if not os.path.exists(word) and word not in SOURCES and "{" not in word:
             known = nearest(word, [*OBJECTIVES, *recipe_names()])
             raise UsageError(f"{word!r} is neither a recipe, an objective nor data: {known}")
     data, overrides = split_arguments([*rest, *overrides])

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kontrast.registry import printable
 from kontrast.terminal import Device, Json, emit, say, write_page
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -61,7 +62,7 @@ def embed(
 
     made = work(opened(run), data, out, split=split, device=device, max_bad=max_bad, say=say)
     if made.skipped:
-        shown = ", ".join(f"{ascii(name)[1:-1]} ({reason})" for name, reason in made.skipped[:3])
+        shown = ", ".join(f"{printable(name)} ({reason})" for name, reason in made.skipped[:3])
         say(f"skipped {len(made.skipped)} images: {shown}{' ...' if len(made.skipped) > 3 else ''}")
     tree = {"out": str(made.path), "images": made.images, "width": made.width, "skipped": len(made.skipped)}
     emit(tree, [f"{made.images:,} vectors of width {made.width}", f"out     {made.path}"], as_json)

@@ -14,6 +14,7 @@ communicated.
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -110,13 +111,17 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def greatest(x: Tensor) -> Tensor:
+    """The greatest of each element over ranks, without gradient."""
+    if world() > 1:
+        x = x.clone()
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+    return x
+
+
 def any_rank(flag: bool) -> bool:
     """Whether the flag is raised on any rank; every rank gets the same answer."""
-    if world() == 1:
-        return flag
-    raised = torch.tensor(float(flag), device=_device())
-    dist.all_reduce(raised, op=dist.ReduceOp.MAX)
-    return bool(raised.item())
+    return flag if world() == 1 else bool(greatest(torch.tensor(float(flag), device=_device())).item())
 
 
 def broadcast(value: str) -> str:
@@ -143,7 +148,45 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
-def initialize(timeout_seconds: float = 300.0) -> torch.device:
+START_SECONDS, TRAINING_SECONDS, ALONE_SECONDS = 300.0, 120.0, 3600.0
+"""How long a rank waits for the others: until the first step is done, from then on, and while the first rank works
+alone (an evaluation). KONTRAST_RANK_TIMEOUT sets the second."""
+SIGN_IN_SECONDS = 3.0
+
+
+def wait_at_most(seconds: float) -> None:
+    """From now on a collective that takes longer than this fails: a rank that hangs is noticed."""
+    if world() > 1:
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(timedelta(seconds=seconds))
+
+
+def training_seconds() -> float:
+    try:
+        return max(1.0, float(os.environ["KONTRAST_RANK_TIMEOUT"]))
+    except (KeyError, ValueError):
+        return TRAINING_SECONDS
+
+
+def missing_ranks(error: BaseException) -> list[int] | None:
+    """Where an error is a collective's that failed: the ranks that do not sign in any more. None for other errors."""
+    words = str(error).lower()
+    if world() == 1 or not (isinstance(error, dist.DistError) or "gloo" in words or "nccl" in words):
+        return None
+    store, everyone = dist.distributed_c10d._get_default_store(), range(world())
+    try:
+        store.set(f"sign-in-{rank()}", "here")
+        due = time.monotonic() + SIGN_IN_SECONDS
+        missing = list(everyone)
+        while missing and time.monotonic() < due:
+            missing = [r for r in missing if not store.check([f"sign-in-{r}"])]
+            time.sleep(0.05)
+        return missing
+    except RuntimeError:
+        return [0]  # the store itself is gone: the first rank keeps it where torchrun does not
+
+
+def initialize(timeout_seconds: float = START_SECONDS) -> torch.device:
     """Join the ranks that torchrun started and say which device is this rank's; without torchrun nothing starts."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")

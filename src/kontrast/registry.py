@@ -53,6 +53,18 @@ class Stopped(KontrastError):
     exit_code = 75
 
 
+def printable(text: str) -> str:
+    """A name as one line that does nothing to a terminal: control, direction and other invisible characters and bytes
+    that are no UTF-8 are written as their escapes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def shorten(value: object, longest: int = 200) -> str:
+    """A value as it was given, quoted, its middle left out where it is very long."""
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A hint for an unknown name: `did you mean 'x'?` and what is allowed."""
     names = [str(a) for a in allowed]
@@ -104,4 +116,8 @@ class Registry:
         for key in arguments:
             if key not in known and not variadic:
                 raise UsageError(f"{self.kind} {name!r} has no argument {key!r}: {nearest(key, known)}")
-        return thing(**arguments)
+        try:
+            return thing(**arguments)
+        except TypeError as error:  # a word where a number belongs; with --debug the place shows
+            words = ", ".join(f"{key} = {shorten(value)}" for key, value in arguments.items())
+            raise UsageError(f"{self.kind} {name!r} can't be built with {words}: {error}") from error

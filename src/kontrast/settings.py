@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kontrast.registry import UsageError, nearest
+from kontrast.toml import parse_toml as parse_toml
+from kontrast.toml import toml_document
+from kontrast.toml import toml_value as toml_value
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class DataSettings:
     random_bits: int = 0
     overlay_digits: int = 0
     max_bad: float = 0.05
+    float_range: tuple[float, ...] = ()  # which values of float images are black and white
     pack: bool = True
     allow_small: bool = False
     follow_links: bool = False
@@ -92,15 +95,19 @@ class TrainingSettings:
     weight_decay: float = 5e-4
     decay_all: bool = True  # false: biases and norms go without weight decay
     schedule: str = "cosine"
+    lr_per_epoch: bool = False  # the schedule stands still within an epoch (MoCo, JCL)
     warmup: float = 0.0
     milestones: tuple[float, ...] = ()
     gamma: float = 0.1
     precision: str = "auto"
     stop_gradient: bool = False
     accumulate: int = 1
+    parallel: str = "ddp"  # on several ranks: ddp (a copy on each), fsdp (parameters in shards, for large ViTs)
     compile: str = "auto"
+    deterministic: bool = False  # on a GPU: the same bits each time, somewhat slower; a CPU gives them anyway
     max_steps: int = 0
     log_every: int = 10
+    tensorboard: bool = False  # the numbers also as RUN/tensorboard
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    every: float = 1.0  # epochs
+    every: float = 1.0  # epochs; on a GPU no sooner than 30 s after the last
     keep: int = 2
 
 
@@ -147,6 +154,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "training.schedule": ("cosine", "steps", "constant", "linear"),
     "training.precision": ("auto", "float32", "bfloat16"),
     "training.compile": ("auto", "yes", "no"),
+    "training.parallel": ("ddp", "fsdp"),
 }
 """Settings that take one of a few words."""
 
@@ -184,6 +192,9 @@ AT_LEAST: dict[str, float] = {
 AT_MOST: dict[str, float] = {"teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62}
 
 
+DEEPEST = 8
+
+
 def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     """A tree of plain values (as TOML gives it) as a checked `Recipe`."""
     return typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
@@ -202,7 +213,7 @@ def _read_section(kind: type, tree: Any, path: str, origin: str) -> Any:
         if key in fields and key != "arguments":
             values[key] = _read_value(hints[key], value, where, origin)
         elif is_open:
-            _finite(value, where, origin)
+            _storable(value, where, origin)
             arguments[key] = value
         else:
             raise UsageError(f"{origin}: unknown key {where!r}: {nearest(key, sorted(fields))}")
@@ -220,6 +231,7 @@ def _read_value(hint: Any, value: Any, where: str, origin: str) -> Any:
         hint = next(h for h in typing.get_args(hint) if h is not type(None))
     if dataclasses.is_dataclass(hint):
         return _read_section(typing.cast(type, hint), value, where, origin)
+    _storable(value, where, origin)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if typing.get_origin(hint) is tuple:
@@ -228,7 +240,6 @@ def _read_value(hint: Any, value: Any, where: str, origin: str) -> Any:
         return tuple(_read_value(float, v, where, origin) for v in value)
     if type(value) is not hint:
         raise UsageError(f"{origin}: {where} must be {_word(hint)}, not {value!r}")
-    _finite(value, where, origin)
     _check_range(value, where, origin)
     return value
 
@@ -242,22 +253,25 @@ def _check_range(value: Any, where: str, origin: str) -> None:
         raise UsageError(f"{origin}: {where} must be at most {AT_MOST[where]:g}, not {value}")
 
 
-def _finite(value: Any, where: str, origin: str) -> None:
+def _storable(value: Any, where: str, origin: str, depth: int = 0) -> None:
+    """Refuse what no setting means: NaN and infinity, endless numbers, dates, deep nests, bytes that are no UTF-8."""
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{origin}: {where} must be a finite number, not {value}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UsageError(f"{origin}: {where} must be a number below 2^63, not one of {value.bit_length()} bits")
+    if isinstance(value, str) and not value.isascii() and value.encode("utf-8", "replace").decode() != value:
+        raise UsageError(f"{origin}: {where} is not UTF-8 text: {value!r}; rename the file or folder")
+    if isinstance(value, Mapping | list):
+        if depth == DEEPEST:
+            raise UsageError(f"{origin}: {where} is nested more than {DEEPEST} deep")
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            _storable(inner, where, origin, depth + 1)
+    elif not isinstance(value, bool | int | float | str):
+        raise UsageError(f"{origin}: {where} must be a number, text, true or false or a list, not {value!r}")
 
 
 def _word(hint: type) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))
-
-
-def parse_toml(text: str, origin: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{origin} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise UsageError(f"{origin} is nested too deeply") from None
 
 
 def to_tree(recipe: Recipe) -> dict[str, Any]:
@@ -275,32 +289,7 @@ def to_tree(recipe: Recipe) -> dict[str, Any]:
 
 def to_toml(recipe: Recipe, header: str = "") -> str:
     """The recipe as TOML that reads back to the same recipe."""
-    tree = to_tree(recipe)
-    lines = [f"# {line}" if line else "#" for line in header.splitlines()]
-    lines += [f"{k} = {toml_value(v)}" for k, v in tree.items() if not isinstance(v, dict)]
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{key}]"] + [f"{_toml_key(k)} = {toml_value(v)}" for k, v in value.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else toml_value(key)
-
-
-def toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL and lone surrogates, which TOML can't hold.
-        return json.dumps(value.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(v) for v in value) + "]"
-    return str(value)
+    return toml_document(to_tree(recipe), header)
 
 
 def fingerprint(recipe: Recipe) -> str:

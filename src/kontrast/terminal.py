@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kontrast.registry import UsageError
+from kontrast.registry import UsageError, printable
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 def say(text: str) -> None:
-    """A line for people; standard output is for results."""
-    print(_writable(text, sys.stderr), file=sys.stderr, flush=True)
+    """A line for people; standard output is for results. Where nobody reads it (`2>&1 | head`), work goes on."""
+    with contextlib.suppress(OSError):
+        print(_writable(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def emit(tree: dict[str, Any], lines: list[str], as_json: bool) -> None:
     """A command's result: one JSON line for machines, or lines for people."""
-    print(json.dumps(tree) if as_json else _writable("\n".join(lines), sys.stdout), flush=True)
+    text = json.dumps(tree) if as_json else "\n".join(_writable(line, sys.stdout) for line in lines)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader went away (`| head`): not an error, and nothing more can be said on that pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def keep_streams() -> None:
+    """Where a standard stream is closed (`>&-`), put nothing in its place, lest the next file opened stand there."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
 
 
 def _writable(text: str, stream: Any) -> str:
-    """The text in what the stream can write: a file's name may hold anything."""
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    """The text as one line in what the stream can write: a file's name may hold anything."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a closed standard output is None
+    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
     """`[DATA] [key=value ...]` as data and overrides; a path that exists is data even if it holds an equals sign."""
     data, overrides = None, []
     for text in arguments or []:
-        if "=" in text and not Path(text).exists():
+        if "=" in text and not os.path.exists(text):  # Path.exists raises for a very long name
             overrides.append(text)
         elif data is None:
             data = text
@@ -47,8 +64,10 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
 def write_page(runs: list[Path], out: Path, study: Path | None = None) -> Path:
     """The report of some runs; its errors are the command's."""
     from kontrast.reports import ReportError, write_report
+    from kontrast.training.folder import disk_faults
 
     try:
-        return write_report(runs, out, study)
+        with disk_faults(out):
+            return write_report(runs, out, study)
     except ReportError as error:
         raise UsageError(str(error)) from None

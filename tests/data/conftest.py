@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from made_images import picture
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     """Packed stores go to a folder of the test, never to the user's cache."""
     monkeypatch.setenv("KONTRAST_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-def picture(seed: int, height: int = 16, width: int = 16) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.fixture

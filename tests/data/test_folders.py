@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_decode import encoded, header_only_png
 
 from kontrast.data import open_data, read_labels
 from kontrast.data.packing import check_bad
@@ -84,69 +79,6 @@ def test_missing_empty_and_without_images(tmp_path):
         open_data(tmp_path / "pictures")
 
 
-def bad_folder(root):
-    """100 good pictures and one of every kind of trouble."""
-    root.mkdir()
-    for i in range(100):
-        Image.new("RGB", (16, 16), (i, 2 * i, 255 - i)).save(root / f"good{i:03d}.png")
-    jpeg = encoded(Image.effect_noise((64, 64), 80).convert("RGB"), "JPEG")
-    png = bytearray(encoded(Image.effect_noise((64, 64), 80), "PNG"))
-    png[len(png) // 2] ^= 0xFF
-    (root / "truncated.jpg").write_bytes(jpeg[: len(jpeg) // 2])
-    (root / "corrupt.png").write_bytes(bytes(png))
-    (root / "text.jpg").write_text("<html>not found</html>")
-    (root / "empty.jpg").write_bytes(b"")
-    (root / "bomb.png").write_bytes(header_only_png(20_000, 20_000))
-    Image.new("CMYK", (16, 16), (255, 0, 0, 0)).save(root / "cmyk.jpg")
-    Image.new("P", (16, 16), 3).save(root / "palette.png")
-    Image.fromarray(np.full((16, 16), 30_000, dtype=np.uint16)).save(root / "deep.png")
-    Image.new("RGB", (1, 1), (1, 2, 3)).save(root / "dot.png")
-    Image.fromarray(np.ones((16, 16), dtype=np.float32)).save(root / "float.tiff")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (20, 10)).save(root / "turned.jpg", exif=exif)
-    (root / "dangling.jpg").symlink_to(root / "nowhere.jpg")
-    Image.new("RGB", (16, 16)).save(root / "locked.png")
-    (root / "locked.png").chmod(0)
-
-
-def test_every_bad_file_is_skipped_and_named(tmp_path):
-    root = tmp_path / "pictures"
-    bad_folder(root)
-    images = open_data(root)
-    reasons = dict(images.bad)
-    expected = {"truncated.jpg", "corrupt.png", "text.jpg", "empty.jpg", "bomb.png", "float.tiff", "dangling.jpg"}
-    if os.geteuid() != 0:
-        expected.add("locked.png")
-        assert "Permission denied (13)" in reasons["locked.png"]
-    assert set(reasons) == expected
-    assert "HTML" in reasons["text.jpg"] and "empty" in reasons["empty.jpg"] and "pixels" in reasons["bomb.png"]
-    assert "dangling" in reasons["dangling.jpg"] and images.notes["turned"] == 1
-    kept = dict(zip(images.names, range(len(images))))
-    assert {"cmyk.jpg", "palette.png", "deep.png", "dot.png", "turned.jpg"} <= set(kept)
-    assert images.images[kept["turned.jpg"]].shape == (3, 20, 10)
-    assert abs(int(images.images[kept["deep.png"]][0, 0, 0]) - 30_000 // 257) <= 1
-    batch, sizes = images.batch(torch.tensor([kept["dot.png"], kept["good007.png"]]))
-    assert batch.shape == (2, 3, 16, 16) and sizes.tolist() == [[1, 1], [16, 16]]
-    assert batch[0, :, 0, 0].tolist() == [1, 2, 3]
-    assert images[0:5].shape[:2] == (5, 3)
-
-
-def test_too_many_bad_files_stop_with_the_list(make_folder):
-    root = make_folder(classes=1, each=20)
-    for i in range(5):
-        (root / f"broken{i}.jpg").write_bytes(b"nothing")
-    told = (
-        r"5 of 25 images .* 5% allowed \(1 images, .*'not an image: text'\): broken0.jpg \(not an image.*data.max_bad="
-    )
-    with pytest.raises(DataError, match=told):
-        open_data(root)
-    assert len(open_data(root, max_bad=0.5).bad) == 5
-    (root / "broken0.jpg").rename(root / "only.jpg")
-    with pytest.raises(DataError, match="bad"):
-        open_data(root, max_bad=0.0)
-
-
 def test_a_mixed_handful_passes_where_many_alike_do_not(make_folder):
     """12 of 112 bad: allowed to be of twelve kinds, not to be six of one kind."""
     mixed = [(f"{i}.jpg", f"reason {'abcdefghijkl'[i]}") for i in range(12)]
@@ -159,42 +91,6 @@ def test_a_mixed_handful_passes_where_many_alike_do_not(make_folder):
     check_bad(alike[1:], 112, 0.05, "pictures")
     with pytest.raises(DataError, match="17 of 112"):
         check_bad(mixed + [(f"x{i}", f"other {'abcde'[i]}") for i in range(5)], 112, 0.05, "pictures")
-
-
-def test_the_folder_of_bad_files_pretrains_and_says_what_it_skipped(tmp_path):
-    """Through the command itself: its exit code, and the first names with their reasons."""
-    root = tmp_path / "pictures"
-    bad_folder(root)
-    start = "from kontrast.cli import main; main()"
-    command = [sys.executable, "-c", start, "pretrain", str(root), "--out", str(tmp_path / "run"), "--no-probes"]
-    tiny = ["training.max_steps=3", "training.batch=16", "encoder.width=16", "views.size=16", "head.outputs=16"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([*command, "--device", "cpu", *tiny], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    said = re.search(r"skipped (\d+) of 113 images: dangling.jpg \(dangling link\), bomb.png \(more than", done.stderr)
-    assert said and 6 < int(said[1]) <= 8, done.stderr
-    assert (tmp_path / "run" / "encoder.safetensors").is_file()
-
-
-def test_names_of_any_bytes_round_trip(tmp_path):
-    names = [b"new\nline.png", b'quote".png', b"<script>.png", b"\xff\xfe.png", "größe.png".encode()]
-    for name in names:
-        Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
-        os.rename(tmp_path / "x.png", os.path.join(os.fsencode(tmp_path), name))
-    images = open_data(tmp_path)
-    again = json.loads(json.dumps(list(images.names)))
-    assert sorted(map(os.fsencode, again)) == sorted(names)
-
-
-def test_links_are_followed_once_when_asked(make_folder, tmp_path):
-    root = make_folder(classes=2, each=4)
-    (root / "class0" / "loop").symlink_to(root)
-    (root / "class1" / "twice.png").symlink_to(root / "class1" / "0000.png")
-    os.link(root / "class0" / "0000.png", root / "class0" / "hard.png")
-    plain = open_data(root, "all")
-    assert len(plain) == 9 and plain.notes["links not followed"] == 2
-    followed = open_data(root, "all", follow_links=True)
-    assert len(followed) == 8 and followed.notes["seen twice"] >= 2
 
 
 def test_fingerprint_follows_files(make_folder):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import picture
+from made_images import picture
 from test_shards import samples, write_shard
 
 from kontrast.data import Feeder, Lazy, open_data
@@ -158,13 +158,13 @@ def test_a_killed_process_is_named(shards):
     images[0:8]
     for child in images.images.reader.decoders._children:
         os.kill(child.process.pid, signal.SIGKILL)
-    with pytest.raises(EnvironmentFault, match=r"a decoding process ended \(status -9\)"):
+    with pytest.raises(EnvironmentFault, match="a decoding process was killed by signal 9"):
         list(Feeder(images, 24).batches(0))
 
 
 def test_storage_that_hangs_is_named(shards, monkeypatch):
     images = undecoded(shards)
-    monkeypatch.setattr("kontrast.data.lazy.PATIENCE", 0.05)
+    monkeypatch.setattr("kontrast.data.workers.PATIENCE", 0.05)
     monkeypatch.setattr("kontrast.data.workers.decode_chunk", lambda items, limits: time.sleep(0.5))
     with pytest.raises(EnvironmentFault, match=r"no answer in 0.05 s while reading train-.*: storage hangs"):
         next(Feeder(images, 24).batches(0))
@@ -244,10 +244,9 @@ def test_a_cut_shard_gives_what_lies_before_the_cut(shards):
     content = (shards / "train-0004.tar").read_bytes()
     (shards / "train-0004.tar").write_bytes(content[: content.rindex(b"\x89PNG") + 100])
     images = undecoded(shards)
-    assert len(images) == 240 and len(images.bad) == 1 and "cut or damaged" in images.bad[0][1]
-    batches = list(Feeder(images, 24).batches(0))
-    assert images.bad[1] == ("train-0004.tar/00059.png", "the archive ends before the file does")
-    assert all(59 not in batch.indices for batch in batches)
+    assert len(images) == 239 and len(images.bad) == 2 and "cut or damaged" in images.bad[1][1]
+    assert images.bad[0] == ("train-0004.tar/00059.png", "the archive ends before the file does")
+    assert len(list(Feeder(images, 24).batches(0))) == 9
 
 
 def test_the_index_is_made_once_and_again_where_a_shard_changed(shards, monkeypatch):

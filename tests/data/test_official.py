@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import picture
+from made_images import picture
 
 from kontrast.data import open_data
 from kontrast.data.official import IMAGENET100

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
-import pickle
 import tarfile
 
 import pytest
 import torch
-from conftest import picture
-from test_decode import encoded
+from made_images import encoded, picture
 
 from kontrast.data import open_data
 from kontrast.data.shards import expand
@@ -54,38 +51,6 @@ def test_folder_pattern_and_file(shards):
         expected = torch.frombuffer(bytearray(picture(i).tobytes()), dtype=torch.uint8).view(16, 16, 3).permute(2, 0, 1)
         assert torch.equal(whole.images[i], expected)
     assert len(open_data(shards, "train")) + len(open_data(shards, "test")) == 30
-
-
-def test_hostile_members_come_to_nothing(tmp_path):
-    class Canary:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "canary"),)
-
-    link = tarfile.TarInfo("link.png")
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    device = tarfile.TarInfo("device.png")
-    device.type = tarfile.CHRTYPE
-    good = encoded(picture(1), "PNG")
-    members = [
-        ("../outside.png", good),
-        ("/absolute.png", good),
-        ("evil.pkl", pickle.dumps(Canary())),
-        ("evil.pyd", b"x"),
-    ]
-    write_shard(tmp_path / "a.tar", samples(0, 5) + members, [link, device])
-    images = open_data(tmp_path / "a.tar", "all")
-    assert len(images) == 5 and not (tmp_path / "canary").exists() and not (tmp_path.parent / "outside.png").exists()
-    assert images.notes["members that point outside"] == 2
-    assert images.notes["members that are no plain files"] == 2
-    assert images.notes["members of other kinds"] == 2
-
-
-def test_a_cut_archive_gives_what_lies_before_the_cut(tmp_path):
-    write_shard(tmp_path / "a.tar", samples(0, 40))
-    content = (tmp_path / "a.tar").read_bytes()
-    (tmp_path / "a.tar").write_bytes(content[: len(content) // 2 + 700])
-    images = open_data(tmp_path / "a.tar", "all", max_bad=0.2)
-    assert 10 < len(images) < 40 and images.bad
 
 
 def test_missing_shards_and_commands(tmp_path):

@@ -155,3 +155,21 @@ def test_two_ranks_equal_one_process_on_the_joined_batch():
     joined = torch.cat([o["mixed"] for o in out])
     assert torch.equal(joined, x[permutation(10, torch.tensor(5))])
     assert not torch.equal(joined, x)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_one_forward_keeps_views_apart_as_one_forward_a_view_does(splits):
+    """Values, gradients and running statistics of three views in one batch, or one after the other."""
+    apart = convert_split_batch_norm(norm(4), splits).double()
+    together = copy.deepcopy(apart)
+    for module in together.modules():
+        module.views = 3
+    x = torch.randn(3, 8, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    one = torch.cat([apart(view) for view in x])
+    gradient = torch.randn_like(one)
+    (expected,) = torch.autograd.grad(one, x, gradient)
+    other = together(x.flatten(0, 1))
+    (found,) = torch.autograd.grad(other, x, gradient)
+    torch.testing.assert_close(other, one)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(together.state_dict(), apart.state_dict())

@@ -228,3 +228,45 @@ def test_runs_side_by_side_long_and_unlabelled(browser, finished_run, tmp_path):
     assert len(browser.find_elements("css selector", ".map image")) == 1000
     assert browser.find_elements("css selector", ".badge, .bars, .side") == []
     picture(browser, "report-unlabelled")
+
+
+def test_labels_of_close_references_stand_apart(browser, finished_run, tmp_path):
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    tree = json.loads((run / "probes.json").read_text())
+    for probe in tree["probes"]:
+        if probe["features"] != "trained":
+            probe["accuracy"] = 0.42 if probe["features"] == "pixels" else 0.421
+    (run / "probes.json").write_text(json.dumps(tree))
+    visit(browser, write_report([run], tmp_path / "page.html"), 390)
+    tops = browser.execute_script(
+        "return [...document.querySelectorAll('#training text.halo')].map((t) => +t.getAttribute('y'))"
+    )
+    assert len(tops) == 2 and abs(tops[0] - tops[1]) >= 13
+    check(browser)
+
+
+def test_weights_and_numbers_of_the_lens_are_shown(browser, finished_run, tmp_path):
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    dot = "data:image/png;base64," + base64.b64encode(tile()).decode()
+    one = {"weight": 0.25, "image": dot, "name": "test/3/1.png"}
+    told = {"query": {"name": "test/7/2.png", "view": dot, "image": dot}, "positives": [one] * 4}
+    told |= {"hardest": [one] * 4, "easiest": [one | {"weight": 1e-5}] * 4}
+    numbers = [{"name": "alignment", "value": 0.5, "note": "0: views agree"}]
+    (run / "lens.json").write_text(json.dumps({"version": 1, "plots": [], "numbers": numbers, "weights": [told]}))
+    for width in (1280, 390):
+        visit(browser, write_report([run], tmp_path / "page.html"), width)
+        check(browser)
+        assert len(browser.find_elements("css selector", ".weights img")) == 13
+        title = browser.find_element("css selector", ".weights h3").text
+        assert title == "The farthest of 4 views gets 25.0% of the pull; the nearest other image gets 25.0% of the push"
+        assert len(browser.find_elements("css selector", ".weights .csv, .numbers > .headed .csv")) == 2
+
+
+def tile() -> bytes:
+    import io
+
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), (90, 120, 200)).save(buffer, "PNG")
+    return buffer.getvalue()

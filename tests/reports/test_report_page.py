@@ -246,6 +246,71 @@ def test_plots_of_the_lens_are_laid_over_each_other(run, tmp_path):
     assert [(one["title"], len(one["series"])) for one in data["lens"]] == [("Conditional entropy", 2)]
 
 
+def weights(image: str) -> dict:
+    """One query of lens.json, as the lens writes it."""
+    one = {"weight": 0.25, "image": image, "name": "test/3/1.png"}
+    return {
+        "query": {"name": "q", "view": image, "image": image},
+        "positives": [one, one],
+        "hardest": [one],
+        "easiest": [one],
+    }
+
+
+def test_a_querys_weights_come_with_their_pictures(run, tmp_path):
+    picture = "data:image/png;base64,iVBORw0KGgo="
+    broken = weights(picture) | {"hardest": [{"weight": 7, "image": picture}]}
+    asking = weights("https://example.org/a.png")
+    (run / "lens.json").write_text(json.dumps({"plots": [], "weights": [weights(picture), broken, asking]}))
+    data = shown(write_report([run], tmp_path / "page.html"))
+    assert len(data["weights"]) == 1 and data["weights"][0]["hardest"][0]["image"] == picture
+    assert "https://example.org" not in (tmp_path / "page.html").read_text()
+    assert any("weights are left out" in text for text in data["runs"][0]["problems"])
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    (other / "lens.json").write_text(json.dumps({"weights": [weights(picture), weights(picture)]}))
+    data = shown(write_report([run, other], tmp_path / "page.html"))
+    assert [entry["run"] for entry in data["weights"]] == [0, 1, 1]  # query by query
+
+
+def test_bars_of_several_runs_become_lines_where_their_places_differ(run, tmp_path):
+    plot = {"id": "h", "name": "H", "title": "Wide", "kind": "bars", "x": {"label": "a"}, "y": {"label": "b"}}
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    for folder, places in ((run, [1, 2]), (other, [1, 3])):
+        lines = [{"name": "n", "x": places, "y": [0.5, 0.5]}]
+        (folder / "lens.json").write_text(json.dumps({"plots": [plot | {"series": lines}]}))
+    (frame,) = shown(write_report([run, other], tmp_path / "page.html"))["lens"]
+    assert frame["kind"] == "line" and "other: Wide." in frame["note"]
+
+
+def test_seeds_of_a_probe_are_led_by_their_mean_and_its_interval(run, tmp_path):
+    entries = json.loads((run / "probes.json").read_text())["probes"]
+    knn = next(e for e in entries if e["probe"] == "knn" and e["features"] == "trained")
+    seeds = [knn | {"seed": n, "accuracy": value, "low": 0.1, "high": 0.9} for n, value in enumerate((0.8, 0.82, 0.84))]
+    kept = [e for e in entries if e is not knn]
+    (run / "probes.json").write_text(json.dumps({"version": 1, "probes": [*seeds, *kept]}))
+    data = shown(write_report([run], tmp_path / "page.html"))
+    rows = next(group for group in data["results"] if group["probe"] == "knn")["rows"]
+    mean = rows[0]
+    assert mean["label"] == "trained encoder, mean of 3 seeds" and mean["over"] == "seeds"
+    assert mean["accuracy"] == pytest.approx(0.82)
+    assert mean["high"] - mean["accuracy"] == pytest.approx(4.303 * 0.02 / 3**0.5, rel=1e-3)
+    assert [(row["label"], row["over"]) for row in rows[1:4]] == [(f"seed {n}", "test images") for n in range(3)]
+    assert rows[4]["label"] == "untrained encoder"
+    assert "names 82.0% of" in data["verdict"]
+
+
+def test_entropy_of_several_runs_names_the_nearest_to_the_maximum(run, tmp_path):
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    for folder, value in ((run, 4.5), (other, 5.0)):
+        line = {"step": 9999, "epoch": 10, "conditional_entropy": value, "conditional_entropy_max": 5.54}
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    curves = shown(write_report([run, other], tmp_path / "page.html"))["curves"]
+    (plot,) = [curve for curve in curves if curve["id"] == "conditional_entropy"]
+    assert plot["title"] == "Conditional entropy: “other” ends nearest its maximum, at 5 nats"
+    assert plot["references"] == [{"y": 5.54, "label": "maximum"}]
+
+
 def test_a_long_run_is_thinned_without_losing_its_spikes():
     x, y = list(range(50_000)), [float(i % 7) for i in range(50_000)]
     y[31_234] = 99.0

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
+import signal
 
 import pytest
 import torch
 from tiny_run import images
 
+from kontrast.cli import run
 from kontrast.data import open_data
 from kontrast.data.features import random_bits
 from kontrast.recipes import resolve
 from kontrast.registry import UsageError
 from kontrast.reports import write_report
-from kontrast.training.audit import audit, for_autoencoder, plan
+from kontrast.training.audit import audit, base_recipe, in_small_batches, plan, standardised
 from kontrast.training.autoencoder import VariationalAutoencoder
 from kontrast.training.baseline import fit
-from kontrast.training.findings import findings, sentence
+from kontrast.training.findings import findings, merged, sentence
 from kontrast.training.kept import bits_read, factor, retrieval
+from kontrast.training.learner import build_student
 from kontrast.training.saturation import log_sum_exp, saturate, simplex_value
 from kontrast.training.supervised import Supervised
 
@@ -41,7 +46,7 @@ def labelled(tmp_path_factory):
 def test_every_learner_meets_every_amount(labelled):
     _, found, _ = labelled
     met = {(c["learner"], c["feature"], c["amount"]) for c in found["cells"]}
-    learners = ("nt-xent 0.1", "supervised", "VAE")
+    learners = ("nt-xent 0.1", "supervised", "VAE", "untrained")
     assert met == {(n, f, a) for n in learners for f, a in (("bits", 0), ("bits", 3), ("digits", 4))}
     assert all(c["status"] == "finished" and c["target"] == "labels" for c in found["cells"])
     assert all(c["low"] <= c["accuracy"] <= c["high"] for c in found["cells"])
@@ -52,7 +57,7 @@ def test_the_injected_feature_is_read_where_there_is_one(labelled):
     _, found, _ = labelled
     read = {(c["learner"], c["feature"], c["amount"]): c["injected"] for c in found["cells"]}
     assert read["VAE", "bits", 0] is None
-    assert read["VAE", "bits", 3] > 0.9  # channel means are part of its representation
+    assert all(0 <= read[name, "bits", 3] <= 1 for name in ("VAE", "untrained", "supervised", "nt-xent 0.1"))
     assert 0 <= read["supervised", "digits", 4] <= 1
 
 
@@ -71,7 +76,7 @@ def test_what_is_done_is_not_trained_again(labelled):
     out, found, arguments = labelled
     said: list[str] = []
     again = audit(str(images()), out=out, **arguments, say=said.append)
-    assert again == found and sum("finished already" in line for line in said) == 9
+    assert again == found and sum("finished already" in line for line in said) == 12
     with pytest.raises(UsageError, match="other settings"):
         audit(str(images()), out=out, **{**arguments, "steps": 2}, say=quiet)
 
@@ -80,10 +85,10 @@ def test_a_cut_run_goes_on(labelled, tmp_path):
     """Without its cell's record a finished run is only probed; without its encoder it is gone on with."""
     out, _, _ = labelled
     shutil.copytree(out, tmp_path / "audit")
-    record = tmp_path / "audit" / "cells" / "nt-xent-0.1-bits3.json"
+    record = tmp_path / "audit" / "cells" / "nt-xent-0.1-bits3-seed0.json"
     before = json.loads(record.read_text())
     record.unlink()
-    (tmp_path / "audit" / "runs" / "nt-xent-0.1-bits3" / "encoder.safetensors").unlink()
+    (tmp_path / "audit" / "runs" / "nt-xent-0.1-bits3-seed0" / "encoder.safetensors").unlink()
     audit(
         str(images()), out=tmp_path / "audit", bits=[0, 3], digits=[4], steps=3, overrides=TINY, device="cpu", say=quiet
     )
@@ -96,7 +101,7 @@ def test_without_labels_images_are_retrieved(tmp_path):
     for number, picture in enumerate(sorted(images().rglob("*.png"))[:80]):
         shutil.copy(picture, flat / f"{number}.png")
     found = audit(str(flat), bits=[0, 2], steps=2, overrides=TINY, out=tmp_path / "out", device="cpu", say=quiet)
-    assert {c["learner"] for c in found["cells"]} == {"nt-xent 0.1", "VAE"}
+    assert {c["learner"] for c in found["cells"]} == {"nt-xent 0.1", "VAE", "untrained"}
     assert all(c["target"] == "retrieval" and c["n"] == 80 for c in found["cells"])
     assert "retrieval of the image" in found["verdict"]
 
@@ -133,7 +138,7 @@ def test_probes_of_factors_tell_what_is_there():
 def test_objectives_without_a_temperature_stand_once():
     base = resolve("quickstart", ["training.max_steps=1"])
     cells = plan(base, ["nt-xent", "swd"], [0.1, 0.2], {"bits": [0], "digits": []}, labelled=True)
-    assert [cell.learner for cell in cells] == ["nt-xent 0.1", "nt-xent 0.2", "swd", "supervised", "VAE"]
+    assert [cell.learner for cell in cells] == ["nt-xent 0.1", "nt-xent 0.2", "swd", "supervised", "VAE", "untrained"]
     assert cells[1].recipe.objective.arguments["temperature"] == 0.2
     with pytest.raises(UsageError, match="unknown objective"):
         plan(base, ["nt-xnet"], [0.1], {"bits": [0], "digits": []}, labelled=True)
@@ -143,7 +148,7 @@ def test_objectives_without_a_temperature_stand_once():
 
 @pytest.mark.parametrize("size", [28, 32, 33, 64])
 def test_the_autoencoder_draws_every_channel_at_any_size(size):
-    model = VariationalAutoencoder(5, size)
+    model = VariationalAutoencoder(resolve("quickstart", [f"views.size={size}"]), 5)
     x = torch.rand(3, 5, size, size)
     logits, mean, log_variance = model(x)
     assert logits.shape == x.shape and mean.shape == log_variance.shape == (3, 64)
@@ -151,7 +156,7 @@ def test_the_autoencoder_draws_every_channel_at_any_size(size):
 
 
 def test_the_autoencoders_divergence_is_gaussians():
-    model = VariationalAutoencoder(3, 32).eval()
+    model = VariationalAutoencoder(resolve("quickstart", [])).eval()
     x = torch.rand(4, 3, 32, 32)
     _, mean, log_variance = model(x)
     normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
@@ -179,11 +184,65 @@ def test_baselines_learn_from_the_recipes_own_batches():
     assert len(losses) == 25 and losses[-1] < losses[0] - 0.1 and not model.training
 
 
-def test_the_autoencoder_sees_pixels_and_as_many_images():
+def test_the_autoencoder_sees_the_same_views_and_as_many_images():
     recipe = resolve("quickstart", ["training.max_steps=30", "views.policy=moco-v2"])
-    changed = for_autoencoder(recipe)
-    assert changed.views.arguments["mean"] == [0.0]
+    changed = in_small_batches(recipe)
+    assert changed.views == recipe.views and changed.encoder == recipe.encoder
     assert changed.training.batch * changed.training.max_steps == recipe.training.batch * recipe.training.max_steps
+
+
+def test_the_autoencoder_draws_pixels_and_counts_a_bit_once():
+    """A decoder that always says 0: every pixel and every bit costs ln 2, of the bits' 32 x 32 copies one."""
+    recipe = resolve("quickstart", ["views.mean=[0.4, 0.5, 0.6]", "views.std=[0.2, 0.3, 0.4]"])
+    model = VariationalAutoencoder(recipe, 5, beta=0.0).eval()
+    model.decoder = torch.nn.Module()
+    model.decoder.forward = lambda h: torch.zeros(len(h), 5, 32, 32)
+    x = torch.cat([torch.randn(2, 3, 32, 32), torch.ones(2, 2, 32, 32)], 1)
+    assert model.loss(x).item() == pytest.approx((3 * 32 * 32 + 2) * math.log(2), rel=1e-6)
+    sure = torch.cat([torch.full((2, 3, 32, 32), 20.0), torch.full((2, 2, 32, 32), -20.0)], 1)
+    model.decoder.forward = lambda h: sure
+    white = torch.cat([torch.full((2, 3, 32, 32), 9.0), torch.zeros(2, 2, 32, 32)], 1)  # 9 is past white
+    assert model.loss(white).item() == pytest.approx(0, abs=1e-3)
+
+
+def test_pixels_are_standardised_where_the_recipe_leaves_them():
+    train = open_data("digits", "train")
+    made = standardised(resolve("quickstart", []), train).views.arguments
+    pixels = train.images.double() / 255
+    torch.testing.assert_close(torch.tensor(made["mean"]).double(), pixels.mean((0, 2, 3)), atol=0.02, rtol=0)
+    torch.testing.assert_close(torch.tensor(made["std"]).double(), pixels.std((0, 2, 3)), atol=0.02, rtol=0)
+    own = resolve("quickstart", ["views.policy=moco-v2"])
+    assert standardised(own, train) == own
+
+
+def test_all_learners_start_from_one_encoder():
+    """The audit isolates the objective: the same architecture, weights and views for each."""
+    base, _ = base_recipe(None, 0, [], CPU, quiet)
+    assert base.encoder.name == "convn"
+    built = []
+    for make in (lambda: build_student(base, 3), lambda: VariationalAutoencoder(base), lambda: Supervised(base, 3, 10)):
+        torch.manual_seed(base.seed)
+        built.append(make().encoder.state_dict())
+    for other in built[1:]:
+        assert all(torch.equal(other[name], tensor) for name, tensor in built[0].items())
+
+
+def test_seeds_are_planned_one_after_the_other_and_merged():
+    base = resolve("quickstart", ["training.max_steps=1", "seed=4"])
+    cells = plan(base, ["swd"], [], {"bits": [0, 2], "digits": []}, labelled=False, seeds=2)
+    assert [c.recipe.seed for c in cells] == [4] * 6 + [5] * 6
+    assert cells[0].name == "swd-bits0-seed4" and len({c.name for c in cells}) == 12
+    with pytest.raises(UsageError, match="--seeds 0"):
+        plan(base, ["swd"], [], {"bits": [0], "digits": []}, labelled=False, seeds=0)
+    fine = {"learner": "swd", "feature": "bits", "amount": 0, "status": "finished", "target": "labels", "low": 0.0,
+            "high": 1.0, "injected": None, "factors": {"hue": 0.2}}  # fmt: skip
+    failed = {**fine, "status": "failed", "reason": "x"}
+    (point,) = merged([{**fine, "accuracy": 0.5}, failed, {**fine, "accuracy": 0.6, "factors": {"hue": 0.4}}])
+    assert point["accuracy"] == pytest.approx(0.55) and point["seeds"] == 2
+    assert point["factors"]["hue"] == pytest.approx(0.3)
+    assert (point["low"], point["high"]) == (0.0, 1.0)  # t of one degree of freedom is wide: cut to what can be
+    assert merged([failed])[0]["status"] == "failed"
+    assert "means of 2 seeds" in sentence([point, {**point, "amount": 3, "accuracy": 0.2}], "digits")
 
 
 def test_the_sentence_has_the_numbers():
@@ -231,12 +290,23 @@ def test_saturation_falls_with_bits(tmp_path):
         saturate(out=tmp_path, bits=[0, 1], say=quiet)
 
 
+def test_a_signal_between_trainings_stops_the_audit_for_later(tmp_path, monkeypatch, capsys):
+    """While a baseline trains or a probe runs there is nothing to save, but what is done stays."""
+    monkeypatch.setattr("kontrast.training.audit.train_and_probe", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    place = ["--bits", "0", "--steps", "1", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert run(["audit", str(images()), *place, *TINY]) == 75
+    assert "give the same command again to go on" in capsys.readouterr().err
+
+
 @pytest.mark.slow
-def test_bits_suppress_digits_under_nt_xent_and_not_in_the_autoencoder(tmp_path):
-    """GCL, figure 6 and appendix C.1, on the embedded digits."""
+def test_bits_suppress_digits_under_nt_xent_and_not_in_the_baselines(tmp_path):
+    """GCL, figure 6 and appendix C.1, on the embedded digits: the same encoder under three objectives."""
     found = audit(out=tmp_path, device="cpu", say=quiet)
     accuracy = {(c["learner"], c["amount"]): c["accuracy"] for c in found["cells"]}
     nt = [accuracy["nt-xent 0.1", bits] for bits in (0, 5, 10)]
     assert nt[0] > nt[1] + 0.2 > nt[2] + 0.2 and nt[2] < 0.2
     vae = [accuracy["VAE", bits] for bits in (0, 5, 10)]
-    assert max(vae) - min(vae) < 0.05 and min(vae) > 0.3
+    assert max(vae) - min(vae) < 0.05 and min(vae) > accuracy["untrained", 0] + 0.1
+    supervised = [accuracy["supervised", bits] for bits in (0, 5, 10)]
+    assert min(supervised) > 0.8 and supervised[0] - min(supervised) < 0.08
+    assert "Labels did not save" not in found["verdict"]

@@ -9,17 +9,19 @@ import pytest
 import torch
 from tiny_run import images
 
-from kontrast.objectives.metrics import conditional_entropy
-from kontrast.probes import knn, logistic
+from kontrast.lens.numbers import conditional_entropy
+from kontrast.probes import extract_features, knn, logistic
 from kontrast.registry import NumbersError, UsageError
 from kontrast.reports import ReportError, write_report
 from kontrast.reports.page import payload, read_run
 from kontrast.reports.study import read_study
 from kontrast.training.compare import compare, named_by_line, named_by_neighbours
-from kontrast.training.evaluation import repulsion_entropy
+from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import read_lines
 from kontrast.training.intervals import over_images, over_seeds, pack_bits, unpack_bits
 from kontrast.training.memory import PeakMemory
+from kontrast.training.moments import moments
+from kontrast.training.run import Run
 from kontrast.training.sweeps import Cell, parse_sweeps, plan
 
 TINY = ["training.epochs=1", "training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16"]
@@ -195,12 +197,18 @@ def test_peak_memory_sees_what_was_held():
     assert large.bytes - small.bytes > 5e7
 
 
-def test_the_online_entropy_is_the_objectives_metric():
-    z = torch.randn(64, 16, generator=torch.Generator().manual_seed(2))
-    found = repulsion_entropy(z)
-    assert found["conditional_entropy"] == pytest.approx(float(conditional_entropy(z, 2.0)), rel=1e-5)
-    assert found["conditional_entropy_max"] == pytest.approx(math.log(63))
-    assert repulsion_entropy(torch.eye(40))["conditional_entropy"] == pytest.approx(math.log(39), rel=1e-5)
+def test_the_online_entropy_is_that_of_projections(comparison):
+    """The last line of metrics.jsonl is what the finished student's projections of the test images give."""
+    out, found, _ = comparison
+    run = Run(out / found["runs"][0])
+    saved = moments(run, 1, CPU, lambda _: None)[0][-1].student
+    images = (run.data("test") if run.data("train").has_test else run.data("train")).first(IMAGES)
+    value, maximum = conditional_entropy(extract_features(saved, images, run.transform(), device="cpu"))
+    last = [line for line in read_lines(run.path / "metrics.jsonl") if "conditional_entropy" in line][-1]
+    assert last["conditional_entropy"] == pytest.approx(value, rel=1e-4)
+    assert last["conditional_entropy_max"] == pytest.approx(maximum)
+    encoder = conditional_entropy(extract_features(saved.encoder, images, run.transform(), device="cpu"))[0]
+    assert abs(encoder - value) > 1e-4
 
 
 def test_entropy_curves_share_one_plot_with_the_maximum(comparison):

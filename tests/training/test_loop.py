@@ -85,7 +85,7 @@ def test_every_line_has_its_step_epoch_terms_and_rate(tmp_path):
 )
 def test_it_measures_every_few_epochs_and_at_the_end(tmp_path, every, steps, measured):
     made = loop(tmp_path, recipe(training={"max_steps": steps}, evaluation={"every": every}))
-    made.run(lambda: {"effective_rank": 4.0}, StopWatch(), "")
+    made.run(lambda student: {"effective_rank": 4.0}, StopWatch(), "")
     assert [r["step"] for r in lines(tmp_path)[1]] == measured
     assert lines(tmp_path)[1][-1]["epoch"] == pytest.approx(measured[-1] / 5)
 
@@ -93,7 +93,7 @@ def test_it_measures_every_few_epochs_and_at_the_end(tmp_path, every, steps, mea
 def test_the_best_checkpoint_by_knn_is_kept(tmp_path):
     scores = iter([0.1, 0.9, 0.3, 0.2])
     made = loop(tmp_path, recipe(training={"epochs": 4}, evaluation={"every": 1}, checkpoints={"keep": 1}))
-    made.run(lambda: {"effective_rank": 4.0, "knn": next(scores)}, StopWatch(), "")
+    made.run(lambda student: {"effective_rank": 4.0, "knn": next(scores)}, StopWatch(), "")
     assert [p.name for p in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000010", "step-00000020"]
 
 
@@ -101,7 +101,7 @@ def test_collapse_is_said(tmp_path):
     said = []
     made = loop(tmp_path, recipe(evaluation={"every": 1}), said.append)
     ranks = iter([3.0, 1.2, 1.6])
-    made.run(lambda: {"effective_rank": next(ranks)}, StopWatch(), "")
+    made.run(lambda student: {"effective_rank": next(ranks)}, StopWatch(), "")
     assert [s for s in said if "collapsed" in s] == ["collapsed: effective rank 1.2 at epoch 2"]
 
 
@@ -149,3 +149,20 @@ def test_parts_of_a_batch_and_dropout_do_not_go_together(tmp_path):
 
     assert draws_by_chance(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1)))
     assert not draws_by_chance(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
+
+
+def test_tensorboard_holds_the_record_s_numbers(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    made = loop(tmp_path, recipe(training={"epochs": 1, "batch": 8, "log_every": 1, "tensorboard": True}))
+    made.run(None, StopWatch(), "")
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    written = [line["loss"] for line in lines(tmp_path)[0]]
+    assert [e.value for e in events.Scalars("loss")] == pytest.approx(written) and len(written) > 1
+
+
+def test_the_schedule_can_stand_still_within_an_epoch(tmp_path):
+    made = loop(tmp_path, recipe(training={"epochs": 4, "batch": 8, "log_every": 1, "lr_per_epoch": True}))
+    made.run(None, StopWatch(), "")
+    rates = [line["lr"] for line in lines(tmp_path)[0]]
+    assert len(set(rates)) == 4 and len(rates) > 4

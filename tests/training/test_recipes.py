@@ -13,8 +13,8 @@ from kontrast.objectives import objective
 from kontrast.recipes import FOLDER, load_tree, recipe_names, recipe_text, resolve
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe
+from kontrast.training.building import build_learner, build_views, optimizer_of
 from kontrast.training.learner import check_options
-from kontrast.training.loop import build_learner, build_views, optimizer_of
 from kontrast.training.step import Step
 from kontrast.views import keys
 

@@ -1,4 +1,4 @@
-"""One image file to uint8 [3,h,w], or a reason why not. Needs Pillow and numpy alone: decoding processes import it.
+"""One image file to uint8 [3,h,w], or a reason why not. Decoding processes import it: no torch.
 
 What is done to which mode is stated here and nowhere else: 16-bit grey is divided by 257, alpha is laid on white, the
 EXIF turn is applied, the first frame stands for an animation, and floats need a stated range.
@@ -10,15 +10,19 @@ import errno
 import io
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from kontrast.registry import UsageError
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535
+MAX_BYTES = 1 << 29
 
 _MAGIC = (
     (b"<!doctype", "an HTML page"), (b"<html", "an HTML page"),
@@ -47,10 +51,22 @@ class Limits:
 PLAIN = Limits()
 
 
+def checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:
+    """The range of float images: none, or two rising numbers."""
+    if not given:
+        return None
+    if len(given) != 2 or not given[0] < given[1]:
+        raise UsageError(f"data.float_range must be two rising numbers, for example [0,1], not {list(given)}")
+    return given[0], given[1]
+
+
 def decode_file(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
     """uint8 [3,h,w] from a file or a stretch of one, and a note ("" or what was done); raises `BadImage`."""
     try:
         with open(path, "rb") as file:
+            size = length if length >= 0 else os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise BadImage(f"{size:,} bytes: more than {MAX_BYTES:,}")
             file.seek(offset)
             content = file.read(length)
     except OSError as error:
@@ -135,7 +151,7 @@ def _rgb(image: Image.Image, limits: Limits) -> Image.Image:
 
 def _ranged(values: np.ndarray, limits: Limits) -> np.ndarray:
     if limits.float_range is None:
-        raise BadImage("float or 32-bit values: state their range with float_range=(low, high)")
+        raise BadImage("float or 32-bit values: state their range with data.float_range=[low,high]")
     low, high = limits.float_range
     if not np.isfinite(values).all():
         raise BadImage("NaN or infinite values")

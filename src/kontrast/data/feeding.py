@@ -68,6 +68,8 @@ class Feeder:
         if not 0 <= rank < world:
             raise UsageError(f"rank {rank} of {world} ranks; allowed: 0 to {world - 1}")
         if len(images) < batch:
+            if len(images) < 2:
+                raise DataError(f"{len(images)} image in {images.name or 'the data'}: contrast needs at least 2")
             if not allow_small:
                 raise DataError(
                     f"{len(images)} images in {images.name or 'the data'} are fewer than one batch of {batch}: "

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from typing import NamedTuple
 
 from kontrast.data.imageset import ImageSet
-from kontrast.registry import DataError
+from kontrast.registry import DataError, printable
 
 SHOWN = 3
+LONGEST = 70_000
+"""Bytes of a line: a path of 4,096 bytes takes at most six times as many in JSON."""
 
 
 class Changes(NamedTuple):
@@ -25,7 +28,7 @@ class Changes(NamedTuple):
         words = []
         for what, names in self._asdict().items():
             if names:
-                shown = ", ".join(ascii(name)[1:-1] for name in names[:SHOWN])
+                shown = ", ".join(printable(name) for name in names[:SHOWN])
                 words.append(f"{len(names)} {what} ({shown}{', ...' if len(names) > SHOWN else ''})")
         return ", ".join(words) or "no image, but labels, class names or files that are skipped"
 
@@ -55,7 +58,10 @@ def changes(before: bytes, images: ImageSet) -> Changes:
 
 def _read(listing: bytes) -> dict[str, str]:
     try:
-        lines = gzip.decompress(listing).decode("ascii").splitlines()
-        return {json.loads(line[17:]): line[:16] for line in lines}
-    except (OSError, EOFError, zlib.error, ValueError):
+        found = {}
+        with gzip.GzipFile(fileobj=io.BytesIO(listing)) as file:
+            while line := file.readline(LONGEST):  # a line at a time: a small file may unpack to anything
+                found[json.loads(line[17:])] = line[:16].decode("ascii")
+        return found
+    except (OSError, EOFError, zlib.error, ValueError, TypeError):
         raise DataError("the run's listing of its files is damaged") from None

@@ -23,6 +23,8 @@ def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
         rows = rows[1:]
     given: dict[str, str] = {}
     for name, label in rows:
+        if not label.strip():
+            raise DataError(f"{path} gives {name!r} an empty label: name its class, or leave the image out of the set")
         if name in given and given[name] != label:
             raise DataError(f"{path} gives {name!r} two labels, {given[name]!r} and {label!r}: keep one")
         given[name] = label

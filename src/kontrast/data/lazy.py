@@ -19,13 +19,11 @@ from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.imageset import pad, square
 from kontrast.data.listing import Item, Listing
 from kontrast.data.packing import check_bad
-from kontrast.data.workers import Chunk, Decoders
-from kontrast.registry import DataError, EnvironmentFault
+from kontrast.data.workers import Chunk, Decoders, answer
+from kontrast.registry import DataError, EnvironmentFault, printable
 
 PIECE = 32
 """A worker gets at most this many images at once."""
-PATIENCE = 120
-"""Seconds without an answer after which storage is taken to hang."""
 GONE = 3
 """As many failures of the system in a row from one mount are the mount's, not the files'."""
 SAMPLED = 33
@@ -59,7 +57,7 @@ class Reader:
             if len(names) >= GONE:
                 raise EnvironmentFault(
                     f"{len(names)} files in a row can't be read from {os.path.dirname(item.path)} ({reason}; "
-                    f"{', '.join(ascii(name)[1:-1] for name in names)}): storage gone? resume when it is back"
+                    f"{', '.join(printable(name) for name in names)}): storage gone? resume when it is back"
                 )
             return
         self.failed.pop(mount, None)
@@ -171,12 +169,7 @@ class Lazy:
         """The images, uint8 [3,h,w] each, in the order they were asked for; None where one can't be read."""
         images: list[Tensor | None] = [None] * len(asked.items)
         for rows, future in asked.pieces:
-            try:
-                chunk = future.result(timeout=PATIENCE)
-            except TimeoutError:
-                self.reader.decoders.abandon()
-                names = f"{asked.items[rows[0]].name} .. {asked.items[rows[-1]].name}"
-                raise EnvironmentFault(f"no answer in {PATIENCE} s while reading {names}: storage hangs?") from None
+            chunk = answer(future, [asked.items[row] for row in rows], self.reader.decoders)
             flat, start = torch.frombuffer(bytearray(chunk.pixels or b"\0"), dtype=torch.uint8), 0
             for position, (height, width) in zip(chunk.kept, chunk.sizes, strict=True):
                 images[rows[position]] = flat[start : start + 3 * height * width].view(3, height, width)

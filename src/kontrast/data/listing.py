@@ -104,13 +104,14 @@ def _absence(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:
     words = [f"{count} {what}" for what, count in notes.items()]
     if bad:
         words.append(f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})")
-    hint = ", follow links to read them" if notes.get("links not followed") else ""
+    hint = ", which data.follow_links=true follows" if notes.get("links not followed") else ""
     return f"only {', '.join(words)}{hint}; " if words else ""
 
 
 def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict[str, int]) -> Iterator[Item]:
     """Every regular file under root, hidden names left out; a link loop ends at the second sight of a folder."""
-    seen: set[tuple[int, int]] = set()
+    status = os.stat(root)
+    seen = {(status.st_dev, status.st_ino)}
     stack = [("", root)]
     while stack:
         prefix, folder = stack.pop()

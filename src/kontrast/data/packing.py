@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from kontrast.data.decode import PLAIN, Limits
 from kontrast.data.listing import Listing
 from kontrast.data.store import MANIFEST, VERSION, DamagedStore, digest_of, is_store, open_store, read_manifest
 from kontrast.data.workers import Chunk, decode_all
-from kontrast.registry import DataError, EnvironmentFault
+from kontrast.registry import DataError, EnvironmentFault, printable
 
 Progress = Callable[[int, int], None]
 """Called with images done and images in all."""
@@ -38,18 +39,18 @@ def check_bad(bad: list[tuple[str, str]], total: int, max_bad: float, where: str
     A mixed handful passes up to three times the share, as long as no one reason is behind more than the share: a few
     unrelated strays in a small folder are no fault of the folder, many files that fail alike are.
     """
-    share, handful = int(max_bad * total), int(3 * max_bad * total)
+    share, handful = (int(times * max_bad * total + 1e-9) for times in (1, 3))  # 0.29 x 100 is 28.999...
     if len(bad) <= share:
         return
     reason, alike = Counter(_kind(reason) for _, reason in bad).most_common(1)[0]
     if len(bad) <= handful and alike <= share:
         return
-    shown = "; ".join(f"{ascii(name)[1:-1]} ({reason})" for name, reason in bad[:10])
+    shown = "; ".join(f"{printable(name)} ({reason})" for name, reason in bad[:10])
     more = f"; and {len(bad) - 10} more" if len(bad) > 10 else ""
     raise DataError(
         f"{len(bad)} of {total} images in {where} are bad, over the {max_bad:.0%} allowed ({share} images, "
         f"or {handful} of mixed kinds; {alike} are '{reason}'): {shown}{more}. "
-        "Repair or remove them, or allow more with data.max_bad=SHARE"
+        f"Repair or remove them, or allow as many with data.max_bad={math.ceil(100 * len(bad) / total) / 100:g}"
     )
 
 

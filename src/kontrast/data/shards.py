@@ -29,7 +29,7 @@ IGNORED_SUFFIXES = (".json",)
 MAX_LABEL = 4096
 MAX_SHARDS = 1_000_000
 SCANNERS = 8
-VERSION = 1
+VERSION = 2
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -59,14 +59,17 @@ def expand(spec: str) -> list[str]:
         raise UsageError(f"{spec!r}: shards are files; commands and addresses are not run or fetched")
     if os.path.isdir(spec):
         return sorted(entry.path for entry in os.scandir(spec) if entry.name.endswith(".tar") and entry.is_file())
-    match = _BRACES.search(spec)
-    if not match:
-        return [spec]
-    low, high = match.groups()
-    if not 0 <= int(high) - int(low) < MAX_SHARDS:
-        raise UsageError(f"{match.group()} in {spec!r}: give a rising range of at most {MAX_SHARDS:,} shards")
-    numbers = [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
-    return [path for n in numbers for path in expand(spec[: match.start()] + n + spec[match.end() :])]
+    total = 1
+    for low, high in _BRACES.findall(spec):
+        total *= max(0, int(high) - int(low) + 1)
+        if not 0 < total <= MAX_SHARDS:
+            raise UsageError(f"{{{low}..{high}}} in {spec!r}: give a rising range of at most {MAX_SHARDS:,} shards")
+    paths = [spec]
+    while match := _BRACES.search(paths[0]):
+        low, high = match.groups()
+        numbers = [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
+        paths = [_BRACES.sub(n, path, count=1) for path in paths for n in numbers]
+    return paths
 
 
 def scan_shards(spec: str) -> Listing:
@@ -119,7 +122,7 @@ def _indexed(shard: str) -> tuple[os.stat_result, _Found]:
 
 def _index(shard: str) -> _Found:
     """The members of one shard. A cut archive gives what lies before the cut, and one bad entry."""
-    found, stem = _Found(), os.path.basename(shard)
+    found, stem, whole = _Found(), os.path.basename(shard), os.path.getsize(shard)
     try:
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
@@ -129,6 +132,8 @@ def _index(shard: str) -> _Found:
                     found.count("members that are no plain files")
                 elif member.name.startswith("/") or ".." in member.name.split("/"):
                     found.count("members that point outside")
+                elif member.offset_data + member.size > whole:
+                    found.bad.append((f"{stem}/{member.name}", "the archive ends before the file does"))
                 elif suffix in SUFFIXES:
                     found.items.append((f"{stem}/{member.name}", member.offset_data, member.size))
                 elif suffix in LABEL_SUFFIXES and member.size <= MAX_LABEL:
@@ -137,9 +142,18 @@ def _index(shard: str) -> _Found:
                         found.labels[key] = content.read().decode("utf-8", "replace").strip()
                 elif suffix not in IGNORED_SUFFIXES:
                     found.count("members of other kinds")
+            # tarfile takes a cut or damaged header for the end: the end is a block of zeros.
+            if not _is_end(shard, tar.offset):
+                found.bad.append((stem, "the archive is cut or damaged: it has no end"))
     except (tarfile.TarError, OSError, EOFError) as error:
         found.bad.append((stem, f"the archive is cut or damaged: {error}"))
     return found
+
+
+def _is_end(shard: str, offset: int) -> bool:
+    with open(shard, "rb") as file:
+        file.seek(offset)
+        return file.read(tarfile.BLOCKSIZE) == b"\0" * tarfile.BLOCKSIZE
 
 
 def _key(name: str) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from kontrast.data import official
-from kontrast.data.decode import MAX_PIXELS, Limits
+from kontrast.data.decode import MAX_PIXELS, Limits, checked_range
 from kontrast.data.digits import digits
 from kontrast.data.imageset import ImageSet
 from kontrast.data.lazy import Lazy
@@ -64,7 +65,7 @@ def open_data(
     test_share: float = 0.2,
     max_bad: float = 0.05,
     follow_links: bool = False,
-    float_range: tuple[float, float] | None = None,
+    float_range: Sequence[float] | None = None,
     max_pixels: int = MAX_PIXELS,
     pack: bool = True,
     progress: Progress | None = None,
@@ -79,7 +80,7 @@ def open_data(
     decoded once, into a packed store in the cache (KONTRAST_CACHE, else ~/.cache/kontrast), unless pack=False: then
     shards, and folders too large for memory, are decoded as their images are asked for.
     """
-    limits = Limits(size, max_pixels, float_range)
+    limits = Limits(size, max_pixels, checked_range(float_range))
     options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits)
     spec = "digits" if spec is None else os.fspath(spec)
     path = Path(spec)
@@ -101,7 +102,7 @@ def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, p
          workers: int | None = None, **options: Any) -> list[Path]:  # fmt: skip
     """Decode a source once into the packed store OUT, a folder for each of its splits; goes on where it was cut."""
     spec = "digits" if spec is None else os.fspath(spec)
-    limits = Limits(size, options.pop("max_pixels", MAX_PIXELS), options.pop("float_range", None))
+    limits = Limits(size, options.pop("max_pixels", MAX_PIXELS), checked_range(options.pop("float_range", None)))
     known = {f.name for f in dataclasses.fields(Options)} - {"limits", "progress", "workers"}
     for key in options:
         if key not in known:

@@ -7,6 +7,7 @@ pixels. Children ignore SIGTERM and Ctrl-C, which go to the whole process group,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -23,6 +24,9 @@ from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.listing import Item
 from kontrast.registry import EnvironmentFault
 
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+PATIENCE = 120.0
+"""Seconds without an answer after which storage is taken to hang."""
 IN_PROCESS = 512
 """Fewer images than this are decoded here: starting the children would take longer."""
 
@@ -64,8 +68,9 @@ def decode_chunk(items: Sequence[Item], limits: Limits) -> Chunk:
 
 def serve() -> None:
     """The child's life: one task a line until stdin ends."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the protocol
     for line in sys.stdin.buffer:
@@ -79,9 +84,12 @@ def serve() -> None:
             "notes": chunk.notes,
             "lost": chunk.lost,
         }
-        answers.write(json.dumps(head).encode() + b"\n")
-        answers.write(chunk.pixels)
-        answers.flush()
+        try:
+            answers.write(json.dumps(head).encode() + b"\n")
+            answers.write(chunk.pixels)
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(0)  # who asked was killed: nobody is left to tell
 
 
 def _limits(fields: dict) -> Limits:
@@ -95,12 +103,17 @@ class Child:
     def __init__(self) -> None:
         # sys.path travels with it, so that a source tree that is not installed works too.
         paths = os.pathsep.join(p for p in sys.path if p)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from kontrast.data.workers import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        )
+        # A signal to all processes may come while the child still imports: it is born with them blocked.
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from kontrast.data.workers import serve; serve()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
     def decode(self, items: Sequence[Item], limits: Limits) -> Chunk:
         stdin, stdout = self.process.stdin, self.process.stdout
@@ -116,9 +129,10 @@ class Child:
             head, pixels = None, b""
         if head is None or len(pixels) < head["bytes"]:
             code = self.process.wait()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             raise EnvironmentFault(
-                f"a decoding process ended (status {code}) at {items[0].name} .. {items[-1].name}: "
-                "memory short? give fewer workers"
+                f"a decoding process {how} at {items[0].name} .. {items[-1].name}: memory short? use fewer cores, "
+                "which are as many workers (taskset -c 0 kontrast ...), or smaller images (data.size)"
             )
         return Chunk(
             pixels,
@@ -131,7 +145,8 @@ class Child:
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):  # a child that was killed left its task unread
+            self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
 
@@ -181,6 +196,16 @@ def _abandon(pool: ThreadPoolExecutor, children: list[Child]) -> None:
         child.process.kill()
 
 
+def answer(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -> Chunk:
+    """What a worker decoded; where it does not answer, the workers are ended and the files in flight named."""
+    try:
+        return future.result(timeout=PATIENCE)
+    except TimeoutError:
+        decoders.abandon()
+        names = f"{items[0].name} .. {items[-1].name}"
+        raise EnvironmentFault(f"no answer in {PATIENCE:g} s while reading {names}: storage hangs?") from None
+
+
 def decode_all(
     items: Sequence[Item], limits: Limits, chunk: int, workers: int | None = None, start: int = 0
 ) -> Iterator[tuple[int, Chunk]]:
@@ -199,9 +224,9 @@ def decode_all(
             waiting.append((n, decoders.submit(pieces(n))))
             if len(waiting) >= 2 * decoders.workers:
                 number, future = waiting.popleft()
-                yield number, future.result()
+                yield number, answer(future, pieces(number), decoders)
         for number, future in waiting:
-            yield number, future.result()
+            yield number, answer(future, pieces(number), decoders)
     finally:
         decoders.close()
 

@@ -2,7 +2,7 @@
 
 from kontrast.lens.embeddings import Embeddings, read_embeddings
 from kontrast.lens.gaussian import normality, random_projections
-from kontrast.lens.numbers import class_cosines, conditional_entropy, coupling, online_numbers
+from kontrast.lens.numbers import class_cosines, conditional_entropy, coupling
 from kontrast.lens.positives import positive_statistics
 from kontrast.lens.spectrum import dimension_variance, effective_rank, spectrum
 from kontrast.lens.weights import negative_weights, positive_weights
@@ -16,7 +16,6 @@ __all__ = [
     "effective_rank",
     "negative_weights",
     "normality",
-    "online_numbers",
     "positive_statistics",
     "positive_weights",
     "random_projections",

@@ -6,6 +6,7 @@ N rows, F width.  A row that is no vector of finite numbers is refused by its nu
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kontrast.registry import DataError, EnvironmentFault, UsageError
+from kontrast.registry import DataError, EnvironmentFault, UsageError, printable
 
 SUFFIXES = (".npy", ".parquet")
 ROWS = 65_536
@@ -75,7 +76,7 @@ def read_embeddings(path: str | Path, width: int | None = None) -> Embeddings:
 def _read_npy(path: Path) -> Embeddings:
     try:
         vectors = np.lib.format.open_memmap(path, mode="r")  # of an array of objects it refuses: nothing is unpickled
-    except (ValueError, OSError, EOFError, SyntaxError, TypeError) as error:
+    except Exception as error:  # its header is parsed as Python, by way of nearly every built-in exception
         raise DataError(f"{path} is damaged or cut short, or is no .npy file: {str(error)[:100]}") from None
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
         raise DataError(f"{path} holds {vectors.dtype} {list(vectors.shape)}: give numbers [rows, width]")
@@ -110,19 +111,30 @@ def parquet() -> Any:
 
 def _read_parquet(path: Path) -> Embeddings:
     module = parquet()
-    import pyarrow
-
     try:
-        table = module.read_table(path)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        return _of_table(module.read_table(path), path)
+    except DataError:
+        raise
+    except Exception as error:  # damage shows anywhere: in the footer, a page, a string that is no UTF-8
         raise DataError(f"{path} is damaged or cut short, or is no parquet file: {str(error)[:100]}") from None
+
+
+def _of_table(table: Any, path: Path) -> Embeddings:
     if "vector" not in table.column_names or table.num_rows == 0:
         raise DataError(f"{path} has {table.num_rows} rows and columns {table.column_names}: give rows with a `vector`")
     vectors = _stacked(table["vector"], path)
-    known = "path" in table.column_names
-    names = [str(n) for n in table["path"].to_pylist()] if known else [f"row {i}" for i in range(len(vectors))]
+    names = _parquet_names(table)
     labels, classes = _coded(table["label"].to_pylist()) if "label" in table.column_names else (None, None)
     return Embeddings(path, vectors, names, labels, classes)
+
+
+def _parquet_names(table: Any) -> list[str]:
+    """Of `path_bytes`, which is there where a name is no UTF-8; of `path`; or numbers."""
+    if "path_bytes" in table.column_names:
+        return [os.fsdecode(n) if isinstance(n, bytes) else str(n) for n in table["path_bytes"].to_pylist()]
+    if "path" in table.column_names:
+        return [str(n) for n in table["path"].to_pylist()]
+    return [f"row {i}" for i in range(table.num_rows)]
 
 
 def _stacked(column: Any, path: Path) -> np.ndarray:
@@ -149,9 +161,10 @@ def _coded(values: list[Any]) -> tuple[Tensor | None, list[str] | None]:
     """Labels as numbers, with the classes' names; none where a row has none."""
     if any(v is None for v in values):
         return None, None
-    classes = sorted(set(values), key=str)
+    words = [str(v) for v in values]
+    classes = sorted(set(words))
     place = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([place[v] for v in values]), [str(c) for c in classes]
+    return torch.tensor([place[word] for word in words]), classes
 
 
 def _finite(found: Embeddings) -> None:
@@ -160,6 +173,6 @@ def _finite(found: Embeddings) -> None:
         if not good.all():
             row = start + int(good.argmin())
             raise DataError(
-                f"{found.path}, row {row} ({ascii(found.names[row])[1:-1]}): NaN or infinity; remove the row, "
+                f"{found.path}, row {row} ({printable(found.names[row])}): NaN or infinity; remove the row, "
                 "or embed again with a run whose numbers are finite"
             )

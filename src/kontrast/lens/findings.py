@@ -66,7 +66,8 @@ def entropy(curve: list[tuple[float, float]], maximum: float, what: str, x: str 
     title = f"Conditional entropy went from {curve[0][1]:.3g} to {value:.3g} nats, {share}"
     why = (
         f"How many negatives share an anchor's repulsion, {note}. The network before training and the kept "
-        "checkpoints. A network that maps all images to one place has it high too: read it beside the effective rank."
+        "checkpoints; metrics.jsonl has the same number for the epochs between. A network that maps all images to one "
+        "place has it high too: read it beside the effective rank."
     )
     lines = [series("H(X\N{SUPERSCRIPT MINUS}|X)", *map(list, zip(*curve)))]
     top = [(maximum, "maximum")]
@@ -238,7 +239,6 @@ def neighbourhood(query: Tensor, near: Tensor, far: Tensor, when: str, place: in
 
 
 def batch_of(place: int, count: int) -> list[int]:
-    """The mini-batch of image `place` of `count`, without it: the negatives that it would meet."""
-    size = min(BATCH, count)
-    start = min(place // size * size, count - size)
-    return [i for i in range(start, start + size) if i != place]
+    """The mini-batch of image `place` of `count`, without it: the negatives that it would meet, evenly over the set."""
+    apart = max(1, count // BATCH)
+    return [i for i in range(place % apart, count, apart) if i != place]

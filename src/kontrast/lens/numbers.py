@@ -11,53 +11,40 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kontrast.lens.spectrum import effective_rank
+from kontrast.kernels import row_statistics
 from kontrast.objectives import metrics
 from kontrast.registry import DataError
 
 T_MINUS = 2.0
 BATCH = 256
-ONLINE = 2048
 
 
 def mini_batches(z: Tensor, size: int) -> list[Tensor]:
-    """z [V,N,D] as whole mini-batches [V,M,D]; the rest is left out, and fewer images than M are one batch."""
+    """z [V,N,D] as whole mini-batches [V,M,D], each evenly over the set, which may be sorted by class; what is too few
+    for one more is left out, and fewer images than M are one batch."""
     size = min(size, z.shape[1])
-    return [z[:, start : start + size] for start in range(0, z.shape[1] - size + 1, size)]
+    count = z.shape[1] // size
+    kept = torch.arange(count * size) * z.shape[1] // (count * size)
+    return [z[:, kept[start::count]] for start in range(count)]
 
 
 def conditional_entropy(rows: Tensor, t_minus: float = T_MINUS, batch: int = BATCH) -> tuple[float, float]:
-    """H(X-|X) in nats, the mean over mini-batches, and its maximum ln(M - 1) (CACR, figures 3 to 5)."""
-    z = views(rows)
-    parts = mini_batches(z, batch)
-    value = sum(metrics.conditional_entropy(part, t_minus).item() for part in parts) / len(parts)
-    return value, math.log(parts[0].shape[1] - 1)
+    """H(X-|X) in nats, the mean over anchors and mini-batches, and its maximum ln(M - 1) (CACR, figures 3 to 5).
+
+    H = lse(a) - a mean(a) at a = 2 t-, over the other images of the same view: `objectives.metrics` has the same of one
+    batch over all ranks, but a probe is one rank's own work and must not wait for the others.
+    """
+    z, a = normalize(views(rows), dim=2), 2 * t_minus
+    parts = [view for part in mini_batches(z, batch) for view in part]
+    ids = torch.arange(len(parts[0]), device=z.device)
+    found = [row_statistics(part.contiguous(), None, scale=a, query_ids=ids) for part in parts]
+    value = sum((rows.lse - a * rows.mean).mean().item() for rows in found) / len(found)
+    return value, math.log(len(ids) - 1)
 
 
 def coupling(z: Tensor, temperature: float, batch: int) -> Tensor:
     """The coupling multiplier q of every anchor [V,N'], in mini-batches of the size that training had (DCL)."""
     return torch.cat([metrics.coupling_multiplier(part, temperature) for part in mini_batches(z, batch)], dim=1)
-
-
-def online_numbers(rows: Tensor) -> dict[str, float]:
-    """What training may log of rows [N,D] or z [V,N,D]: conditional entropy and its maximum, uniformity, effective
-    rank and, of several views, alignment; on at most 2,048 images spread evenly.
-
-    Where several processes train, the numbers of `objectives.metrics` speak of all ranks together and would wait for
-    them; a probe is one rank's own work, so there the effective rank alone is given.
-    """
-    z = views(rows)
-    z = z[:, torch.arange(min(ONLINE, z.shape[1])) * z.shape[1] // min(ONLINE, z.shape[1])]
-    found = {"effective_rank": effective_rank(z[0])}
-    shared = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if shared and torch.distributed.get_world_size() > 1:
-        return found
-    entropy, maximum = conditional_entropy(z)
-    found |= {"conditional_entropy": entropy, "conditional_entropy_max": maximum}
-    found["uniformity"] = metrics.uniformity(z).item()
-    if len(z) > 1:
-        found["alignment"] = metrics.alignment(z).item()
-    return found
 
 
 def class_cosines(rows: Tensor, labels: Tensor) -> tuple[float, float]:

@@ -34,12 +34,20 @@ def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -
 
 def head(name: str, width: int, **arguments: Any) -> nn.Module:
     """A projection head [N,width] -> [N,D], D in its `.width`."""
-    return HEADS.build(name, inputs=whole("width", width), **arguments)
+    return HEADS.build(name, inputs=whole("width", width), **_widths(arguments))
 
 
 def predictor(name: str, width: int, **arguments: Any) -> nn.Module:
     """A predictor [N,width] -> [N,width] on top of the online projections."""
-    return PREDICTORS.build(name, inputs=whole("width", width), **arguments)
+    return PREDICTORS.build(name, inputs=whole("width", width), **_widths(arguments))
+
+
+def _widths(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a head, whose widths must be whole numbers."""
+    for name in ("outputs", "hidden"):
+        if arguments.get(name) is not None:
+            whole(name, arguments[name])
+    return arguments
 
 
 def whole(name: str, value: Any, least: int = 1) -> int:

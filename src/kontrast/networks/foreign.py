@@ -5,6 +5,7 @@ Random weights, no download. [N,C,h,w] -> [N,F], whatever the model calls its cl
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -13,14 +14,18 @@ from torch import Tensor, nn
 from kontrast.registry import EnvironmentFault, UsageError, nearest
 
 LIBRARIES = ("timm", "torchvision")
+STORED = ("pretrained", "weights", "checkpoint", "cache", "file", "url", "hub")  # a recipe may come from a stranger
 
 
 def foreign_encoder(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> nn.Module:
     """The named model without its classifier, with `.width`."""
     if library not in LIBRARIES:
         raise UsageError(f"unknown library {library!r} in {library}:{name}: {nearest(library, LIBRARIES)}")
-    if not name:
-        raise UsageError(f"{library}: names no model; write {library}:NAME")
+    if not re.fullmatch(r"[\w.-]+", name):  # hf-hub:someone/x and local-dir:/x are timm's ways to fetch and to open
+        raise UsageError(f"{library}:{name} names no model; write {library}:NAME")
+    stored = [key for key in arguments if any(word in key for word in STORED)]
+    if stored:
+        raise UsageError(f"{library}:{name} takes no {stored[0]}: weights are random, nothing is fetched or opened")
     builder = from_timm if library == "timm" else from_torchvision
     try:
         return builder(name, channels, size, arguments)

@@ -6,6 +6,8 @@ its own. Without the shuffle a network can tell positives by the statistics they
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as ranks
 from torch import Tensor, nn
@@ -16,10 +18,12 @@ from kontrast.registry import UsageError
 
 
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm whose training statistics are those of each of `splits` consecutive parts of the batch; the running
-    ones take the parts' average. In evaluation it is plain batch norm. Any number of dimensions from two."""
+    """Batch norm whose training statistics are those of each of `splits` consecutive parts of each of `views`
+    consecutive views of the batch. The running ones take the average of a view's parts, view after view, as one forward
+    a view would. In evaluation it is plain batch norm. Any number of dimensions from two."""
 
     splits: int = 1
+    views: int = 1
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2:
@@ -28,18 +32,18 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        if len(input) < 2 * self.splits:
-            raise UsageError(f"a batch of {len(input)} in {self.splits} splits: each split needs two images or more")
+        if len(input) < 2 * self.splits * self.views:
+            count = len(input) // self.views
+            raise UsageError(f"a batch of {count} in {self.splits} splits: each split needs two images or more")
         if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        parts = []
-        for left, part in zip(range(self.splits - 1, -1, -1), input.tensor_split(self.splits)):
+            self.num_batches_tracked.add_(self.views)
+        return torch.cat([y for view in input.tensor_split(self.views) for y in self.parts(view)])
+
+    def parts(self, view: Tensor) -> Iterator[Tensor]:
+        for left, part in zip(range(self.splits - 1, -1, -1), view.tensor_split(self.splits)):
             # Running statistics are updated part by part with rates that end in the parts' plain average.
             rate = (self.momentum / self.splits) / (1 - self.momentum * left / self.splits)
-            parts.append(
-                batch_norm(part, self.running_mean, self.running_var, self.weight, self.bias, True, rate, self.eps)
-            )
-        return torch.cat(parts)
+            yield batch_norm(part, self.running_mean, self.running_var, self.weight, self.bias, True, rate, self.eps)
 
 
 def convert_split_batch_norm(module: nn.Module, splits: int) -> nn.Module:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kontrast.networks.sharding import local
+
 
 class Teacher(nn.Module):
     """Parameters are averaged; batch-norm statistics are the teacher's own, from its own forward passes.
@@ -22,7 +24,8 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def update(self, student: nn.Module, momentum: Tensor | float) -> None:
-        mine, theirs = dict(self.module.named_parameters()), dict(student.named_parameters())
+        mine = {n: local(p) for n, p in self.module.named_parameters()}
+        theirs = {n: local(p) for n, p in student.named_parameters()}
         assert mine.keys() == theirs.keys(), "the student is not the module that the teacher copied"
         away = torch._foreach_sub([theirs[n] for n in mine], list(mine.values()))
         torch._foreach_mul_(away, 1 - momentum)

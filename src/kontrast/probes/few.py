@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from kontrast.probes.descent import Descent
-from kontrast.probes.features import extract_features
+from kontrast.probes.features import extract_features, pictures
 from kontrast.probes.regression import logistic
 from kontrast.probes.result import ProbeResult, interval_of_means, result
 from kontrast.registry import DataError, UsageError
@@ -70,18 +70,19 @@ def fine_tune(
     batch: int = 64,
     lr: float = 0.01,
     weight_decay: float = 0.0,
-    transform: Callable[[Tensor], Tensor] | None = None,
+    transform: Callable[..., Tensor] | None = None,
     augment: Callable[[Tensor, Tensor, int], Tensor] | None = None,
+    advance: Callable[[int], None] | None = None,
     seed: int = 0,
 ) -> ProbeResult:
     """Train a copy of the encoder and a zero-initialised linear layer together: Nesterov SGD, cosine, last epoch.
 
-    train, test: uint8 [N,C,H,W]. transform: uint8 to float, as for `extract_features`; augment(images, rows, epoch)
-    makes an epoch's training pictures instead, where given.
+    train, test: uint8 [N,C,H,W] or image sets. transform: uint8 to float, as for `extract_features`;
+    augment(images, rows, epoch) makes an epoch's training pictures instead, where given. advance: told the number of
+    images of each step.
     """
     device = next(encoder.parameters()).device
     classes = check_labels(train, train_labels, test, test_labels)
-    prepare = transform or (lambda x: x.float() / 255)
     network = with_classifier(encoder, classes, device)
     parameters = list(network.parameters())
     descent = Descent(parameters, nesterov=True, weight_decay=weight_decay)
@@ -89,11 +90,14 @@ def fine_tune(
     for epoch in range(epochs):
         batches = [r for r in torch.randperm(len(train), generator=generator).split(batch) if len(r) > 1]
         for i, rows in enumerate(batches):
-            images = torch.as_tensor(train[rows]).to(device)
-            x = augment(images, rows, epoch) if augment else prepare(images)
+            images, sizes = train.batch(rows) if hasattr(train, "batch") else (torch.as_tensor(train[rows]), None)
+            images, sizes = images.to(device), None if sizes is None else sizes.to(device)
+            x = augment(images, rows, epoch) if augment else pictures(transform, images, 0, sizes)
             loss = cross_entropy(network(x), train_labels[rows].to(device))
             rate = lr * (1 + math.cos(math.pi * (epoch + i / len(batches)) / epochs)) / 2
             descent.step(torch.autograd.grad(loss, parameters), rate)
+            if advance:
+                advance(len(rows))
     scores = extract_features(network, test, transform, device=device)
     protocol = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "optimizer": "sgd, nesterov"}
     return result("fine-tune", scores.argmax(1) == test_labels.cpu(), protocol, seed)

@@ -17,15 +17,16 @@ ROWS, QUERIES = 16_384, 1_024
 
 
 def nearest_rows(
-    queries: Tensor, rows: Tensor, k: int, *, query_chunk: int = QUERIES, row_chunk: int = ROWS
+    queries: Tensor, rows: Tensor, k: int, *, query_chunk: int = QUERIES, row_chunk: int = ROWS, cosine: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The k most similar rows of each query, best first: similarities [T,k] and indices [T,k].
-    Both sides are unit vectors (or the similarity is the plain product)."""
+    """The k most similar rows of each query, best first: similarities [T,k] and indices [T,k]. The similarity is the
+    product; with `cosine`, rows are normalised chunk by chunk, so that a mapped file of any size is never copied."""
     found = []
     for q in queries.split(query_chunk):
         best, where = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.int64, device=q.device)
         for start in range(0, len(rows), row_chunk):
-            s = q @ rows[start : start + row_chunk].T
+            chunk = rows[start : start + row_chunk]
+            s = q @ (normalize(chunk, dim=1) if cosine else chunk).T
             s, j = s.topk(min(k, s.shape[1]), dim=1)
             best, where = torch.cat([best, s], 1), torch.cat([where, j + start], 1)
             best, order = best.topk(min(k, best.shape[1]), dim=1)
@@ -61,9 +62,9 @@ def knn(
     note = ""
     if k > len(train):
         note, k = f"k = {k} exceeds the {len(train)} train images: k = {len(train) - 1} used", len(train) - 1
-    rows, queries = normalize(train, dim=1), normalize(test, dim=1)
+    queries = normalize(test, dim=1)
     correct = []
     for q, labels in zip(queries.split(QUERIES), test_labels.split(QUERIES)):
-        s, j = nearest_rows(q, rows, k)
+        s, j = nearest_rows(q, train, k, cosine=True)
         correct.append(votes(s, train_labels[j], temperature, classes).argmax(1) == labels)
     return result("knn", torch.cat(correct), {"k": k, "temperature": temperature}, seed, note)

@@ -99,7 +99,8 @@ def checked_part(part: str, features: Tensor, labels: Tensor) -> tuple[Tensor, T
         raise DataError(f"{part} labels must be whole numbers, not {labels.dtype}")
     if int(labels.min()) < 0:
         raise DataError(f"{part} labels go down to {int(labels.min())}: leave unlabelled images out")
-    bad = ~torch.isfinite(features).all(dim=1)
+    # A stretch of rows at a time: of a million rows at once the answers alone would take gigabytes.
+    bad = torch.cat([~torch.isfinite(rows).all(dim=1) for rows in features.split(65_536)])
     if bad.any():
         row = int(bad.nonzero()[0, 0])
         raise DataError(f"{int(bad.sum())} of {len(features)} {part} features are not finite, first in row {row}")

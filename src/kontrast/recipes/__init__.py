@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kontrast.registry import UsageError, nearest
-from kontrast.settings import Recipe, parse_toml, read_recipe
+from kontrast.registry import UsageError, nearest, shorten
+from kontrast.settings import DEEPEST, Recipe, parse_toml, read_recipe
 
 RECIPE_BYTES = 1_000_000
 FOLDER = Path(__file__).parent
@@ -66,17 +65,28 @@ def merge_trees(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str,
     return merged
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The tree's leaves by their paths: `training.lr`."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+    return leaves
+
+
 def parse_override(text: str) -> tuple[list[str], Any]:
     """`training.lr=0.1` as its path and its value; a bare word is a string."""
     key, equals, raw = text.partition("=")
     path = key.strip().split(".")
-    if not equals or not all(path):
-        raise UsageError(f"override {text!r} must be key.path=value, for example training.epochs=5")
+    if not equals or not all(path) or len(path) > DEEPEST:
+        raise UsageError(f"override {shorten(text)} must be key.path=value, for example training.epochs=5")
+    if len(text) > RECIPE_BYTES:
+        raise UsageError(f"override {shorten(text)} is longer than {RECIPE_BYTES} bytes")
     try:
-        value = tomllib.loads(f"value = {raw.strip()}")["value"] if raw.strip() else ""
-    except (tomllib.TOMLDecodeError, RecursionError):
-        value = raw.strip()
-    return path, value
+        tree = parse_toml(f"value = {raw.strip()}", "override")
+    except UsageError:
+        tree = {}
+    # More than a value (a newline, then other keys) was no value: it is taken as the text it is, and judged as such.
+    return path, tree["value"] if list(tree) == ["value"] else raw.strip()
 
 
 def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -168,6 +168,9 @@ def _title(key: str, series: list[dict[str, Any]]) -> str:
         if is_accuracy(key):
             best = max(range(len(series)), key=lambda i: ends[i][1])
             return f"{word} accuracy: “{shorten(series[best]['name'])}” ends highest, at {say(ends[best][1])}"
+        if key == "conditional_entropy":
+            best = max(range(len(series)), key=lambda i: ends[i][1])
+            return f"{word}: “{shorten(series[best]['name'])}” ends nearest its maximum, at {say(ends[best][1])} nats"
         fell = sum(b < a for a, b in ends)
         return word if key in LAST else f"{word}: fell in {fell} of {len(series)} runs"
     (first, last), peak = ends[0], max(v for v in series[0]["y"] if v is not None)

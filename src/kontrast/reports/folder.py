@@ -13,6 +13,8 @@ from typing import Any
 
 NEWEST = 1
 LONGEST_NAME = 200
+LONGEST_RECIPE = 200_000
+COLLAPSED = 1.5
 
 
 class ReportError(ValueError):
@@ -57,19 +59,30 @@ def read_run(path: Path) -> Run:
     if not any((path / name).is_file() for name in known):
         raise ReportError(f"{str(path)!r} holds no run: none of {', '.join(known)} is in it")
     run = Run(path, path.resolve().name or str(path))
-    run.recipe_text = _text(path / "recipe.toml")
+    run.recipe_text = _text(path / "recipe.toml")[:LONGEST_RECIPE]
     try:
+        if run.recipe_text.count(".") > LONGEST_RECIPE // 100:
+            raise ValueError("too many dots: tomllib would take hours")
         run.recipe = tomllib.loads(run.recipe_text)
-    except tomllib.TOMLDecodeError as error:
-        run.problems.append(f"recipe.toml is shown as text only: it is not valid TOML ({error}).")
+    except (ValueError, RecursionError) as error:
+        run.problems.append(f"recipe.toml is shown as text only: it is not valid TOML ({str(error)[:100]}).")
     run.info = _table(run, "run.json")
     run.lines = _lines(run, "metrics.jsonl")
     run.speed = _lines(run, "speed.jsonl")
+    _warn_of_collapse(run)
     found = _table(run, "probes.json").get("probes")
     run.probes = [p for p in found if _is_probe(p)] if isinstance(found, list) else []
     run.lens = _table(run, "lens.json")
     _read_gallery(run)
     return run
+
+
+def _warn_of_collapse(run: Run) -> None:
+    """The last word on the effective rank, where it is all but one direction."""
+    ranks = [line for line in run.lines if isinstance(line.get("effective_rank"), int | float)]
+    if ranks and ranks[-1]["effective_rank"] < COLLAPSED:
+        last = ranks[-1]
+        run.problems.append(f"collapsed: effective rank {last['effective_rank']:.1f} at epoch {last.get('epoch')}.")
 
 
 def distinct_names(runs: list[Run]) -> None:

@@ -16,13 +16,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kontrast.reports.curves import curve_plots, is_plot
+from kontrast.reports.curves import curve_plots
 from kontrast.reports.facts import differences, facts, summary, title
 from kontrast.reports.folder import ReportError, Run, distinct_names, read_run, shorten, write_atomic
+from kontrast.reports.lens import lens_numbers, lens_plots, lens_weights
 from kontrast.reports.results import references, result_groups, verdict
 from kontrast.reports.study import read_study
 
-SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "page.js")
+SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "weights.js", "page.js")
 PICTURE_BYTES = 3_000_000
 MOST_GALLERIES = 8
 ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -51,8 +52,9 @@ def payload(runs: list[Run], study: dict[str, Any] | None = None) -> dict[str, A
         "study": study,
         "results": [] if study else result_groups(runs),
         "curves": curve_plots(runs, references(runs[0])) if runs else [],
-        "lens": _lens_plots(runs),
-        "numbers": [entry for place, run in enumerate(runs) for entry in _lens_numbers(run, place)],
+        "lens": lens_plots(runs),
+        "numbers": [entry for place, run in enumerate(runs) for entry in lens_numbers(run, place)],
+        "weights": lens_weights(runs),
         "differences": differences(runs) if len(runs) > 1 else [],
         "runs": [
             {
@@ -85,37 +87,6 @@ def render(data: dict[str, Any]) -> bytes:
     page = (template / "page.html").read_text(encoding="utf-8")
     # Split once, never replace in what was put in: a name may well be "@SCRIPT@".
     return "".join(parts.get(piece, piece) for piece in re.split("(@[A-Z]+@)", page)).encode("utf-8", "replace")
-
-
-def _lens_plots(runs: list[Run]) -> list[dict[str, Any]]:
-    """The plots of lens.json, in the form that curves.py describes; one-line plots of several runs share one frame."""
-    shared: dict[str, dict[str, Any]] = {}
-    for place, run in enumerate(runs):
-        plots = run.lens.get("plots")
-        for number, plot in enumerate(plots if isinstance(plots, list) else []):
-            if not is_plot(plot):
-                run.problems.append(f"lens.json: plot {number + 1} is left out, since it has no series of x and y.")
-            elif len(runs) == 1 or len(plot["series"]) > 1 or "id" not in plot:
-                shared[f"{place}:{number}"] = {**plot, "of": run.name if len(runs) > 1 else ""}
-            else:
-                frame = shared.setdefault(
-                    str(plot["id"]), {**plot, "title": plot.get("name", plot["id"]), "series": []}
-                )
-                frame["series"].append({**plot["series"][0], "name": run.name, "run": place})
-    return list(shared.values())
-
-
-def _lens_numbers(run: Run, place: int) -> list[dict[str, Any]]:
-    """The single numbers of lens.json: under "numbers", a list of {name, value, note} or a plain table."""
-    found = run.lens.get("numbers")
-    if isinstance(found, dict):
-        found = [{"name": name, "value": value} for name, value in found.items()]
-    entries = found if isinstance(found, list) else []
-    return [
-        {"run": place, "name": shorten(e["name"]), "value": e["value"], "note": str(e.get("note", ""))}
-        for e in entries
-        if isinstance(e, dict) and "name" in e and isinstance(e.get("value"), int | float) and e["value"] == e["value"]
-    ]
 
 
 def _gallery(run: Run, budget: int) -> dict[str, Any] | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from typing import Any
 
 from kontrast.reports.curves import number, percent
 from kontrast.reports.folder import Run, shorten
 
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t for a 95% interval, of 1 to 10 degrees of freedom; more seeds take the last, which is a little wide."""
 CONTROLS = {"untrained": "the same encoder untrained", "pixels": "raw pixels"}
 WORDS = {"knn": "kNN", "linear": "linear probe", "logistic": "logistic probe", "finetune": "fine-tuned"}
 HOW = {
@@ -27,6 +31,7 @@ def result_groups(runs: list[Run]) -> list[dict[str, Any]]:
             group["rows"].append(_row(place, probe))
     for group in groups.values():
         order = list(FEATURES)
+        group["rows"] = _with_means(group["rows"])
         group["rows"].sort(
             key=lambda row: (order.index(row["features"]) if row["features"] in order else 9, row["run"])
         )
@@ -108,15 +113,16 @@ def _headline(run: Run) -> tuple[str, dict[str, dict[str, Any]]]:
     """The probe that the sentence speaks of, with its entry for each kind of features."""
     names = [probe["probe"] for probe in run.probes if probe.get("features") == "trained"]
     probe = next((name for name in WORDS if name in names), names[0] if names else "")
-    return probe, {str(p.get("features")): p for p in run.probes if p["probe"] == probe}
+    rows = _with_means([_row(0, p) for p in run.probes if p["probe"] == probe])
+    return probe, {row["features"]: row for row in rows if "single" not in row}
 
 
 def _labelled(run: Run) -> list[tuple[str, dict[str, Any]]]:
     """Probes under their name; where one name stands for several protocols, the protocol is part of it."""
-    seen: dict[tuple[str, str], set[str]] = {}
+    seen: dict[tuple[str, str, Any], set[str]] = {}
     for probe in run.probes:
-        seen.setdefault((probe["probe"], str(probe.get("features"))), set()).add(_protocol(probe))
-    several = {name for (name, _), protocols in seen.items() if len(protocols) > 1}
+        seen.setdefault((probe["probe"], str(probe.get("features")), probe.get("seed")), set()).add(_protocol(probe))
+    several = {name for (name, _, _), protocols in seen.items() if len(protocols) > 1}
     return [(f"{p['probe']}, {_protocol(p)}" if p["probe"] in several else p["probe"], p) for p in run.probes]
 
 
@@ -126,9 +132,31 @@ def _row(place: int, probe: dict[str, Any]) -> dict[str, Any]:
         "run": place,
         "features": features,
         "label": FEATURES.get(features, shorten(features)),
-        **{key: probe.get(key) for key in ("accuracy", "low", "high", "n")},
+        **{key: probe.get(key) for key in ("accuracy", "low", "high", "n", "seed")},
+        "over": "test images",
         "protocol": _protocol(probe),
     }
+
+
+def _with_means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several seeds of one probe of one run, led by their mean and its 95% interval over seeds (Student's t)."""
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["run"], row["features"]), []).append(row)
+    found = []
+    for seeds in groups.values():
+        if len({row["seed"] for row in seeds}) < 2:
+            found += seeds
+            continue
+        values = [row["accuracy"] for row in seeds]
+        mean, spread = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+        half = spread * STUDENT[min(len(values) - 1, len(STUDENT)) - 1]
+        found.append(
+            {**seeds[0], "label": f"{seeds[0]['label']}, mean of {len(values)} seeds", "over": "seeds", "seed": None,
+             "accuracy": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half)}
+        )  # fmt: skip
+        found += [{**row, "label": f"seed {row['seed']}", "single": True} for row in seeds]
+    return found
 
 
 def _protocol(probe: dict[str, Any]) -> str:

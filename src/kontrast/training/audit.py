@@ -1,6 +1,7 @@
 """Which features suppress which (GCL, section 3): easy information is laid over the images, each learner is trained on
-them, and what its frozen encoder kept is probed. Contrastive objectives stand beside supervised training of the same
-encoder and a variational autoencoder.
+them, and what its frozen encoder kept is probed. Contrastive objectives stand beside supervised training, a variational
+autoencoder and no training at all. All of them have the same encoder, which starts from the same weights and sees the
+same views, so that what differs is the objective.
 
 An audit's folder: runs/<cell>/ (run folders of the contrastive cells), cells/<cell>.json, audit.json, report.html.
 """
@@ -8,6 +9,7 @@ An audit's folder: runs/<cell>/ (run folders of the contrastive cells), cells/<c
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,25 +18,31 @@ from typing import Any
 
 import torch
 
+from kontrast.data import ImageSet
 from kontrast.objectives import OBJECTIVES, objective
 from kontrast.recipes import apply_overrides
 from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, UsageError
-from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree
+from kontrast.settings import Recipe, fingerprint, read_recipe, to_tree
 from kontrast.training.autoencoder import VariationalAutoencoder
 from kontrast.training.baseline import fit
+from kontrast.training.building import build_views
+from kontrast.training.cell_runs import finished_run, refuse_other_recipe
 from kontrast.training.findings import findings
-from kontrast.training.folder import RunFolder, disk_faults, read_json, write_atomic, write_json
+from kontrast.training.folder import disk_faults, read_json, write_json
 from kontrast.training.kept import what_was_kept
-from kontrast.training.learner import check_options
+from kontrast.training.learner import build_student, check_options
 from kontrast.training.run import Run, choose_device, open_split
-from kontrast.training.start import fresh_recipe, pretrain
+from kontrast.training.start import fresh_recipe
 from kontrast.training.stopping import Interrupted
 from kontrast.training.supervised import Supervised
 
 BITS = (0, 5, 10)
 STEPS = 300
-AUTOENCODER = {"batch": 64, "steps": 4}  # smaller batches, and as many more steps: the same images shown
-SUPERVISED, VAE = "supervised", "VAE"
+SMALL = 64
+SUPERVISED, VAE, UNTRAINED = "supervised", "VAE", "untrained"
+ENCODER = 'encoder={name="convn"}'
+"""Of the embedded set: the encoder of the RandBit study."""
+MEASURED = 256
 Say = Callable[[str], None]
 
 
@@ -49,7 +57,7 @@ class AuditCell:
 
     @property
     def name(self) -> str:
-        return f"{self.learner}-{self.feature}{self.amount}".replace(" ", "-").lower()
+        return f"{self.learner}-{self.feature}{self.amount}-seed{self.recipe.seed}".replace(" ", "-").lower()
 
 
 def audit(
@@ -60,6 +68,7 @@ def audit(
     bits: Sequence[int] = (),
     digits: Sequence[int] = (),
     steps: int = 0,
+    seeds: int = 1,
     overrides: Sequence[str] = (),
     out: Path,
     device: str = "auto",
@@ -69,7 +78,8 @@ def audit(
     out, on = Path(out), choose_device(device)
     amounts = {"bits": list(bits) if bits or digits else list(BITS), "digits": list(digits)}
     base, images = base_recipe(data, steps, overrides, on, say)
-    cells = plan(base, objectives, temperatures, amounts, labelled=images.labels is not None and images.has_test)
+    labelled = images.labels is not None and images.has_test
+    cells = plan(base, objectives, temperatures, amounts, labelled=labelled, seeds=seeds)
     with disk_faults(out):
         (out / "cells").mkdir(parents=True, exist_ok=True)
     records, errors = [], []
@@ -89,9 +99,30 @@ def audit(
 def base_recipe(data: str | None, steps: int, overrides: Sequence[str], device: torch.device, say: Say) -> Any:
     """The recipe that all cells share, and its images; probes and galleries of the runs themselves are left out."""
     own = ["evaluation.every=0", "evaluation.gallery=0", "checkpoints.keep=1"]
+    own += [ENCODER] if data is None else []
     if data is None or steps:
         own.append(f"training.max_steps={steps or STEPS}")
-    return fresh_recipe(data, None, [*own, *overrides], device, say)
+    recipe, images = fresh_recipe(data, None, [*own, *overrides], device, say)
+    return standardised(recipe, images), images
+
+
+def standardised(recipe: Recipe, images: ImageSet) -> Recipe:
+    """The recipe with the images' own mean and deviation, where its views leave pixels in [0,1].
+
+    The variance of a pixel as it is is about a sixteenth, of a bit a quarter: ten bits would be fourteen times the
+    picture in the first layer, and no learner of few steps, a supervised one neither, would see past them.
+    """
+    policy = build_views(recipe, torch.float32).policies[0]
+    if any(value != 1 for value in policy.std):
+        return recipe
+    some = [images.images[int(i)] for i in torch.arange(MEASURED) * len(images) // MEASURED]
+    colours = policy.colours or (3 if images.channels >= 3 else 1)
+    pixels = torch.cat([torch.as_tensor(one)[:colours].flatten(1) for one in some], 1).double() / 255
+    measured = {"mean": pixels.mean(1), "std": pixels.std(1).clamp_min(1e-3)}
+    arguments = {name: [round(float(v), 4) for v in values] for name, values in measured.items()}
+    return dataclasses.replace(
+        recipe, views=dataclasses.replace(recipe.views, arguments={**recipe.views.arguments, **arguments})
+    )
 
 
 def plan(
@@ -100,8 +131,12 @@ def plan(
     temperatures: Sequence[float],
     amounts: dict[str, list[int]],
     labelled: bool,
+    seeds: int = 1,
 ) -> list[AuditCell]:
-    """Every cell, checked before the first one trains: baselines last, since they explain and do not answer."""
+    """Every cell, checked before the first one trains: seed by seed, so that an audit cut short is whole for some, and
+    baselines last, since they explain and do not answer."""
+    if seeds < 1:
+        raise UsageError(f"--seeds {seeds}: give at least 1")
     if not objectives:
         raise UsageError(f"--objectives needs at least one name; allowed: {', '.join(OBJECTIVES)}")
     learners: dict[str, list[str]] = {}
@@ -111,14 +146,14 @@ def plan(
                 learners[f"{name} {t:g}"] = [f"objective.name={name}", f"objective.temperature={t}"]
         else:
             learners[name] = [f"objective.name={name}"]
-    learners |= {SUPERVISED: [], VAE: []} if labelled else {VAE: []}
+    learners |= ({SUPERVISED: []} if labelled else {}) | {VAE: [], UNTRAINED: []}
+    keys = {"bits": "data.random_bits", "digits": "data.overlay_digits"}
+    laid = [(feature, amount) for feature, values in amounts.items() for amount in sorted(set(values))]
     cells = []
-    for learner, texts in learners.items():
-        for feature, values in amounts.items():
-            key = {"bits": "data.random_bits", "digits": "data.overlay_digits"}[feature]
-            for amount in sorted(set(values)):
-                tree = apply_overrides(to_tree(base), [*texts, f"{key}={amount}"])
-                cells.append(AuditCell(learner, feature, amount, read_recipe(tree, "audit")))
+    for seed, (learner, texts) in itertools.product(range(base.seed, base.seed + seeds), learners.items()):
+        for feature, amount in laid:
+            tree = apply_overrides(to_tree(base), [*texts, f"{keys[feature]}={amount}", f"seed={seed}"])
+            cells.append(AuditCell(learner, feature, amount, read_recipe(tree, "audit")))
         recipe = cells[-1].recipe
         check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
     return cells
@@ -136,10 +171,11 @@ def run_cell(cell: AuditCell, out: Path, device: str, say: Say, title: str) -> t
         say(f"{title}: {record['status']} already")
         return record, NumbersError(record["reason"]) if record["status"] == "failed" else None
     say(title)
-    facts = {"learner": cell.learner, "feature": cell.feature, "amount": cell.amount, "fingerprint": mark}
+    facts = {"learner": cell.learner, "feature": cell.feature, "amount": cell.amount, "seed": cell.recipe.seed}
+    facts["fingerprint"] = mark
     start = time.monotonic()
     try:
-        kept = train_and_probe(cell, out, device, say)
+        kept = train_and_probe(cell, out, device)
     except (Stopped, Interrupted) as error:
         raise type(error)(f"stopped in {cell.name}; give the same command again to go on") from None
     except DataError:
@@ -156,46 +192,39 @@ def run_cell(cell: AuditCell, out: Path, device: str, say: Say, title: str) -> t
     return record, None
 
 
-def train_and_probe(cell: AuditCell, out: Path, device: str, say: Say) -> dict[str, Any]:
+def train_and_probe(cell: AuditCell, out: Path, device: str) -> dict[str, Any]:
     on, recipe = choose_device(device), cell.recipe
     train = open_split(recipe.data, "train", seed=recipe.seed)
     test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
-    if cell.learner not in (SUPERVISED, VAE):
-        run = contrastive(cell, out, device, say)
+    if cell.learner not in (SUPERVISED, VAE, UNTRAINED):
+        run = contrastive(cell, out, device)
         return {"run": f"runs/{cell.name}", **what_was_kept(run.encoder(on), recipe, train, test, on)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        if cell.learner == VAE:
-            recipe = for_autoencoder(recipe)
-            module: Any = VariationalAutoencoder(train.channels, recipe.views.size)
+        if cell.learner == UNTRAINED:
+            encoder = build_student(recipe, train.channels).encoder.to(on).eval()
+        elif cell.learner == VAE:
+            vae = VariationalAutoencoder(recipe, train.channels)
+            fit(vae, vae.loss, in_small_batches(recipe), train, on, cell.name)
+            encoder = vae.encoder
         else:
-            module = Supervised(recipe, train.channels, int(train.labels.max()) + 1)  # type: ignore[union-attr]
-        fit(module, module.loss, recipe, train, on, cell.name)
-    return what_was_kept(module.encoder, recipe, train, test, on)
+            supervised = Supervised(recipe, train.channels, int(train.labels.max()) + 1)  # type: ignore[union-attr]
+            fit(supervised, supervised.loss, recipe, train, on, cell.name)
+            encoder = supervised.encoder
+    return what_was_kept(encoder, recipe, train, test, on)
 
 
-def for_autoencoder(recipe: Recipe) -> Recipe:
-    """Pixels in [0,1], as the Bernoulli likelihood needs them."""
-    views = dataclasses.replace(recipe.views, arguments={**recipe.views.arguments, "mean": [0.0], "std": [1.0]})
-    batch, factor = AUTOENCODER["batch"], AUTOENCODER["steps"]
-    t = recipe.training
-    if t.batch > batch:
-        t = dataclasses.replace(t, batch=batch, max_steps=factor * t.max_steps)
-    return dataclasses.replace(recipe, views=views, training=t)
+def in_small_batches(recipe: Recipe) -> Recipe:
+    """Smaller batches and as many more steps, for the autoencoder: as many images shown."""
+    t, batch = recipe.training, SMALL
+    if t.batch <= batch:
+        return recipe
+    t = dataclasses.replace(t, batch=batch, max_steps=t.max_steps * t.batch // batch)
+    return dataclasses.replace(recipe, training=t)
 
 
-def contrastive(cell: AuditCell, out: Path, device: str, say: Say) -> Run:
+def contrastive(cell: AuditCell, out: Path, device: str) -> Run:
     """The cell's run, finished: read, gone on with, or trained."""
     folder = out / "runs" / cell.name
-    quiet: Say = lambda _: None  # noqa: E731
-    if (folder / "recipe.toml").is_file():
-        if fingerprint(Run(folder).recipe) != fingerprint(cell.recipe):
-            raise UsageError(
-                f"{folder} is of an audit with other settings: give the same ones to go on, or another --out"
-            )
-        if RunFolder(folder).info().get("finished") and (folder / "encoder.safetensors").is_file():
-            return Run(folder)
-        return pretrain(out=folder, resume=True, device=device, say=quiet)
-    recipe = out / "cells" / f"{cell.name}.toml"
-    write_atomic(recipe, to_toml(cell.recipe, f"one training of an audit: {cell.name}"))
-    return pretrain(recipe=str(recipe), out=folder, device=device, say=quiet)
+    refuse_other_recipe(folder, cell.recipe)
+    return finished_run(cell.recipe, folder, out / "cells" / f"{cell.name}.toml", device, lambda _: None)

@@ -1,7 +1,6 @@
-"""The reconstruction baseline of the audit: a variational autoencoder on the same images (GCL, appendix C.1).
+"""The reconstruction baseline of the audit: a variational autoencoder on the same views (GCL, appendix C.1).
 
-N images, C channels (all of them, injected ones too), s pixels, F width of the representation that probes read,
-L width of the latent.
+N images, C channels (all of them, injected ones too), s pixels, L width of the latent.
 """
 
 from __future__ import annotations
@@ -10,55 +9,51 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from kontrast import networks
+from kontrast.settings import Recipe
+from kontrast.training.building import build_views
+from kontrast.training.learner import build_student
 
 LATENT = 64
 NARROW = -4.0  # log-variance at the start: at unit variance the decoder would see little but noise for its first epochs
 
 
 class VariationalAutoencoder(nn.Module):
-    """ConvN to F, a Gaussian latent, and ConvN mirrored back to every channel.
+    """The recipe's encoder, a Gaussian latent, and ConvN mirrored back to every channel.
 
     loss = -log p(x | h) + beta KL(q(h | x) || N(0, 1))      Bernoulli likelihood, nats per image
+
+    A picture's pixels count one by one. A channel that holds one value (a random bit) counts once: copied to all s x s
+    pixels ten bits would weigh 7,100 nats at 32 pixels, against about 200 that the picture's content can explain.
     """
 
-    def __init__(self, channels: int = 3, size: int = 32, latent: int = LATENT, beta: float = 1.0):
+    def __init__(self, recipe: Recipe, channels: int = 3, latent: int = LATENT, beta: float = 1.0):
         super().__init__()
-        self.encoder = LevelAndDetail(channels, size)
+        self.encoder = build_student(recipe, channels).encoder
         self.posterior = nn.Linear(self.encoder.width, 2 * latent)
         nn.init.constant_(self.posterior.bias[latent:], NARROW)
-        self.decoder = MirroredConvN(latent, channels, size)
+        self.decoder = MirroredConvN(latent, channels, recipe.views.size)
         self.beta = beta
+        policy = build_views(recipe, torch.float32).policies[0]
+        self.colours = policy.colours or (3 if channels >= 3 else 1)
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(policy, name)).expand(self.colours)
+            self.register_buffer(name, values[:, None, None].clone(), persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [N,C,s,s], mean and log-variance [N,L] of images in [0,1]."""
+        """Logits [N,C,s,s], mean and log-variance [N,L] of views as the encoder takes them."""
         mean, log_variance = self.posterior(self.encoder(x)).chunk(2, dim=1)
         h = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         return self.decoder(h), mean, log_variance
 
     def loss(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         logits, mean, log_variance = self(x)
-        reconstruction = binary_cross_entropy_with_logits(logits, x, reduction="sum") / len(x)
+        pixels = (x[:, : self.colours] * self.std + self.mean).clamp(0, 1)
+        by_channel = binary_cross_entropy_with_logits(
+            logits, torch.cat([pixels, x[:, self.colours :]], 1), reduction="none"
+        ).mean(0)
+        picture, single = by_channel[: self.colours].sum(), by_channel[self.colours :].mean((1, 2)).sum()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
-        return reconstruction + self.beta * divergence
-
-
-class LevelAndDetail(nn.Module):
-    """Mean-removed coding: each channel's mean, beside ConvN's view of what is left. [N,C,s,s] -> [N, 128 + C].
-
-    Constant channels (random bits) are levels, and so never reach ConvN: that the autoencoder does not suffer from them
-    is this encoder's doing as much as the loss's. On the raw channels ten bits shift every threshold of the first
-    layer, and in an audit's few steps the digit is not read from ConvN at all, whatever is reconstructed.
-    """
-
-    def __init__(self, channels: int, size: int):
-        super().__init__()
-        self.detail = networks.encoder("convn", channels=channels, size=size)
-        self.width = self.detail.width + channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean(dim=(2, 3))
-        return torch.cat([self.detail(x - level[:, :, None, None]), level], dim=1)
+        return picture + single + self.beta * divergence
 
 
 class MirroredConvN(nn.Module):

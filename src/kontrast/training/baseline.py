@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kontrast.data import Feeder, ImageSet
 from kontrast.registry import NumbersError
 from kontrast.settings import Recipe
-from kontrast.training.loop import build_views
+from kontrast.training.building import build_views
 from kontrast.training.progress import Progress
 from kontrast.views import keys
 

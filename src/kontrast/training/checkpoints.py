@@ -35,15 +35,16 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
         except CheckpointError:
             discard(final)
     aside = folder / f".tmp-{os.getpid()}-{step}"
-    with disk_faults(final):
+    with disk_faults(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())):
         try:
+            folder.mkdir(exist_ok=True)  # not its parents: a removed run folder is not to come back in part
             shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
+            aside.mkdir()
             _write_tensors(aside / "state.safetensors", tensors)
             (aside / "state.json").write_text(json.dumps(state))
             files = {name: _describe(aside / name) for name in ("state.safetensors", "state.json")}
             manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
-            (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
+            (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
             for path in (*aside.iterdir(), aside):
                 _sync(path)
             os.rename(aside, final)
@@ -87,7 +88,10 @@ def sweep(folder: Path) -> None:
     """Remove what a killed process left half-written or half-deleted; only the run's holder may."""
     for path in folder.glob(".*"):
         if path.name.startswith((".tmp-", ".del-")):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -118,6 +122,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
 
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest.pop("self", None) not in (None, _digest(manifest)):  # None: written before manifests had one
+            raise CheckpointError(f"checkpoint {path.name}: manifest.json is damaged (its SHA-256 differs)")
         files = manifest["files"]
         if manifest["schema"] > SCHEMA:
             raise CheckpointError(f"checkpoint {path.name}: written by a newer kontrast; upgrade to read it")
@@ -129,7 +135,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
         return load_tensors(content["state.safetensors"]), json.loads(content["state.json"]), manifest
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint {path.name}: {Path(error.filename).name} is missing") from None
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path.name}: unreadable ({type(error).__name__})") from None
 
 
@@ -173,6 +179,10 @@ def versions() -> dict[str, str]:
 def _describe(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -17,17 +17,16 @@ from torch import Tensor
 from kontrast.probes import ProbeResult, knn, logistic
 from kontrast.probes.neighbours import nearest_rows, votes
 from kontrast.probes.regression import fit_logistic, standardise
-from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, UsageError
-from kontrast.settings import to_toml
+from kontrast.registry import DataError, KontrastError, NumbersError, Stopped
+from kontrast.training.cell_runs import finished_run, refuse_other_recipe
 from kontrast.training.comparison import summarise
 from kontrast.training.evaluation import features_of
-from kontrast.training.folder import RunFolder, disk_faults, read_json, read_lines, write_atomic, write_json
+from kontrast.training.folder import RunFolder, disk_faults, read_json, read_lines, write_json
 from kontrast.training.intervals import pack_bits
 from kontrast.training.memory import PeakMemory
 from kontrast.training.run import Run, choose_device
-from kontrast.training.start import pretrain
 from kontrast.training.stopping import Interrupted
-from kontrast.training.sweeps import Cell, changes, parse_sweeps, plan
+from kontrast.training.sweeps import Cell, parse_sweeps, plan
 
 Say = Callable[[str], None]
 VERSION = 1
@@ -51,7 +50,7 @@ def compare(
     with disk_faults(out):
         (out / "recipes").mkdir(parents=True, exist_ok=True)
     for cell in cells:
-        refuse_other_recipe(cell, out)
+        refuse_other_recipe(out / "runs" / cell.folder, cell.recipe)
     records, errors = [], []
     for number, cell in enumerate(cells, 1):
         record, error = run_cell(cell, out, device, say, f"[{number}/{len(cells)}] {cell.folder}")
@@ -68,19 +67,6 @@ def write_comparison(out: Path, names: Sequence[str], grid: Any, records: list[A
     tree = {"version": VERSION, "kind": "comparison", "finished": whole, **summary}
     write_json(out / "comparison.json", tree)
     return tree
-
-
-def refuse_other_recipe(cell: Cell, out: Path) -> None:
-    """A folder that holds the same cell of another comparison is not gone on with."""
-    run = out / "runs" / cell.folder
-    if not (run / "recipe.toml").is_file():
-        return
-    different = changes(Run(run).recipe, cell.recipe)
-    if different:
-        raise UsageError(
-            f"{run} was run with other settings ({', '.join(different[:3])}): "
-            "give the same ones to go on, or another --out"
-        )
 
 
 def run_cell(cell: Cell, out: Path, device: str, say: Say, title: str) -> tuple[dict[str, Any], KontrastError | None]:
@@ -111,17 +97,9 @@ def run_cell(cell: Cell, out: Path, device: str, say: Say, title: str) -> tuple[
 
 
 def train_and_probe(cell: Cell, out: Path, device: str, say: Say) -> dict[str, Any]:
-    folder = out / "runs" / cell.folder
-    resume = (folder / "recipe.toml").is_file()
+    folder, recipe = out / "runs" / cell.folder, out / "recipes" / f"{cell.folder}.toml"
     with PeakMemory(choose_device(device)) as memory:
-        if resume and (folder / "encoder.safetensors").is_file() and RunFolder(folder).info().get("finished"):
-            run = Run(folder)
-        elif resume:
-            run = pretrain(out=folder, resume=True, device=device, say=say)
-        else:
-            recipe = out / "recipes" / f"{cell.folder}.toml"
-            write_atomic(recipe, to_toml(cell.recipe, f"one run of a comparison: {cell.folder}"))
-            run = pretrain(recipe=str(recipe), out=folder, device=device, say=say)
+        run = finished_run(cell.recipe, folder, recipe, device, say)
     results, rows = probe_trained(run, choose_device(device))
     if results:
         write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results.values()]})

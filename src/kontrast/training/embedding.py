@@ -11,6 +11,7 @@ alone, so a run that was killed and resumed gives the same bytes as one that was
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import json
@@ -96,6 +97,8 @@ def embed(
     holder = RunFolder(parts)
     holder.hold()
     try:
+        for torn in out.parent.glob(f".tmp-*-{glob.escape(out.name)}"):  # of one that was killed while it joined
+            torn.unlink(missing_ok=True)
         begin(parts, facts, say)
         found = _fill(run, encoder, stream, parts, on, batches, out, say)
         bad = left_out(stream, found, run.recipe.data.max_bad if max_bad is None else max_bad)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 
 from kontrast.data import ImageSet, read_labels
 from kontrast.data.counters import permutation
-from kontrast.kernels import row_statistics
 from kontrast.lens.gallery import write_gallery
+from kontrast.lens.numbers import conditional_entropy
 from kontrast.lens.spectrum import effective_rank
 from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, fine_tune, knn, linear, logistic
-from kontrast.registry import UsageError, nearest
+from kontrast.registry import DataError, UsageError, nearest
+from kontrast.training.cropped import CROPS, CroppedFeatures
 from kontrast.training.folder import read_json, write_json
+from kontrast.training.intervals import over_seeds
+from kontrast.training.progress import Progress
 from kontrast.training.run import Run, choose_device, evaluation_view, open_split
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
@@ -30,7 +34,8 @@ PROBES: dict[str, Callable[..., ProbeResult]] = {
 }
 """Probes on features by name; `finetune` trains the encoder too and stands apart."""
 USUAL = ("knn", "linear")
-ENTROPY_IMAGES = 512
+FINE_TUNING = 50
+IMAGES = 1024
 KINDS = ("trained", "untrained", "pixels")
 
 
@@ -45,12 +50,19 @@ def evaluate(
     data: str | None = None,
     labels: Path | None = None,
     device: str = "auto",
+    seeds: int = 1,
+    cached: bool = False,
+    epochs: int = 0,
     say: Callable[[str], None] = print,
 ) -> list[ProbeResult]:
     """Probe the run, lay the results over probes.json, write the gallery; no results for unlabelled images.
 
-    kind: `knn`, `linear`, `few-shot`, `finetune` or a linear protocol's name; empty for kNN and linear.
+    kind: `knn`, `linear`, `few-shot`, `finetune` or a linear protocol's name; empty for kNN and linear. seeds: how many
+    times, from the recipe's seed on. Protocols see fresh crops in every epoch, or, cached, the plain pictures' features
+    alone. epochs: of fine-tuning, where not its own.
     """
+    if seeds < 1 or epochs < 0:
+        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed")
     if kind and kind not in (*PROBES, "finetune"):
         raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
     on = choose_device(device)
@@ -59,27 +71,52 @@ def evaluate(
     encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
     results: list[ProbeResult] = []
     for name, encoder in encoders.items():
-        if kind == "finetune" and labelled and encoder is not None:
-            results.append(_fine_tuned(run, name, encoder, train, test))
-        if kind == "finetune" or not (labelled or name == "trained"):
-            continue
-        fit = features_of(encoder, train, run.transform(), on)
-        held = fit if test is None else features_of(encoder, test, run.transform(), on)
-        if name == "trained" and run.recipe.evaluation.gallery:
-            _gallery(run, train, test, fit, held)
-        if labelled:
-            sets = (fit.to(on), train.labels, held.to(on), test.labels)
-            results += [_probed(run, probe, name, sets, say) for probe in ((kind,) if kind else USUAL)]
-    if results:
-        _keep(run, results)
-    else:
-        say("no labels: probes need class sub-folders or a CSV; the map and the neighbours are in the report")
+        found: list[ProbeResult] = []
+        numbers = range(run.recipe.seed, run.recipe.seed + seeds)
+        if kind != "finetune" and (labelled or name == "trained"):
+            sets = _featured(run, name, encoder, train, test, on)
+            found = _on_features(run, kind, name, encoder, train, sets, numbers, cached, say) if labelled else []
+        elif kind == "finetune" and labelled and encoder is not None:
+            found = [_fine_tuned(run, name, encoder, train, test, seed, epochs) for seed in numbers]  # type: ignore[arg-type]
+        results += _keep(run, found, data)  # at once: what comes after may take long, and may be stopped
+    if not results:
+        say("no labels: probes need two class sub-folders or more, or a CSV; the map and neighbours are in the report")
+    return results
+
+
+Sets = tuple[Tensor, Any, Tensor, Any]
+
+
+def _featured(
+    run: Run, name: str, encoder: nn.Module | None, train: ImageSet, test: ImageSet | None, device: torch.device
+) -> Sets:
+    """Features and labels of both parts on the device; those of the trained encoder make the gallery too."""
+    fit = features_of(encoder, train, run.transform(), device)
+    held = fit if test is None else features_of(encoder, test, run.transform(), device)
+    if name == "trained" and run.recipe.evaluation.gallery:
+        _gallery(run, train, test, fit, held)
+    return fit.to(device), train.labels, held.to(device), None if test is None else test.labels
+
+
+def _on_features(
+    run: Run, kind: str, name: str, encoder: Any, train: ImageSet, sets: Sets, seeds: range, cached: bool, say: Any
+) -> list[ProbeResult]:
+    """Every probe asked for, at every seed; kNN once, since nothing in it is drawn by chance."""
+    results = []
+    for probe in (kind,) if kind else USUAL:
+        for seed in seeds[:1] if probe == "knn" else seeds:
+            on_crops = probe in PROTOCOLS and not cached
+            with _cropped(run, probe, encoder, train, sets[0].device) if on_crops else nullcontext({}) as given:
+                results.append(_probed(run, probe, name, sets, seed, say, **given))
     return results
 
 
 def _labelled_sets(run: Run, data: str | None, labels: Path | None) -> tuple[ImageSet, ImageSet | None]:
     settings = run.recipe.data if data is None else dataclasses.replace(run.recipe.data, source=data)
-    train = open_split(settings, "train", seed=run.recipe.seed)
+    try:
+        train = open_split(settings, "train", seed=run.recipe.seed)
+    except DataError as error:
+        raise error if data else DataError(f"{error}; are the run's images elsewhere? give them with --data") from None
     test = open_split(settings, "test", seed=run.recipe.seed) if train.has_test else None
     if labels is not None:
         train = read_labels(train, labels)
@@ -91,32 +128,52 @@ def _labelled_sets(run: Run, data: str | None, labels: Path | None) -> tuple[Ima
     return train, test
 
 
-def _probed(run: Run, probe: str, name: str, sets: tuple[Tensor, ...], say: Callable[[str], None]) -> ProbeResult:
+@contextmanager
+def _cropped(run: Run, probe: str, encoder: nn.Module | None, train: ImageSet, device: torch.device) -> Iterator[dict]:
+    """Fresh crops for every epoch of a linear protocol, with a bar."""
+    network = nn.Flatten() if encoder is None else encoder.to(memory_format=torch.channels_last)
+    with Progress(f"{probe} on crops", PROTOCOLS[probe].epochs * len(train)) as bar:
+        yield {"features_of_epoch": CroppedFeatures(run, network, train, CROPS[probe], device, bar.advance)}
+
+
+def _probed(
+    run: Run, probe: str, name: str, sets: Sets, seed: int, say: Callable[[str], None], **given: Any
+) -> ProbeResult:
     settings = run.recipe.evaluation
-    arguments = {"k": settings.k, "temperature": settings.temperature} if probe == "knn" else {}
+    arguments = {"k": settings.k, "temperature": settings.temperature} if probe == "knn" else given
+    arguments |= {"seeds": range(seed, seed + 3)} if probe == "few-shot" else {"seed": seed}
     result = PROBES[probe](*sets, **arguments)
     if result.note:
         say(f"{probe}, {name}: {result.note}")
     return dataclasses.replace(result, probe=probe, features=name)
 
 
-def _fine_tuned(run: Run, name: str, encoder: nn.Module, train: ImageSet, test: ImageSet) -> ProbeResult:
-    view = run.transform()
-
-    def transform(images: Tensor) -> Tensor:
-        return view(images, torch.zeros(len(images), dtype=torch.int64, device=images.device))[0]
-
-    result = fine_tune(encoder, train, train.labels, test, test.labels, transform=transform, seed=run.recipe.seed)
+def _fine_tuned(
+    run: Run, name: str, encoder: nn.Module, train: ImageSet, test: ImageSet, seed: int, epochs: int
+) -> ProbeResult:
+    epochs = epochs or FINE_TUNING
+    with Progress(f"finetune, {name}", epochs * len(train)) as bar:
+        rule: dict[str, Any] = {"epochs": epochs, "transform": run.transform(), "seed": seed, "advance": bar.advance}
+        result = fine_tune(encoder, train, train.labels, test, test.labels, **rule)
     return dataclasses.replace(result, probe="finetune", features=name)
 
 
-def _keep(run: Run, results: list[ProbeResult]) -> None:
-    """Results by probe and features: new ones replace their like and leave the others."""
+def _keep(run: Run, results: list[ProbeResult], data: str | None) -> list[ProbeResult]:
+    """Results by probe, features, seed and, where not the run's own, data: new ones replace their like."""
+    if data is not None:
+        results = [dataclasses.replace(r, protocol={**r.protocol, "data": data}) for r in results]
     path = run.path / "probes.json"
     before = read_json(path).get("probes", []) if path.exists() else []
-    kept = {(r.get("probe"), r.get("features")): r for r in before}
-    kept.update({(r.probe, r.features): r.to_dict() for r in results})
-    write_json(path, {"version": 1, "probes": list(kept.values())})
+    kept = {_place(r): r for r in [*before, *(r.to_dict() for r in results)]}
+    if results:
+        write_json(path, {"version": 1, "probes": list(kept.values())})
+    return results
+
+
+def _place(entry: dict[str, Any]) -> tuple[Any, ...]:
+    protocol = entry.get("protocol")
+    data = protocol.get("data") if isinstance(protocol, dict) else None
+    return entry.get("probe"), entry.get("features"), entry.get("seed"), data
 
 
 def _gallery(run: Run, train: ImageSet, test: ImageSet | None, fit: Tensor, held: Tensor) -> None:
@@ -138,53 +195,42 @@ def _gallery(run: Run, train: ImageSet, test: ImageSet | None, fit: Tensor, held
 
 
 def result_table(results: list[ProbeResult]) -> list[str]:
-    """Accuracy by probe and features, for the terminal."""
+    """Accuracy by probe and features, for the terminal; of several seeds the mean, with its interval below."""
     if not results:
         return []
-    lines = [f"{'accuracy':<10}" + "".join(f"{kind:>12}" for kind in KINDS)]
+    lines = [f"{'accuracy':<10}" + "".join(f"{kind:>16}" for kind in KINDS)]
     for probe in dict.fromkeys(r.probe for r in results):
-        cells = {r.features: f"{r.accuracy:.3f}" for r in results if r.probe == probe}
-        lines.append(f"{probe:<10}" + "".join(f"{cells.get(kind, ''):>12}" for kind in KINDS))
+        values = {kind: [r.accuracy for r in results if (r.probe, r.features) == (probe, kind)] for kind in KINDS}
+        means = {kind: f"{fmean(found):.3f}" if found else "" for kind, found in values.items()}
+        lines.append(f"{probe:<10}" + "".join(f"{means[kind]:>16}" for kind in KINDS))
+        spans = {kind: over_seeds(found) for kind, found in values.items()}
+        if any(spans.values()):
+            count = max(map(len, values.values()))
+            texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in spans.values()]
+            lines.append(f"{f'{count} seeds':<10}" + "".join(f"{text:>16}" for text in texts))
     return lines
-
-
-def repulsion_entropy(z: Tensor, images: int = ENTROPY_IMAGES, t_minus: float = 2.0) -> dict[str, float]:
-    """H(X-|X) of rows z [N,D] beside its greatest value ln(M - 1), at one scale and one M for every method (CACR,
-    equation 8). Without collectives, unlike the objectives' metric: the first rank alone evaluates."""
-    z = torch.nn.functional.normalize(z[:images].float(), dim=1)
-    if len(z) < 3:
-        return {}
-    rows = row_statistics(z, None, scale=2 * t_minus, query_ids=torch.arange(len(z), device=z.device))
-    entropy = (rows.lse - 2 * t_minus * rows.mean).mean()
-    return {"conditional_entropy": float(entropy), "conditional_entropy_max": math.log(len(z) - 1)}
 
 
 class OnlineProbe:
     """kNN, effective rank and H(X-|X) of the encoder as it trains, on at most `limit` images of each part. Given the
-    whole student, the entropy is that of its projections, which the objective sees."""
+    whole student, the entropy is that of its projections, which the objective sees, on the lens's own images."""
 
     def __init__(self, recipe: Any, train: ImageSet, test: ImageSet | None, device: torch.device, limit: int = 50_000):
         self.recipe, self.device = recipe, device
         self.train, self.test = train.first(limit), None if test is None else test.first(limit)
+        self.shown = (train if test is None else test).first(IMAGES)
         self.transform = evaluation_view(recipe)
 
     def __call__(self, network: nn.Module) -> dict[str, float]:
-        encoder, head = getattr(network, "encoder", network), getattr(network, "head", nn.Identity())
-        fit = features_of(encoder, self.train, self.transform, self.device)
-        record = {"effective_rank": effective_rank(fit), **repulsion_entropy(self.projections(head, fit))}
+        encoder = getattr(network, "encoder", network)
+        fit = features_of(encoder, self.train, self.transform, self.device).to(self.device)
+        record = {"effective_rank": effective_rank(fit)}
+        if len(self.shown) > 2:
+            found = conditional_entropy(features_of(network, self.shown, self.transform, self.device))
+            record |= dict(zip(("conditional_entropy", "conditional_entropy_max"), found))
         if self.test is not None and self.train.labels is not None and self.test.labels is not None:
             held = features_of(encoder, self.test, self.transform, self.device)
             settings = self.recipe.evaluation
-            found = knn(fit, self.train.labels, held, self.test.labels, k=settings.k, temperature=settings.temperature)
-            record["knn"] = found.accuracy
+            sets = (fit, self.train.labels, held, self.test.labels)
+            record["knn"] = knn(*sets, k=settings.k, temperature=settings.temperature).accuracy
         return record
-
-    @torch.no_grad()
-    def projections(self, head: nn.Module, features: Tensor) -> Tensor:
-        """Of images evenly over the set; the head's batch norm is as in evaluation meanwhile."""
-        count = min(ENTROPY_IMAGES, len(features))
-        some = features[torch.arange(count) * len(features) // count]
-        training = head.training
-        z = head.eval()(some.to(self.device))
-        head.train(training)
-        return z

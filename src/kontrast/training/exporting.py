@@ -87,7 +87,7 @@ def describe(run: Run, encoder: nn.Module) -> dict[str, Any]:
         "encoder": {"name": run.recipe.encoder.name, **run.recipe.encoder.arguments},
         "width": encoder.width,
         "input": {
-            "channels": info["data"]["channels"],
+            "channels": run.channels,
             "size": run.recipe.views.size,
             "layout": "NCHW float32",
             "resize": f"shorter side and centre crop, {policy.interpolation} with antialiasing, then / 255",

@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
+from kontrast.training.intervals import over_seeds
+
 Cell = dict[str, Any]
-BASELINES = ("supervised", "VAE")
+BASELINES = ("supervised", "VAE", "untrained")
 TARGETS = {"labels": "probe of the labels", "retrieval": "retrieval of the image"}
 FEATURES = {"bits": "bits of shared noise", "digits": "unique digits laid over"}
 OBJECTIVES = {"nt-xent": "NT-Xent", "swd": "SWD", "dcl": "DCL", "cacr": "CACR", "info-nce": "InfoNCE"}
-OWN_ENCODER = "The VAE has an encoder of its own, which keeps each channel's mean apart; the others share the recipe's."
+SHARED = (
+    "All learners have the same encoder, which starts from the same weights and sees the same views; the VAE in "
+    "smaller batches, and to its likelihood a bit counts once."
+)
 SCORES = {"background": "accuracy", "hue": "accuracy", "position": "R²", "size": "R²"}
 
 
 def findings(records: list[Cell], data: str, classes: int | None) -> dict[str, Any]:
     """`title`, `verdict`, `plots` and `tables`, in the form that the page reads."""
-    done = [record for record in records if record["status"] == "finished"]
-    features = list(dict.fromkeys(record["feature"] for record in done))
-    plots = [plot for feature in features for plot in curves([r for r in done if r["feature"] == feature], classes)]
-    tables = [accuracy_table([r for r in records if r["feature"] == feature]) for feature in features]
-    tables += [table for table in [kept_table(done)] if table]
+    features = list(dict.fromkeys(record["feature"] for record in records if record["status"] == "finished"))
+    points = {feature: merged([r for r in records if r["feature"] == feature]) for feature in features}
+    done = {feature: [p for p in found if p["status"] == "finished"] for feature, found in points.items()}
+    tables = [accuracy_table(found) for found in points.values()]
+    tables += [table for table in [kept_table([p for found in done.values() for p in found])] if table]
     return {
         "title": f"What suppresses what on {data}",
-        "verdict": " ".join(sentence([r for r in done if r["feature"] == f], data) for f in features) or "Nothing yet.",
-        "plots": plots,
+        "verdict": " ".join(sentence(found, data) for found in done.values()) or "Nothing yet.",
+        "plots": [plot for found in done.values() for plot in curves(found, classes)],
         "tables": tables,
+    }
+
+
+def merged(records: list[Cell]) -> list[Cell]:
+    """One point for the seeds of a cell: their mean, with the 95% interval of Student's t over them where there are
+    several, else the one seed's own over test images. A cell all of whose seeds failed stays failed."""
+    groups: dict[tuple[str, int], list[Cell]] = {}
+    for record in records:
+        groups.setdefault((record["learner"], record["amount"]), []).append(record)
+    return [point([r for r in group if r["status"] == "finished"]) or group[0] for group in groups.values()]
+
+
+def point(seeds: list[Cell]) -> Cell | None:
+    if len(seeds) < 2:
+        return {**seeds[0], "seeds": 1} if seeds else None
+    values = [record["accuracy"] for record in seeds]
+    low, high = over_seeds(values)  # type: ignore[misc]
+    read = [record["injected"] for record in seeds if record["injected"] is not None]
+    factors = {n: statistics.fmean(r["factors"][n] for r in seeds) for n in seeds[0]["factors"]}
+    return {
+        **seeds[0],
+        "seeds": len(seeds),
+        "accuracy": statistics.fmean(values),
+        "low": max(0.0, low),
+        "high": min(1.0, high),
+        "injected": statistics.fmean(read) if read else None,
+        "factors": factors,
     }
 
 
@@ -34,6 +67,13 @@ def by_learner(records: list[Cell]) -> dict[str, list[Cell]]:
         groups.setdefault(record["learner"], []).append(record)
     order = list(dict.fromkeys(r["learner"] for r in records))
     return {name: groups[name] for name in order}
+
+
+def interval_words(points: list[Cell]) -> str:
+    seeds = {p.get("seeds", 1) for p in points}
+    if seeds == {1}:
+        return "the 95% interval over test images"
+    return f"the 95% interval over {'seeds' if len(seeds) > 1 else f'{seeds.pop()} seeds'}"
 
 
 def words(learner: str) -> str:
@@ -58,6 +98,8 @@ def sentence(cells: list[Cell], data: str) -> str:
     for name, article in (("VAE", "the VAE"), ("supervised", "supervised training")):
         if name in groups:
             text += f"; {article} went from {groups[name][0]['accuracy']:.2f} to {groups[name][-1]['accuracy']:.2f}"
+    if last.get("seeds", 1) > 1:
+        text += f" (means of {last['seeds']} seeds)"
     return f"{text}.{caution(fall(worst), groups.get('supervised'))}"
 
 
@@ -79,13 +121,13 @@ def curves(cells: list[Cell], classes: int | None) -> list[dict[str, Any]]:
     """Accuracy on the true labels, and on the injected feature, against its amount."""
     groups = by_learner(cells)
     feature, target = cells[0]["feature"], cells[0]["target"]
-    drops = {name: fall(group) for name, group in groups.items()}
+    drops = {name: fall(group) for name, group in groups.items() if name != "untrained" or len(groups) == 1}
     most = max(drops, key=lambda name: drops[name])
     plots = [
         {
             "id": f"audit-{feature}",
             "title": f"{words(most)} loses most: {100 * drops[most]:.0f} points as {FEATURES[feature]} grow",
-            "note": f"The {TARGETS[target]} on held-out images; the shade is the 95% interval over them. {OWN_ENCODER}",
+            "note": f"The {TARGETS[target]} on held-out images; the shade is {interval_words(cells)}. {SHARED}",
             "kind": "line",
             "x": {"label": FEATURES[feature], "whole": True, "zero": feature == "bits"},
             "y": {"label": "accuracy", "format": "percent", "zero": True},
@@ -121,9 +163,8 @@ def accuracy_table(records: list[Cell]) -> dict[str, Any]:
         rows.append([words(name), *(cell_text(found.get(amount)) for amount in amounts)])
     target = next((r["target"] for r in records if "target" in r), "labels")
     title = f"{TARGETS[target][:1].upper()}{TARGETS[target][1:]} by {FEATURES[records[0]['feature']]}"
-    note = (
-        "Accuracy, 95% interval over test images, and in brackets how well the injected feature is read. " + OWN_ENCODER
-    )
+    done = [r for r in records if r["status"] == "finished"]
+    note = f"Accuracy, {interval_words(done)}, and in brackets how well the injected feature is read. {SHARED}"
     return {"title": title, "note": note, "columns": ["learner", *map(str, amounts)], "rows": rows}
 
 

@@ -1,6 +1,7 @@
 """The run folder: the only thing that passes between commands, readable after a crash at any moment.
 
     recipe.toml  run.json  metrics.jsonl  speed.jsonl  checkpoints/  encoder.safetensors  probes.json  report.html
+    bad.jsonl (images that could not be read)
 
 metrics.jsonl holds what the recipe and seed determine, so a resumed run writes the same bytes as an undisturbed one;
 what the machine determines (images/s, seconds, memory) goes to speed.jsonl.
@@ -25,13 +26,14 @@ VERSION = 1
 
 
 @contextlib.contextmanager
-def disk_faults(path: Path) -> Iterator[None]:
-    """Turn the disk's refusals into one line that names the path."""
+def disk_faults(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turn the disk's refusals into one line that names the path, and where they are known the bytes needed."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise EnvironmentFault(f"no space left to write {path}: free some and run again with --resume") from None
+            size = f" ({needed:,} bytes needed)" if needed else ""
+            raise EnvironmentFault(f"no space left to write {path}{size}: free some, then --resume") from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise EnvironmentFault(f"can't write {path}: {error.strerror}; choose another --out") from None
         raise EnvironmentFault(f"can't write {path}: {error.strerror or error}") from None
@@ -41,7 +43,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write aside, sync, rename: under its name a file is whole or absent."""
     aside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    with disk_faults(path):
+    with disk_faults(path, needed=len(data)):
         try:
             with open(aside, "wb") as file:
                 file.write(data)
@@ -92,7 +94,7 @@ class RunFolder:
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
             probe = self / f".tmp-{os.getpid()}"
             probe.write_bytes(b"")
-            probe.unlink()
+            probe.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Remove the folder that `create` made if no run came to be in it: a mistake in the recipe leaves nothing."""
@@ -113,10 +115,11 @@ class RunFolder:
             holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
             os.close(lock)
             raise EnvironmentFault(f"{self.path} is held by {holder}: wait for it or stop it") from None
-        os.ftruncate(lock, 0)
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()} since {now}\n".encode(), 0)
         self._lock = lock
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        with disk_faults(self / ".lock"):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()} since {now}\n".encode(), 0)
 
     def release(self) -> None:
         if self._lock is not None:
@@ -129,11 +132,19 @@ class RunFolder:
         old = read_json(path) if path.exists() else {"version": VERSION}
         write_json(path, {**old, **facts})
 
+    def write_bad(self, bad: list[tuple[str, str]]) -> None:
+        """bad.jsonl: a line for each image that could not be read, with the reason."""
+        lines = (json.dumps({"name": name, "reason": reason}) + "\n" for name, reason in bad)
+        write_atomic(self / "bad.jsonl", "".join(lines))
+
     def info(self) -> dict[str, Any]:
         facts = read_json(self / "run.json")
         if not isinstance(facts, dict):
             raise CheckpointError(f"{self / 'run.json'} is damaged: not a table")
-        if facts.get("version", 0) > VERSION:
+        version = facts.get("version", 0)
+        if not isinstance(version, int):
+            raise CheckpointError(f"{self / 'run.json'} is damaged: its version is no number")
+        if version > VERSION:
             raise CheckpointError(f"{self.path} was written by a newer kontrast: upgrade to read it")
         return facts
 
@@ -145,13 +156,18 @@ class Lines:
         self.path = path
         self._file: Any = None
 
-    def open(self, keep_until_step: int | None = None) -> None:
-        """Open for appending; with a step, lines of later steps (written after the checkpoint) are dropped."""
+    def open(self, keep_until_step: int | None = None) -> int:
+        """Open for appending; with a step, lines of later steps (written after the checkpoint) are dropped. How many
+        lines were damaged and are left out: any but the last, which a crash may have cut."""
+        damaged = 0
         if self.path.exists():
-            kept = [r for r in read_lines(self.path) if keep_until_step is None or r.get("step", 0) <= keep_until_step]
+            records = read_lines(self.path)
+            damaged = max(0, self.path.read_bytes().count(b"\n") - len(records))
+            kept = [r for r in records if keep_until_step is None or r.get("step", 0) <= keep_until_step]
             write_atomic(self.path, "".join(_line(r) for r in kept))
         with disk_faults(self.path):
             self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115
+        return damaged
 
     def write(self, **record: Any) -> None:
         with disk_faults(self.path):

@@ -63,22 +63,30 @@ def _join_npy(out: Path, parts: Sequence[Rows], width: int) -> None:
             file.write(np.load(part.vectors, allow_pickle=False).astype("<f4", copy=False).tobytes())
 
 
+def _as_text(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def _join_parquet(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
     module = parquet()
     import pyarrow
 
     vector = pyarrow.list_(pyarrow.float32(), facts["width"])
     fields = [("id", pyarrow.int64()), ("path", pyarrow.string()), ("vector", vector)]
+    # Parquet's strings are UTF-8: bytes of a name that are none (surrogates) are written as \udcXX there, and whole in
+    # a column of their own.
+    odd = any(_as_text(name) != name for part in parts for name in part.names)
+    fields += [("path_bytes", pyarrow.binary())] if odd else []
     about = {"kontrast": json.dumps({key: facts[key] for key in ("version", "encoder", "recipe", "data")})}
     schema = pyarrow.schema(fields, metadata=about)
     with aside(out) as place, module.ParquetWriter(place, schema) as writer:
         for part in parts:
             flat = pyarrow.array(np.load(part.vectors, allow_pickle=False).ravel())
-            # Parquet's strings are UTF-8; bytes of a name that are none (surrogates) are written as \udcXX.
-            names = [name.encode("utf-8", "backslashreplace").decode() for name in part.names]
             columns = [
                 pyarrow.array(part.ids, pyarrow.int64()),
-                pyarrow.array(names, pyarrow.string()),
+                pyarrow.array(map(_as_text, part.names), pyarrow.string()),
                 pyarrow.FixedSizeListArray.from_arrays(flat, facts["width"]),
             ]
+            if odd:
+                columns.append(pyarrow.array([os.fsencode(name) for name in part.names], pyarrow.binary()))
             writer.write_table(pyarrow.table(columns, schema=schema))

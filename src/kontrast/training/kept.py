@@ -18,8 +18,8 @@ from kontrast.probes.features import extract_features
 from kontrast.probes.regression import fit_logistic, standardise
 from kontrast.probes.result import result
 from kontrast.settings import Recipe
+from kontrast.training.building import build_views
 from kontrast.training.evaluation import features_of
-from kontrast.training.loop import build_views
 from kontrast.training.run import evaluation_view
 from kontrast.views import keys
 

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from kontrast import distributed, networks
-from kontrast.networks import MemoryBank, Teacher, convert_split_batch_norm, shuffle, unshuffle
+from kontrast.networks import MemoryBank, SplitBatchNorm, Teacher, convert_split_batch_norm, shuffle, unshuffle
 from kontrast.objectives import Objective, objective
 from kontrast.objectives.inputs import unread
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import Recipe
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 class Outcome(NamedTuple):
@@ -61,6 +63,8 @@ class Learner(nn.Module):
         self.objective: Objective = objective(recipe.objective.name, **recipe.objective.arguments)
         check_options(recipe, self.objective)
         student = build_student(recipe, channels)
+        if recipe.training.parallel == "fsdp":
+            networks.check_shardable(student.encoder, recipe.encoder.name)
         self.student = with_batch_norm(student, recipe)
         self.width = student.head.width
         self.predictor = None
@@ -77,12 +81,17 @@ class Learner(nn.Module):
         self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self._compiled: dict[str, Callable[[Tensor], Tensor]] = {}
+        self._norms = {n: [m for m in part.modules() if isinstance(m, BATCH_NORM)] for n, part in self.parts()}
         self.ramp_end = float(getattr(self.objective, recipe.objective.ramp)) if recipe.objective.ramp else 0.0
         if recipe.training.accumulate > 1 and draws_by_chance(self.student):
             raise UsageError(
                 f"training.accumulate can't be used here: {recipe.encoder.name} has dropout, and the two passes over a "
                 "part would drop different units"
             )
+
+    def parts(self) -> list[tuple[str, nn.Module]]:
+        named = {"student": self.student, "teacher": self.teacher, "predictor": self.predictor}
+        return [(name, part) for name, part in named.items() if part is not None]
 
     def compiled(self) -> None:
         """Compile the networks; they are called through this table, so state dicts keep their plain names."""
@@ -93,8 +102,12 @@ class Learner(nn.Module):
     def network(self, name: str) -> Callable[[Tensor], Tensor]:
         return self._compiled[name] if name in self._compiled else getattr(self, name)
 
-    def forward(self, views: Tensor, local: Tensor | None = None, momentum: Tensor | None = None) -> Outcome:
-        """Terms of the loss for views [V,B,C,h,w] and local crops [L,B,C,l,l]."""
+    def forward(
+        self, views: Tensor, local: Tensor | None = None, momentum: Tensor | None = None, judged: bool = True
+    ) -> Outcome | Tensor:
+        """Terms of the loss for views [V,B,C,h,w] and local crops [L,B,C,l,l]; unjudged, the queries alone."""
+        if not judged:
+            return self.predict(self.projections(views, local))
         keys = self.teacher_keys(views, momentum)
         projections = self.projections(views, local)
         if self.stop_gradient:
@@ -103,8 +116,8 @@ class Learner(nn.Module):
 
     def projections(self, views: Tensor, local: Tensor | None) -> Tensor:
         """The student's projections [V(+L),B,D] of the query views and local crops."""
-        projections = self.per_view(self.network("student"), views[:1] if self.asymmetric else views)
-        return projections if local is None else torch.cat([projections, self.per_view(self.network("student"), local)])
+        projections = self.per_view("student", views[:1] if self.asymmetric else views)
+        return projections if local is None else torch.cat([projections, self.per_view("student", local)])
 
     def judge(self, z: Tensor, keys: Tensor | None) -> Outcome:
         """The objective on queries and keys, and what the bank will take."""
@@ -114,7 +127,7 @@ class Learner(nn.Module):
         return Outcome(terms, None if self.bank is None else self.fresh_rows(keys if keys is not None else z))
 
     def predict(self, projections: Tensor) -> Tensor:
-        return projections if self.predictor is None else self.per_view(self.predictor, projections)
+        return projections if self.predictor is None else self.per_view("predictor", projections)
 
     @torch.no_grad()
     def teacher_keys(self, views: Tensor, momentum: Tensor | None) -> Tensor | None:
@@ -125,7 +138,7 @@ class Learner(nn.Module):
             self.teacher.update(self.student, momentum)
         pictures = views[1:] if self.asymmetric else views
         if not self.shuffled:
-            return self.per_view(self.network("teacher"), pictures)
+            return self.per_view("teacher", pictures)
         if self.joint:  # JCL shuffles the keys of all views together
             return self.shuffled_keys(pictures.flatten(0, 1), self.steps).unflatten(0, pictures.shape[:2])
         count = len(pictures)
@@ -136,11 +149,15 @@ class Learner(nn.Module):
         mixed, order = shuffle(pictures, number)
         return unshuffle(self.network("teacher")(mixed), order)
 
-    def per_view(self, network: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
-        """[V,B,...] through a network: in one forward, or one a view so that batch statistics are a view's own."""
-        if self.joint:
-            return network(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
-        return torch.stack([network(picture) for picture in pictures])
+    def per_view(self, name: str, pictures: Tensor) -> Tensor:
+        """[V,B,...] through a network in one forward; where batch statistics are to be a view's own, the batch norms
+        see to it, and where they can't (over ranks), each view has a forward of its own."""
+        network, norms = self.network(name), self._norms[name]
+        if not self.joint and any(not isinstance(norm, SplitBatchNorm) for norm in norms):
+            return torch.stack([network(picture) for picture in pictures])
+        for norm in norms:
+            norm.views = 1 if self.joint else len(pictures)
+        return network(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
 
     def fresh_rows(self, keys: Tensor) -> Tensor:
         """What the bank takes of keys [W,B,D] from all ranks: the last view, all views, or JCL's means."""
@@ -151,9 +168,11 @@ class Learner(nn.Module):
 
 
 def with_batch_norm(module: nn.Module, recipe: Recipe) -> nn.Module:
-    """The module with split batch norm where the recipe asks for it; `sync` is laid on when the device is known."""
-    if recipe.batch_norm.kind == "split":
-        return convert_split_batch_norm(module, recipe.batch_norm.splits)
+    """The module with batch norm that keeps parts or views apart where the recipe asks for it; `sync` is laid on when
+    the device is known."""
+    kind, joint = recipe.batch_norm.kind, recipe.batch_norm.joint
+    if kind == "split" or (kind == "plain" and not joint):
+        return convert_split_batch_norm(module, recipe.batch_norm.splits if kind == "split" else 1)
     return module
 
 
@@ -211,9 +230,9 @@ def check_views(recipe: Recipe, judge: Objective) -> None:
 
 def check_batch(recipe: Recipe) -> None:
     batch, parts, splits = recipe.training.batch, recipe.training.accumulate, recipe.batch_norm.splits
-    if batch % parts:
-        refuse(f"training.accumulate = {parts}", f"it must divide the batch {batch}")
-    if parts > 1 and distributed.world() > 1:
-        refuse(f"training.accumulate = {parts}", "several ranks already share the batch: use more ranks instead")
-    if recipe.batch_norm.kind == "split" and batch // distributed.world() % splits:
-        refuse(f"batch_norm.splits = {splits}", f"it must divide the batch of a rank, {batch // distributed.world()}")
+    ranks = distributed.world()
+    if batch % (parts * ranks):
+        whole = f"the batch {batch}" if ranks == 1 else f"each of {ranks} ranks' share of the batch {batch}"
+        refuse(f"training.accumulate = {parts}", f"it must divide {whole}")
+    if recipe.batch_norm.kind == "split" and batch // ranks // parts % splits:
+        refuse(f"batch_norm.splits = {splits}", f"it must divide what a rank takes at once, {batch // ranks // parts}")

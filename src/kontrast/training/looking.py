@@ -20,15 +20,17 @@ from kontrast.lens.gallery import choose_queries
 from kontrast.lens.numbers import T_MINUS, conditional_entropy
 from kontrast.lens.positives import PositiveStatistics, positive_statistics
 from kontrast.lens.weights import data_address, extremes, negative_weights, positive_weights
+from kontrast.probes import extract_features
 from kontrast.registry import DataError, UsageError
 from kontrast.training.embedding import encode, mouthfuls
+from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import disk_faults, write_json
 from kontrast.training.moments import Moment, evenly, moments
 from kontrast.training.progress import Progress
 from kontrast.training.run import Run, choose_device
 from kontrast.views import Views, keys
 
-IMAGES, AUGMENTATIONS = 1024, 8
+AUGMENTATIONS = 8
 MOMENTS, MAPS, QUERIES = 9, 4, 3
 ROWS = 256
 """Pictures through a network at once."""
@@ -63,9 +65,9 @@ def look(
         say(f"{run.path} has not finished: this is its newest checkpoint, {word} {steps[-1].at:g}")
     policy = run.recipe.views
     views = Views(policy.policy, count=augmentations, size=policy.size, **policy.arguments)
-    with Progress("lens", len(shown) * (2 * len(steps) + augmentations)) as bar:
+    with Progress("lens", len(shown) * (len(steps) + augmentations)) as bar:
         seen = see(run, steps[-1].student, shown, views, on, bar)
-        curve = [(m.at, *_entropy(run, m, shown, views, on, bar)) for m in steps]
+        curve = [(m.at, *_entropy(run, m, shown, on, bar)) for m in steps]
     found = [*_of_projections(run, seen, curve, word), *_of_features(seen, shown, augmentations)]
     drawn, illustrated = _queries(run, steps, shown, views, on, word)
     tree = record([*found, *drawn], weights=illustrated)
@@ -154,9 +156,10 @@ def through(network: nn.Module, x: Tensor) -> Tensor:
     return network(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
 
 
-def _entropy(run: Run, moment: Moment, shown: ImageSet, views: Views, device: Any, bar: Progress) -> tuple:
-    found = conditional_entropy(projected(run, moment.student, shown, views, device, 2))
-    bar.advance(2 * len(shown))
+def _entropy(run: Run, moment: Moment, shown: ImageSet, device: Any, bar: Progress) -> tuple:
+    """Of the plain pictures' projections, as the online probe has it."""
+    found = conditional_entropy(extract_features(moment.student, shown, run.transform(), device=device))
+    bar.advance(len(shown))
     return found
 
 

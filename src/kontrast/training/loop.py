@@ -7,62 +7,51 @@ the learning rate and the shuffles all come from counters, so a checkpoint needs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from kontrast import distributed
-from kontrast.data import Feeder, ImageSet
-from kontrast.networks import smallest_batch, synchronise_batch_norm
-from kontrast.registry import CheckpointError, NumbersError, UsageError
+from kontrast.data import Batch, ImageSet
+from kontrast.networks import load_whole, whole_state
+from kontrast.registry import CheckpointError, DataError, EnvironmentFault
 from kontrast.settings import Recipe
 from kontrast.training import checkpoints
+from kontrast.training.building import (
+    build_feeder,
+    build_learner,
+    build_views,
+    choose_algorithms,
+    optimizer_of,
+    precision,
+    whole_student,
+)
 from kontrast.training.folder import Lines, RunFolder, write_atomic
-from kontrast.training.learner import Learner
-from kontrast.training.optimizers import Optimizer, build_optimizer
+from kontrast.training.not_finite import SKIPS, failure, stopped, words, write_down
+from kontrast.training.position import Position
 from kontrast.training.progress import Progress
 from kontrast.training.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
 from kontrast.training.step import Step
-from kontrast.training.stopping import StopWatch
-from kontrast.views import Views, keys
+from kontrast.training.stopping import Cut, StopWatch
+from kontrast.training.tensorboard import Board
+from kontrast.views import keys
 
 Say = Callable[[str], None]
-Evaluate = Callable[[], dict[str, float]]
+Evaluate = Callable[[nn.Module], dict[str, float]]
+SAVE_SECONDS = 30.0
 COLLAPSED = 1.5
 """Below this effective rank the representation is all but one direction."""
-
-
-@dataclass
-class Position:
-    """Where a run stands: steps taken, of how many, and how many make an epoch."""
-
-    step: int
-    total: int
-    per_epoch: int
-
-    @property
-    def epoch(self) -> int:
-        return self.step // self.per_epoch
-
-    @property
-    def epochs_done(self) -> float:
-        return self.epoch if self.step % self.per_epoch == 0 else self.step / self.per_epoch
-
-    @property
-    def epochs(self) -> float:
-        return self.total / self.per_epoch
-
-    @property
-    def finished(self) -> bool:
-        return self.step >= self.total
 
 
 class Loop:
     """Everything one run holds while it trains."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, train: ImageSet, device: torch.device, say: Say):
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, train: ImageSet, device: torch.device, say: Say, on_nan: str = "stop"
+    ):
         self.folder, self.device, self.main = folder, device, distributed.is_main()
         self.say = say if self.main else lambda _: None
         self.feeder = build_feeder(recipe, train, device)
@@ -72,8 +61,9 @@ class Loop:
         t = recipe.training
         self.precision = precision(t.precision, device)
         torch.manual_seed(recipe.seed)
+        self.channels = train.channels
         self.learner = build_learner(recipe, train.channels, device)
-        torch.backends.cudnn.benchmark = True
+        choose_algorithms(t.deterministic)
         self.optimizer = optimizer_of(recipe, self.learner)
         self.peak = scaled_learning_rate(t.lr, t.batch, t.lr_scaling)
         per_epoch = self.feeder.steps_per_epoch
@@ -81,7 +71,11 @@ class Loop:
         self.at = Position(0, min(steps, t.max_steps) if t.max_steps else steps, per_epoch)
         self.first = 0  # the step at which this process began
         self.best: dict[str, float] = {}
+        self.owed = False  # an evaluation of this very step was cut by a signal
+        self.failures: list[dict[str, Any]] = []
         self.metrics, self.speed = Lines(folder / "metrics.jsonl"), Lines(folder / "speed.jsonl")
+        self.board: Board | None = None
+        self.saved = time.monotonic()
         self.step = Step(
             self.learner,
             self.optimizer,
@@ -90,6 +84,7 @@ class Loop:
             precision=self.precision,
             compile=t.compile == "yes" or (t.compile == "auto" and device.type == "cuda"),
             accumulate=t.accumulate,
+            skipping=on_nan == "skip",
             say=self.say,
         )
 
@@ -104,25 +99,28 @@ class Loop:
             if key not in ("kontrast", "python") and manifest.get(key) not in (None, value):
                 self.say(f"not bit-exact: {key} was {manifest[key]} and is {value}")
         try:
-            self.learner.load_state_dict(checkpoints.under("learner", tensors))
+            load_whole(self.learner, checkpoints.under("learner", tensors))
             self.optimizer.load_state_dict(checkpoints.under("optimizer", tensors))
             self.at.step = self.first = state["step"]
             self.step.names, self.step.count, self.best = state["names"], state["count"], state["best"]
             self.step.sums = tensors["window"].to(self.device)
+            self.owed, self.failures = state.get("owed", False), state.get("failures", [])
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
         self.say(f"going on from step {self.at.step} of {self.at.total}")
 
     def save(self) -> None:
-        """Write a checkpoint of this very step; only the first rank does."""
+        """Write a checkpoint of this very step; only the first rank does, with the shards of all."""
         self.check_numbers()
+        tensors = checkpoints.flatten("learner", whole_state(self.learner))
+        tensors |= checkpoints.flatten("optimizer", self.optimizer.state_dict())
         if not self.main:
             return
         self.metrics.sync()
-        tensors = checkpoints.flatten("learner", self.learner.state_dict())
-        tensors |= checkpoints.flatten("optimizer", self.optimizer.state_dict())
         tensors["window"] = self.step.sums
         state = {"step": self.at.step, "names": self.step.names, "count": self.step.count, "best": self.best}
+        state |= {"owed": self.owed, "failures": self.failures}
+        self.saved = time.monotonic()
         place = self.folder / "checkpoints"
         checkpoints.save(place, self.at.step, tensors, state, self.facts())
         checkpoints.prune(place, self.recipe.checkpoints.keep, int(self.best["step"]) if self.best else None)
@@ -136,28 +134,55 @@ class Loop:
         at, batch = self.at, self.recipe.training.batch
         self.learner.train()
         if self.main:
-            self.metrics.open(keep_until_step=at.step)
+            damaged = self.metrics.open(keep_until_step=at.step)
+            if damaged:
+                self.say(f"metrics.jsonl: left out {damaged} damaged line{'s' if damaged > 1 else ''}")
             self.speed.open()
+            self.board = Board(self.folder.path, at.step) if self.recipe.training.tensorboard else None
+        if self.owed:
+            self.evaluate(evaluate, stop)
         with Progress("train", at.total * batch, done=at.step * batch, silent=not self.main) as bar:
             while not at.finished:
-                for images in self.feeder.batches(at.epoch, start=at.step % at.per_epoch):
+                for images in self.batches():
                     self.take(images)
+                    if at.step == self.first + 1:  # what is slow the first time is done
+                        distributed.wait_at_most(distributed.training_seconds())
                     self.report(bar)
-                    improved = self.evaluate(evaluate)
+                    improved = self.evaluate(evaluate, stop)
                     asked = self.asked(stop)
                     if asked or improved or self.save_due():
                         self.save()
-                    if asked and not at.finished:
+                    if asked and (not at.finished or self.owed):
                         raise stop.error(f"step {at.step} of {at.total}", resume_command)
                     if at.finished or at.step % at.per_epoch == 0:
                         break
         self.save()
         self.metrics.close()
         self.speed.close()
+        if self.board is not None:
+            self.board.close()
+
+    def batches(self) -> Iterator[Batch]:
+        """The rest of the epoch; where the images fail, what was learned till then is saved first."""
+        try:
+            yield from self.feeder.batches(self.at.epoch, start=self.at.step % self.at.per_epoch)
+        except (EnvironmentFault, DataError):
+            if self.at.step and not self.step.sharded:
+                self.save()
+                self.say(f"saved step {self.at.step} of {self.at.total}")
+            raise
+
+    def log(self, **record: Any) -> None:
+        self.metrics.write(**record)
+        if self.board is not None:
+            self.board.write(record)
 
     def save_due(self) -> bool:
-        every = self.recipe.checkpoints.every
-        return bool(every) and not self.at.finished and self.at.step % max(1, round(every * self.at.per_epoch)) == 0
+        every, at = self.recipe.checkpoints.every, self.at
+        if not every or at.finished or at.step % max(1, round(every * at.per_epoch)):
+            return False
+        # On a GPU an epoch may take a second and a checkpoint as long. With shards all ranks save, or none.
+        return self.device.type == "cpu" or self.step.sharded or time.monotonic() - self.saved > SAVE_SECONDS
 
     def asked(self, stop: StopWatch) -> bool:
         """Whether any rank was asked to stop; ranks on GPUs, where asking waits for the device, ask now and then."""
@@ -194,14 +219,15 @@ class Loop:
             warmup=t.warmup,
             milestones=t.milestones,
             factor=t.gamma,
+            per_epoch=t.lr_per_epoch,
         )
 
     def report(self, bar: Progress) -> None:
         """Show and log; the device is waited for once in `log_every` steps, on the CPU's own step every time."""
         t, at = self.recipe.training, self.at
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" or self.step.skipping:
             self.check_numbers()
-        if at.step % t.log_every and not at.finished:
+        if (at.step % t.log_every and not at.finished) or not self.step.count:
             bar.advance(t.batch)
             return
         self.check_numbers()
@@ -210,18 +236,35 @@ class Loop:
         bar.advance(t.batch, epoch=at.epoch, loss=loss, **terms)
         if self.main:
             lr, epoch = self.learning_rate(at.step - 1), at.epochs_done
-            self.metrics.write(step=at.step, epoch=epoch, loss=loss, **terms, lr=lr)
+            self.log(step=at.step, epoch=epoch, loss=loss, **terms, lr=lr)
             self.speed.write(step=at.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
 
-    def evaluate(self, evaluate: Evaluate | None) -> bool:
-        """Every few epochs and at the end, measure, log and warn; whether this is the best so far by kNN."""
+    def evaluate(self, evaluate: Evaluate | None, stop: StopWatch) -> bool:
+        """Every few epochs and at the end, measure, log and warn; whether this is the best so far by kNN. All ranks
+        come here, for the first, which measures, may need their shards."""
         at, every = self.at, self.recipe.evaluation.every
         due = every and at.step % (every * at.per_epoch) == 0
-        if evaluate is None or not (due or at.finished):
+        if not (due or at.finished):
             return False
         self.check_numbers()
-        record = evaluate()
-        self.metrics.write(step=at.step, epoch=at.epochs_done, **record)
+        student = whole_student(self.learner, self.recipe, self.channels, self.device)
+        distributed.wait_at_most(distributed.ALONE_SECONDS)
+        improved = distributed.any_rank(evaluate is not None and self.measure(evaluate, student, stop))
+        self.owed = distributed.any_rank(self.owed)
+        distributed.wait_at_most(distributed.training_seconds())
+        return improved
+
+    def measure(self, evaluate: Evaluate, student: nn.Module, stop: StopWatch) -> bool:
+        """A signal cuts it: it is then the first thing that the resumed run does."""
+        at = self.at
+        try:
+            with stop.cutting():
+                record = evaluate(student)
+        except Cut:
+            self.owed = True
+            return False
+        self.owed = False
+        self.log(step=at.step, epoch=at.epochs_done, **record)
         if record["effective_rank"] < COLLAPSED:
             self.say(f"collapsed: effective rank {record['effective_rank']:.1f} at epoch {at.epochs_done:g}")
         if "knn" not in record or record["knn"] <= self.best.get("knn", -1.0):
@@ -230,68 +273,25 @@ class Loop:
         return True
 
     def check_numbers(self) -> None:
-        """Stop where the loss or a gradient became NaN or infinite; the weights and the last checkpoint are good."""
+        """Where the loss or a gradient became NaN or infinite, skip the step or stop; the weights are good."""
         good = self.step.check()
         if good is None:
             return
-        bad = self.first + good
-        terms = ", ".join(f"{k} {v:.4g}" for k, v in self.step.flush().items())
-        saved = checkpoints.checkpoints(self.folder / "checkpoints")
-        kept = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
-        raise NumbersError(
-            f"the loss or a gradient is not finite at step {bad + 1} (lr {self.learning_rate(bad):.3g}, {terms}); "
-            f"{kept}: lower training.lr or raise objective.temperature"
-        )
+        bad = self.at.step - 1 if self.step.skipping else self.first + good
+        terms = {} if self.step.skipping else self.step.flush()
+        self.failures.append(failure(self.feeder, bad, self.learning_rate(bad), terms))
+        if self.main:
+            write_down(self.folder, self.failures)
+        if not self.step.skipping or len(self.failures) > SKIPS:
+            raise stopped(self.failures[-1], self.folder)
+        self.step.forget()
+        self.say(f"skipped a step, {len(self.failures)} of {SKIPS} allowed: {words(self.failures[-1])}")
 
     def write_encoder(self) -> None:
+        """The result; all ranks come here, the first writes."""
         from safetensors.torch import save
 
-        tensors = {k: t.detach().cpu().contiguous() for k, t in self.learner.student.encoder.state_dict().items()}
-        write_atomic(self.folder / "encoder.safetensors", save(tensors))
-
-
-def build_feeder(recipe: Recipe, train: ImageSet, device: torch.device) -> Feeder:
-    return Feeder(
-        train,
-        batch=recipe.training.batch,
-        seed=recipe.seed,
-        device=device,
-        rank=distributed.rank(),
-        world=distributed.world(),
-        allow_small=recipe.data.allow_small,
-        resident=recipe.data.resident,
-    )
-
-
-def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learner:
-    """The learner on its device; refused where a rank's share of the batch is too small for batch norm."""
-    learner = Learner(recipe, channels).to(device)
-    learner.to(memory_format=torch.channels_last)  # as the views come; faster on CUDA and on CPUs
-    share = recipe.training.batch // distributed.world() // recipe.training.accumulate
-    one = not recipe.batch_norm.joint or (recipe.teacher is not None and not recipe.teacher.symmetric)
-    views = 1 if one else recipe.views.count
-    least = smallest_batch(learner)
-    if share * views < least:
-        raise UsageError(f"training.batch gives {share} images a rank: batch norm needs at least {-(-least // views)}")
-    if recipe.batch_norm.kind == "sync" and distributed.world() > 1:
-        learner = synchronise_batch_norm(learner)
-    return learner
-
-
-def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
-    t = recipe.training
-    momentum = t.momentum if t.optimizer in ("sgd", "lars") else None
-    exclude = {"exclude_1d": True} if t.optimizer == "lars" or not t.decay_all else {}
-    return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=t.weight_decay, **exclude)
-
-
-def precision(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-def build_views(recipe: Recipe, dtype: torch.dtype) -> Views:
-    v = recipe.views
-    local = {"local_count": v.local_count, "local_size": v.local_size} if v.local_count else {}
-    return Views(v.policy, count=v.count, size=v.size, dtype=dtype, **local, **v.arguments)
+        state = whole_state(self.learner.student.encoder)
+        if self.main:
+            tensors = {k: t.detach().cpu().contiguous() for k, t in state.items()}
+            write_atomic(self.folder / "encoder.safetensors", save(tensors))

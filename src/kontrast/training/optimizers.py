@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from kontrast.networks import copy_whole, in_shards, like, local, whole
 from kontrast.registry import CheckpointError, Registry, UsageError
 
 OPTIMIZERS = Registry("optimizer")
@@ -34,7 +35,7 @@ class Optimizer:
                 raise UsageError(f"{name} = {value}: give a number that is not negative")
         self.parameters = named
         self.weight_decay = {n: 0.0 if exclude_1d and p.ndim <= 1 else weight_decay for n, p in named.items()}
-        self.state = {s: {n: torch.zeros_like(p) for n, p in named.items()} for s in self.slots}
+        self.state = {s: {n: torch.zeros_like(local(p)) for n, p in named.items()} for s in self.slots}
         self.lr = torch.tensor(float(lr), device=next(iter(named.values())).device)
 
     def set_lr(self, lr: float) -> None:
@@ -54,8 +55,9 @@ class Optimizer:
             if p.grad is not None:
                 split.setdefault((self.group(n), p.dtype, p.device), []).append(n)
         for (_, _, _), names in split.items():
-            ps = [self.parameters[n] for n in names]
-            yield names, self.weight_decay[names[0]], ps, [alike(p, p.grad) for p in ps]
+            ps = [local(self.parameters[n]) for n in names]
+            gs = [local(self.parameters[n].grad) for n in names]
+            yield names, self.weight_decay[names[0]], ps, [alike(p, g) for p, g in zip(ps, gs)]
 
     def group(self, name: str) -> object:
         return self.weight_decay[name]
@@ -63,17 +65,22 @@ class Optimizer:
     def slot(self, slot: str, names: list[str]) -> list[Tensor]:
         tensors = self.state[slot]
         for n in names:
-            tensors[n] = alike(self.parameters[n], tensors[n])
+            tensors[n] = alike(local(self.parameters[n]), tensors[n])
         return [tensors[n] for n in names]
 
     def step(self, found_inf: Tensor | None = None) -> None:
         raise NotImplementedError
 
+    def in_shards(self) -> dict[str, Tensor]:
+        """State by name, each tensor in shards where its parameter is."""
+        tensors = [(slot, n, t) for slot, tensors in self.state.items() for n, t in tensors.items()]
+        return {f"{slot}.{n}": like(self.parameters[n], t) for slot, n, t in tensors}
+
     def state_dict(self) -> dict[str, Tensor]:
-        return {f"{slot}.{n}": t for slot, tensors in self.state.items() for n, t in tensors.items()}
+        return {name: whole(tensor) for name, tensor in self.in_shards().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        mine = self.state_dict()
+        mine = self.in_shards()
         odd = sorted(mine.keys() ^ state.keys())
         if odd:
             raise CheckpointError(f"the optimizer's state differs from the checkpoint's, first at {odd[0]!r}")
@@ -81,7 +88,7 @@ class Optimizer:
             if tensor.shape != state[name].shape:
                 shapes = f"{tuple(state[name].shape)} in the checkpoint, {tuple(tensor.shape)} here"
                 raise CheckpointError(f"optimizer state {name!r} is {shapes}")
-            tensor.copy_(state[name])
+            copy_whole(tensor, state[name])
 
 
 def alike(reference: Tensor, tensor: Tensor) -> Tensor:
@@ -155,6 +162,8 @@ class LARS(SGD):
         exclude_1d: bool = True,
     ):
         super().__init__(model, lr, momentum, weight_decay, exclude_1d=exclude_1d)
+        if any(in_shards(p) for p in self.parameters.values()):
+            raise UsageError("LARS needs the norm of whole layers: with training.parallel = 'fsdp' use adamw or sgd")
         self.plain = {n for n, p in self.parameters.items() if exclude_1d and p.ndim <= 1}
         self.trust, self.lr_inside = trust, lr_inside
 
@@ -208,7 +217,9 @@ class AdamW(Optimizer):
     def step(self, found_inf: Tensor | None = None) -> None:
         for names, decay, ps, gs in self.groups():
             steps = [self.state["steps"][n] for n in names]
-            torch._foreach_add_(steps, 1 if found_inf is None else 1 - found_inf.reshape(()))
+            # A list, not one 0-dim tensor for all: that form reads the number, which waits and forbids capture.
+            one = self.lr.new_ones(()) if found_inf is None else 1 - found_inf.reshape(())
+            torch._foreach_add_(steps, [one] * len(steps))
             self.kernel(
                 ps,
                 gs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ class Progress:
     def __init__(self, title: str, total: float, *, done: float = 0, unit: str = "images", silent: bool = False):
         self.title, self.total, self.done, self.unit = title, total, done, unit
         self.silent = silent
-        self.live = sys.stderr.isatty() and not silent
+        self.live = sys.stderr is not None and sys.stderr.isatty() and not silent
         self.facts: dict[str, Any] = {}
         self._bar: Any = None
         self._start = self._last_line = time.monotonic()
@@ -64,7 +65,8 @@ class Progress:
         left = (self.total - self.done) / max(self.rate, 1e-9)
         share = 100 * self.done / max(self.total, 1)
         text = f"{self.title} {share:3.0f}%  {self.rate:,.0f} {self.unit}/s  {left:,.0f} s left  {_words(self.facts)}"
-        print(text.rstrip(), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop
+            print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 class PackingBar:

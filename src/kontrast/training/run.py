@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from kontrast.data import ImageSet, imbalance, open_data
+from kontrast.recipes import RECIPE_BYTES
 from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
 from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
 from kontrast.training.checkpoints import read_weights
@@ -19,6 +21,9 @@ from kontrast.training.learner import Student, build_student
 from kontrast.training.progress import PackingBar
 from kontrast.views import Views
 
+PICKLED = (".pt", ".pth", ".pt2", ".ckpt", ".pkl", ".pickle", ".bin")
+MOST_CHANNELS = 4096
+
 
 class Run:
     """What a run folder holds, read when asked for."""
@@ -26,6 +31,11 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]):
         self.folder = RunFolder(path)
         self.path = Path(path)
+        if self.path.suffix in PICKLED or (self.path / ".metadata").exists():
+            raise CheckpointError(
+                f"{self.path} is a checkpoint of another program, unsupported: it can execute code when it is read; "
+                "give a run folder that `kontrast pretrain` made"
+            )
         if not (self.path / "recipe.toml").is_file():
             raise UsageError(f"{self.path} is not a run folder: it has no recipe.toml")
 
@@ -40,20 +50,32 @@ class Run:
     def info(self) -> dict[str, Any]:
         return self.folder.info()
 
+    @property
+    def channels(self) -> int:
+        """Of the images that the encoder takes."""
+        data = self.info.get("data")
+        channels = data.get("channels") if isinstance(data, dict) else None
+        if not isinstance(channels, int) or not 1 <= channels <= MOST_CHANNELS:
+            raise CheckpointError(f"{self.path / 'run.json'} is damaged: its data has no number of channels")
+        return channels
+
     def untrained(self) -> Student:
         """Encoder and head with the weights they had before the first step."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.seed)
-            return build_student(self.recipe, self.info["data"]["channels"])
+            return build_student(self.recipe, self.channels)
 
     def encoder(self, device: torch.device | str = "cpu", trained: bool = True) -> nn.Module:
         """The encoder [N,C,h,w] -> [N,F] in eval mode: trained, or as it was before the first step."""
         encoder = self.untrained().encoder
         if trained:
-            try:
-                encoder.load_state_dict(read_weights(self.path / "encoder.safetensors"))
-            except RuntimeError:
-                raise CheckpointError(f"{self.path / 'encoder.safetensors'} does not fit the run's recipe") from None
+            path = self.path / "encoder.safetensors"
+            weights, own = read_weights(path), encoder.state_dict()
+            if {k: (t.shape, t.dtype) for k, t in weights.items()} != {k: (t.shape, t.dtype) for k, t in own.items()}:
+                raise CheckpointError(f"{path} does not fit the run's recipe: it has other tensors")
+            if not all(torch.isfinite(t).all() for t in weights.values()):
+                raise CheckpointError(f"{path} holds NaN or infinity: its training went wrong")
+            encoder.load_state_dict(weights)
         return encoder.to(device).eval()
 
     def transform(self, dtype: torch.dtype = torch.float32) -> Views:
@@ -87,6 +109,7 @@ def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: b
             test_share=settings.test_share,
             max_bad=settings.max_bad,
             follow_links=settings.follow_links,
+            float_range=settings.float_range,
             pack=settings.pack,
             progress=bar,
         )
@@ -100,11 +123,25 @@ def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: b
 
 
 def stored_recipe(folder: RunFolder) -> Recipe:
+    """The recipe a run wrote: the file's very bytes, so that no flipped bit becomes another learning rate."""
     path = folder / "recipe.toml"
+    if path.stat().st_size > RECIPE_BYTES:
+        raise CheckpointError(f"{path} is larger than {RECIPE_BYTES} bytes: no run wrote it")
+    text = path.read_bytes()
+    known = folder.info().get("recipe_sha256")  # a list: a resumed run notes its recipe before it writes it
+    if isinstance(known, list) and recipe_digest(text) not in known:
+        raise CheckpointError(
+            f"{path} is damaged or was edited since the run wrote it (its SHA-256 differs): restore it, or, if the "
+            "edit is meant, remove recipe_sha256 from run.json"
+        )
     try:
-        return read_recipe(parse_toml(path.read_text(encoding="utf-8"), str(path)), str(path))
+        return read_recipe(parse_toml(text.decode("utf-8"), str(path)), str(path))
     except UnicodeDecodeError:
         raise CheckpointError(f"{path} is damaged: not text") from None
+
+
+def recipe_digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
 
 
 def load(run: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:

@@ -13,19 +13,29 @@ from typing import Any
 import torch
 
 from kontrast import distributed
-from kontrast.data import ImageSet, changes, file_listing
-from kontrast.recipes import apply_overrides, load_tree, merge_trees
-from kontrast.registry import DataError, EnvironmentFault, UsageError
+from kontrast.data import ImageSet
+from kontrast.recipes import apply_overrides, flat, load_tree, merge_trees
+from kontrast.registry import DataError, UsageError, printable
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree, toml_value
 from kontrast.training import checkpoints
 from kontrast.training.adapt import adapt, reasons
+from kontrast.training.breakdowns import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.evaluation import OnlineProbe
 from kontrast.training.folder import RunFolder, write_atomic
-from kontrast.training.loop import Loop
-from kontrast.training.run import Run, choose_device, open_split, stored_recipe
+from kontrast.training.loop import Evaluate, Loop
+from kontrast.training.not_finite import check_choice
+from kontrast.training.run import Run, choose_device, open_split, recipe_digest, stored_recipe
+from kontrast.training.same_images import check_data, describe, keep_listing
 from kontrast.training.stopping import StopWatch
 
-MAY_CHANGE = ("training.log_every", "training.max_steps", "training.compile", "data.resident", "checkpoints.")
+MAY_CHANGE = (
+    "training.log_every",
+    "training.tensorboard",
+    "training.max_steps",
+    "training.compile",
+    "data.resident",
+    "checkpoints.",
+)
 """Settings that a resumed run may change without becoming another run."""
 
 
@@ -38,29 +48,44 @@ def pretrain(
     resume: bool = False,
     accept_data_change: bool = False,
     device: str = "auto",
+    on_nan: str = "stop",
     say: Callable[[str], None] = print,
 ) -> Run:
-    """Train an encoder by a recipe and return its run; with `resume`, go on with the run in `out`."""
+    """Train an encoder by a recipe and return its run; with `resume`, go on with the run in `out`.
+
+    on_nan: "stop" where a loss or gradient is not finite, or "skip" such steps, up to ten in a run.
+    """
     on = choose_device(device)
     say = say if distributed.is_main() else lambda _: None
+    if device == "auto" and on.type == "cpu":
+        say("no usable NVIDIA GPU: training on the CPU")
+    check_choice(on_nan)
     asked = overrides_as_text(overrides)
-    with StopWatch() as stop:
-        folder, resume = choose_folder(out, resume, recipe, data)
-        try:
-            if distributed.is_main():
-                folder.hold()
-            if resume:
-                resolved, train = resumed_recipe(folder, data, recipe, asked, on)
-            else:
-                resolved, train = fresh_recipe(data, recipe, asked, on, say)
-            agree(resolved, train)
-            command = resume_command(folder, device)
-            return _train(resolved, folder, train, on, stop, command, resume, accept_data_change, say)
-        except torch.cuda.OutOfMemoryError:
-            raise out_of_memory(resolved, on) from None
-        finally:
-            folder.abandon()
-            folder.release()
+    opened: list[tuple[Recipe, ImageSet]] = []
+    try:
+        with StopWatch() as stop:
+            folder, resume = choose_folder(out, resume, recipe, data)
+            try:
+                if distributed.is_main():
+                    folder.hold()
+                    for place in (folder.path, folder / "checkpoints"):
+                        checkpoints.sweep(place)
+                if resume:
+                    opened += [resumed_recipe(folder, data, recipe, asked, on)]
+                else:
+                    opened += [fresh_recipe(data, recipe, asked, on, say)]
+                agree(*opened[0])
+                command = resume_command(folder, device, on_nan)
+                return _train(*opened[0], folder, on, stop, command, resume, accept_data_change, on_nan, say)
+            finally:
+                folder.abandon()
+                folder.release()
+    except (RuntimeError, MemoryError) as error:
+        fault = lost_rank(error)
+        if fault is None and not (opened and is_out_of_memory(error)):
+            raise
+    # Here, past the handler, the failed run's frames are gone, and with them what they held of the memory.
+    raise fault or out_of_memory(*opened[0], on)
 
 
 def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tuple[RunFolder, bool]:
@@ -79,51 +104,42 @@ def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tupl
     return folder, resume
 
 
-def resume_command(folder: RunFolder, device: str) -> str:
+def resume_command(folder: RunFolder, device: str, on_nan: str) -> str:
     chosen = "" if device == "auto" else f" --device {device}"
+    chosen += "" if on_nan == "stop" else f" --on-nan {on_nan}"
     return f"kontrast pretrain --resume --out {shlex.quote(str(folder.path))}{chosen}"
-
-
-def out_of_memory(recipe: Recipe, device: torch.device) -> EnvironmentFault:
-    peak = torch.cuda.max_memory_allocated(device) / 2**30
-    batch, parts = recipe.training.batch, recipe.training.accumulate * 2
-    return EnvironmentFault(
-        f"out of GPU memory (peak {peak:.1f} GiB) at batch {batch} x {recipe.views.count} views: "
-        f"halve training.batch, or keep it exact in parts with training.accumulate={parts}"
-    )
 
 
 def _train(
     recipe: Recipe,
-    folder: RunFolder,
     train: ImageSet,
+    folder: RunFolder,
     device: torch.device,
     stop: StopWatch,
     command: str,
     resume: bool,
     accept: bool,
+    on_nan: str,
     say: Callable[[str], None],
 ) -> Run:
     main = distributed.is_main()
     if resume:
         check_data(folder, train, accept)
-    loop = Loop(recipe, folder, train, device, say)  # refuses impossible recipes before anything is written
+    loop = Loop(recipe, folder, train, device, say, on_nan)  # refuses impossible recipes before anything is written
     if resume:
-        if main:
-            checkpoints.sweep(folder / "checkpoints")
         loop.restore()
     if main:
         write_start(folder, loop, recipe, train, command, resume)
-    say_skipped(train, say)
+    tell_skipped(folder, train, say)
     begin, known = time.monotonic(), len(train.bad)
     stop.patient = True
     try:
-        loop.run(build_probe(recipe, train, device, loop) if main else None, stop, command)
+        loop.run(build_probe(recipe, train, device) if main else None, stop, command)
     finally:
         if len(train.bad) > known:  # images that are decoded as they are needed show only then that they are bad
-            say_skipped(train, say)
+            tell_skipped(folder, train, say)
+    loop.write_encoder()
     if main:
-        loop.write_encoder()
         seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
         folder.update_info(finished=now(), seconds=seconds, steps=loop.at.step)
     if stop.asked is not None:
@@ -134,10 +150,13 @@ def _train(
 def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, command: str, resume: bool) -> None:
     """run.json and then recipe.toml, by which a folder is known to hold a run; a resumed run notes what may change."""
     argv = shlex.join(["kontrast", *sys.argv[1:]])
+    text = to_toml(recipe, argv)
+    digest = recipe_digest(text.encode("utf-8", "surrogateescape"))
     if resume:
         folder.update_info(resume=command, resumed=[*folder.info().get("resumed", []), now()])
         if stored_recipe(folder) == recipe:
             return
+        folder.update_info(recipe_sha256=[*folder.info().get("recipe_sha256", []), digest])
     else:
         folder.update_info(
             **checkpoints.versions(),
@@ -147,27 +166,29 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, 
             world=distributed.world(),
             precision=str(loop.precision).removeprefix("torch."),
             fingerprint=fingerprint(recipe),
+            recipe_sha256=[digest],
             data=describe(train),
             started=now(),
         )
         keep_listing(folder, train)
-    write_atomic(folder / "recipe.toml", to_toml(recipe, argv))
+    write_atomic(folder / "recipe.toml", text)
 
 
-def build_probe(recipe: Recipe, train: ImageSet, device: torch.device, loop: Loop) -> Callable[[], dict[str, float]]:
-    """kNN and effective rank where the recipe evaluates; else the rank alone, of a few images, once at the end."""
+def build_probe(recipe: Recipe, train: ImageSet, device: torch.device) -> Evaluate:
+    """kNN, rank and entropy where the recipe evaluates; else without kNN, of a few images, once at the end."""
     if recipe.evaluation.every:
         test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
-        probe = OnlineProbe(recipe, train, test, device)
-    else:
-        probe = OnlineProbe(recipe, train, None, device, limit=512)
-    return lambda: probe(loop.learner.student.encoder)
+        if recipe.data.imbalance != "none":  # an imbalanced part may lack a class: probes read the whole set
+            train = open_split(recipe.data, "train", seed=recipe.seed)
+        return OnlineProbe(recipe, train, test, device)
+    return OnlineProbe(recipe, train, None, device, limit=512)
 
 
-def say_skipped(train: ImageSet, say: Callable[[str], None]) -> None:
+def tell_skipped(folder: RunFolder, train: ImageSet, say: Callable[[str], None]) -> None:
     bad = train.bad
-    if bad:
-        shown = ", ".join(f"{name} ({reason})" for name, reason in bad[:3])
+    if bad and distributed.is_main():
+        folder.write_bad(bad)
+        shown = ", ".join(f"{printable(name)} ({reason})" for name, reason in bad[:3])
         say(f"skipped {len(bad)} of {train.total} images: {shown}{' ...' if len(bad) > 3 else ''}")
 
 
@@ -177,10 +198,11 @@ def now() -> str:
 
 def agree(recipe: Recipe, train: ImageSet) -> None:
     """Refuse to train where a rank has another recipe or other images than the first."""
-    said = distributed.everyone_says(f"{fingerprint(recipe)} {train.fingerprint}")
-    odd = [rank for rank, text in enumerate(said) if text != said[0]]
-    if odd:
-        raise DataError(f"rank {odd[0]} has another recipe or other images than rank 0: give all ranks the same")
+    for what, own in (("another recipe", fingerprint(recipe)), ("other images", train.fingerprint)):
+        said = distributed.everyone_says(own)
+        odd = [rank for rank, text in enumerate(said) if text != said[0]]
+        if odd:
+            raise DataError(f"rank {odd[0]} has {what} than rank 0: give all ranks the same")
 
 
 def overrides_as_text(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
@@ -234,50 +256,6 @@ def resumed_recipe(
         words = ", ".join(f"{k} {old.get(k)} -> {new.get(k)}" for k in changed)
         raise UsageError(f"--resume can't change {words}: start a new run, or resume without it")
     return wanted, open_split(wanted.data, "train", seed=wanted.seed, pretraining=True)
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
-    return leaves
-
-
-def check_data(folder: RunFolder, train: ImageSet, accept: bool) -> None:
-    """Refuse to go on with other images than the run began with."""
-    before = folder.info().get("data", {})
-    today = describe(train)
-    if before.get("fingerprint") in (None, today["fingerprint"]):
-        return
-    if not accept:
-        listing = folder / "files.txt.gz"
-        known = listing.is_file() and train.stamps is not None
-        which = f": {changes(listing.read_bytes(), train)}" if known else ""
-        raise DataError(
-            f"the images changed since the run began, {before.get('images')} then, {today['images']} now{which}; "
-            "restore them, or go on with --accept-data-change"
-        )
-    if distributed.is_main():
-        folder.update_info(data=today, data_before=before)
-        keep_listing(folder, train)
-
-
-def keep_listing(folder: RunFolder, train: ImageSet) -> None:
-    """The names and dates of the run's files, by which a resumed run can say which of them changed."""
-    listing = file_listing(train)
-    if listing is not None:
-        write_atomic(folder / "files.txt.gz", listing)
-
-
-def describe(train: ImageSet) -> dict[str, Any]:
-    return {
-        "name": train.name,
-        "images": len(train),
-        "classes": None if train.classes is None else len(train.classes),
-        "channels": train.channels,
-        "skipped": len(train.bad),
-        "fingerprint": train.fingerprint,
-    }
 
 
 def default_out(recipe: str | None, data: Any) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kontrast import distributed
+from kontrast.networks import is_sharded, local
 from kontrast.training.learner import Learner, Outcome
 from kontrast.training.optimizers import Optimizer
 
@@ -31,13 +32,17 @@ class Step:
         precision: torch.dtype = torch.float32,
         compile: bool = False,
         accumulate: int = 1,
+        skipping: bool = False,
         say: Callable[[str], None] = print,
     ):
         self.learner, self.optimizer, self.views = learner, optimizer, views
         self.device, self.precision, self.accumulate, self.say = device, precision, accumulate, say
-        if compile:
+        self.skipping = skipping  # a step that is not finite is as if it had not been, and the next goes on
+        self.sharded = is_sharded(learner)
+        if compile and not self.sharded:
             learner.compiled()
-        self.module: nn.Module = learner if distributed.world() == 1 else joined(learner, device)
+        alone = distributed.world() == 1 or self.sharded  # shards join their gradients themselves
+        self.module: nn.Module = learner if alone else joined(learner, device)
         self.momentum = torch.ones((), device=device)
         self.failed = torch.zeros(1, device=device)
         self.steps_to_failure = torch.zeros(1, device=device)
@@ -95,6 +100,7 @@ class Step:
 
     def _take(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None) -> None:
         self.optimizer.zero_grad()
+        kept = [b.clone() for b in self.learner.buffers()] if self.skipping else []
         made = self.views(images, keys, sizes)
         views, local = made if isinstance(made, tuple) else (made, None)
         with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision != torch.float32):
@@ -105,10 +111,12 @@ class Step:
         if outcome.fresh is not None:
             assert self.learner.bank is not None
             self.learner.bank.enqueue(outcome.fresh)
+        for buffer, before in zip(self.learner.buffers(), kept):  # batch statistics and the bank saw it already
+            buffer.copy_(torch.where(self.failed > 0, before, buffer).view_as(buffer))
         self.learner.steps += 1
         if not self.names:
             self.names, self.sums = list(outcome.terms), torch.zeros_like(loss)
-        self.sums += loss
+        self.sums += torch.where(self.failed > 0, 0, loss) if self.skipping else loss
 
     def _forward_backward(self, views: Tensor, local: Tensor | None) -> Outcome:
         if self.accumulate > 1:
@@ -138,22 +146,33 @@ class Step:
         outcome = learner.judge(z, all_keys)
         with torch.autocast(self.device.type, enabled=False):
             sum(outcome.terms.values()).backward()
-        for (pictures, crops), gradient in zip(split, z.grad.chunk(parts, 1)):
-            again = learner.predict(learner.projections(pictures, crops))
-            with torch.autocast(self.device.type, enabled=False):
-                again.backward(gradient.to(again.dtype))
+        for number, ((pictures, crops), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
+            with self._gradients_kept_apart(number < parts):
+                again = self.module(pictures, crops, judged=False)
+                with torch.autocast(self.device.type, enabled=False):
+                    again.backward(gradient.to(again.dtype))
         return outcome
 
+    def _gradients_kept_apart(self, apart: bool) -> contextlib.AbstractContextManager[None]:
+        """Ranks join their gradients once a step: with the last part."""
+        return self.module.no_sync() if apart and self.module is not self.learner else contextlib.nullcontext()
+
     def _watch(self, loss: Tensor) -> None:
-        """Raise the flag where the loss or a gradient is not finite."""
-        gradients = [p.grad for p in self.optimizer.parameters.values() if p.grad is not None]
+        """Raise the flag, on all ranks, where the loss or a gradient is not finite on any of them."""
+        gradients = [local(p.grad) for p in self.optimizer.parameters.values() if p.grad is not None]
         size = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).sum() + loss.sum()
-        torch.maximum(self.failed, (~torch.isfinite(size)).float(), out=self.failed)
+        bad = distributed.greatest((~torch.isfinite(size)).float().view(1))
+        torch.maximum(torch.zeros_like(bad) if self.skipping else self.failed, bad, out=self.failed)
         self.steps_to_failure += 1 - self.failed
 
     def check(self) -> int | None:
         """None, or how many steps of this process went well before the first that did not (waits for the device)."""
         return int(self.steps_to_failure.item()) if self.failed.item() else None
+
+    def forget(self) -> None:
+        """Count the step that failed as none."""
+        self.failed.zero_()
+        self.count -= 1
 
     def flush(self) -> dict[str, float]:
         """Means of the terms over the steps since the last flush (waits for the device)."""

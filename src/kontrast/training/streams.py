@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kontrast.data import ImageSet, open_data
-from kontrast.data.decode import BadImage, Limits, decode_file
+from kontrast.data.decode import BadImage, Limits, checked_range, decode_file
 from kontrast.data.listing import Listing, scan_folder
 from kontrast.data.shards import is_shards, scan_shards
 from kontrast.data.sources import SOURCES
@@ -77,7 +77,8 @@ def one_image(run: Run, path: str | Path) -> ImageSet:
 
 
 def _limits(run: Run) -> Limits:
-    return Limits(run.recipe.data.size or None)
+    data = run.recipe.data
+    return Limits(data.size or None, float_range=checked_range(data.float_range))
 
 
 def _listed(run: Run, spec: str, split: str) -> Listing | None:
@@ -132,7 +133,7 @@ def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
 
 def _fitting(run: Run, images: ImageSet, spec: str) -> ImageSet:
     """Refuse images of another number of channels than the encoder was built for."""
-    wanted = run.info["data"]["channels"]
+    wanted = run.channels
     if images.channels != wanted:
         raise DataError(
             f"{spec} has images of {images.channels} channels, the run's encoder takes {wanted}: "

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from kontrast import networks
 from kontrast.settings import Recipe
+from kontrast.training.learner import build_student
 
 
 class Supervised(nn.Module):
@@ -18,9 +18,7 @@ class Supervised(nn.Module):
 
     def __init__(self, recipe: Recipe, channels: int, classes: int):
         super().__init__()
-        self.encoder = networks.encoder(
-            recipe.encoder.name, channels=channels, size=recipe.views.size, **recipe.encoder.arguments
-        )
+        self.encoder = build_student(recipe, channels).encoder
         self.classifier = nn.Linear(self.encoder.width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

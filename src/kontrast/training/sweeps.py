@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from kontrast.objectives import OBJECTIVES, objective
-from kontrast.recipes import apply_overrides, parse_override, recipe_names
+from kontrast.recipes import apply_overrides, flat, parse_override, recipe_names
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import Recipe, read_recipe, to_tree, toml_value
 from kontrast.training.learner import check_options
-from kontrast.training.start import flat, fresh_recipe
+from kontrast.training.start import fresh_recipe
 
 METHODS_OWN_VIEWS = ("count", "local_count", "local_size")
 MOST_CELLS = 10_000

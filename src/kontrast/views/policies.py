@@ -7,6 +7,7 @@ it commutes with all the others (they act per pixel or with a symmetric kernel),
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,9 +70,11 @@ class Policy:
     def override(self, fields: dict[str, Any]) -> Policy:
         """The policy with some fields replaced; an unknown field is an error that names the nearest."""
         known = [f.name for f in dataclasses.fields(self)]
-        for name in fields:
+        for name, value in fields.items():
             if name not in known:
                 raise UsageError(f"views have no setting {name!r}: {nearest(name, known)}")
+            if name != "interpolation" and not _numbers(value):
+                raise UsageError(f"a setting of the views has the wrong type: {name} is {value!r}; allowed: numbers")
         try:
             return dataclasses.replace(self, **{k: _frozen(v) for k, v in fields.items()})
         except TypeError as error:
@@ -88,6 +91,12 @@ class Policy:
 
 def _ordered(pair: Sequence[float]) -> bool:
     return len(pair) == 2 and 0 < pair[0] <= pair[1]
+
+
+def _numbers(value: Any) -> bool:
+    """A finite number, a list of them, or nothing."""
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return all(v is None or (type(v) in (int, float) and math.isfinite(v)) for v in parts)
 
 
 def _frozen(value: Any) -> Any:

@@ -65,10 +65,20 @@ function asShare(plot) {
   return { ...plot, x: { label: "% of the run", zero: true, whole: true }, series };
 }
 
+// One row a number and one column a run; what a number says is told once.
 function numbersTable() {
-  const rows = data.numbers.map((entry) => element("tr", {}, data.runs.length > 1 ? element("td", { text: data.runs[entry.run].name }) : null,
-    element("th", { scope: "row", text: entry.name }), element("td", { text: formatNumber(entry.value) }), element("td", { class: "quiet", text: entry.note })));
-  return rows.length ? element("div", { class: "scroll" }, element("table", { class: "table" }, element("tbody", {}, ...rows))) : null;
+  if (!data.numbers.length) return null;
+  const looked = [...new Set(data.numbers.map((entry) => entry.run))];
+  const names = [...new Set(data.numbers.map((entry) => entry.name))];
+  const found = (name, run) => data.numbers.find((entry) => entry.name === name && entry.run === run);
+  const note = (name) => data.numbers.find((entry) => entry.name === name).note;
+  const rows = names.map((name) => element("tr", {}, element("th", { scope: "row", text: name }),
+    ...looked.map((run) => element("td", { text: formatNumber(found(name, run)?.value) })), element("td", { class: "quiet", text: note(name) })));
+  const heads = ["number", ...looked.map((run) => (data.runs.length > 1 ? data.runs[run].name : "value")), "what it says"];
+  const listed = () => [["run", "number", "value", "what it says"], ...data.numbers.map((entry) => [data.runs[entry.run].name, entry.name, entry.value, entry.note])];
+  return element("div", { class: "numbers" }, element("div", { class: "headed" }, element("h3", { text: "The lens in numbers" }), csvButton("lens", "The lens in numbers", listed)),
+    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The lens in numbers" }, element("table", { class: "table" },
+      element("thead", {}, element("tr", {}, ...heads.map((text) => element("th", { scope: "col", text })))), element("tbody", {}, ...rows))));
 }
 
 async function loadGalleries() {
@@ -149,7 +159,8 @@ async function build() {
   neighbourSection(galleries);
   if (data.lens.length || data.numbers.length) {
     page.append(section("lens", "Lens", "What the representation is like, whatever a probe makes of it.",
-      data.lens.length ? element("div", { class: "plots" }, ...data.lens.map(plotFigure)) : null, numbersTable()));
+      data.lens.length ? element("div", { class: "plots" }, ...data.lens.map(plotFigure)) : null,
+      weightsGrid(data.weights, data.runs), numbersTable()));
   }
   recipeSection();
   page.append(element("footer", {}, element("p", { class: "quiet", text: "Made by kontrast. This page holds all it shows and asks nothing of the network." })));

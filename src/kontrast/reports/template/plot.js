@@ -70,7 +70,7 @@ function drawPlot(box, plot, width) {
     shape("text", { x: inner.left - 8, y: 11, "text-anchor": "start", dx: -scale.inner.left + 8, text: plot.y.label + (plot.y.log ? ", log scale" : "") }),
     shape("text", { x: inner.right, y: height - 2, "text-anchor": "end", text: plot.x.label }));
   plot.series.forEach((one, place) => root.append(plot.kind === "bars" ? bars(one, place, plot, scale) : line(one, scale)));
-  for (const mark of plot.references || []) root.append(...reference(mark, scale));
+  root.append(...references(plot.references || [], scale));
   const cursor = shape("g", { "pointer-events": "none" });
   const tip = element("div", { class: "tip", hidden: true });
   const spoken = element("div", { class: "sr", "aria-live": "polite" });
@@ -111,9 +111,14 @@ function bars(one, place, plot, { x, y, half, inner }) {
   return group;
 }
 
-function reference(mark, { inner, y, format }) {
-  return [shape("line", { class: "reference", x1: inner.left, x2: inner.right, y1: y(mark.y), y2: y(mark.y) }),
-    shape("text", { class: "halo", x: inner.right - 2, y: y(mark.y) - 5, "text-anchor": "end", text: `${mark.label} ${format(mark.y)}` })];
+// Dashed lines, then their labels: each above its line, moved down as far as the label before it asks, and all of them up where the plot ends.
+function references(marks, { inner, y, format }) {
+  const sorted = [...marks].sort((a, b) => b.y - a.y);
+  const places = sorted.map((mark) => y(mark.y) - 5);
+  for (let i = 1; i < places.length; i++) places[i] = Math.max(places[i], places[i - 1] + 14);
+  for (let i = places.length - 1, floor = inner.bottom - 4; i >= 0; i--, floor -= 14) places[i] = Math.min(places[i], floor);
+  return [...sorted.map((mark) => shape("line", { class: "reference", x1: inner.left, x2: inner.right, y1: y(mark.y), y2: y(mark.y) })),
+    ...sorted.map((mark, i) => shape("text", { class: "halo", x: inner.right - 2, y: places[i], "text-anchor": "end", text: `${mark.label} ${format(mark.y)}` }))];
 }
 
 // Reads the values at the nearest x of any series, by pointer or by the arrow keys.

@@ -3,20 +3,21 @@
 
 function resultGroup(group, runs) {
   const several = runs.length > 1;
-  const trained = group.rows.filter((row) => row.features === "trained");
+  const whole = group.rows.filter((row) => !row.single);
+  const trained = whole.filter((row) => row.features === "trained");
   const rows = several && trained.length ? trained : group.rows;
   const body = element("tbody");
   for (const row of rows) body.append(resultRow(row, group, several, runs));
-  const how = [...new Set(group.rows.map((row) => row.protocol).filter(Boolean))];
+  const how = [...new Set(whole.map((row) => row.protocol).filter(Boolean))];
   const tested = Math.max(0, ...group.rows.map((row) => row.n || 0));
-  const intervals = group.rows.some((row) => isNumber(row.low)) ? "whiskers: 95% interval" : "";
+  const intervals = group.rows.some((row) => isNumber(row.low)) ? `whiskers: 95% interval over ${[...new Set(rows.map((row) => row.over))].join(" or ")}` : "";
   const chance = isNumber(group.chance) ? `dashed: chance, ${formatPercent(group.chance)}` : "";
   const note = [tested ? `${tested.toLocaleString("en-US")} test images` : "", intervals, chance, how.length === 1 ? how[0] : ""];
   const title = `Accuracy, ${group.title}`;
   return element("div", { class: "probe" },
     element("div", { class: "headed" }, element("h3", { text: title }), csvButton(group.probe, title, () => resultRows(group, runs))),
     element("table", { class: "bars" }, element("caption", { class: "sr", text: title }), body),
-    several && trained.length < group.rows.length ? pinKey(group) : null,
+    several && trained.length < whole.length ? pinKey(group) : null,
     element("p", { class: "quiet", text: note.filter(Boolean).join(" · ") }));
 }
 
@@ -27,13 +28,13 @@ function resultRow(row, group, several, runs) {
   if (isNumber(row.low) && isNumber(row.high)) {
     track.append(element("div", { class: "whisker", style: { left: `${100 * row.low}%`, width: `${100 * (row.high - row.low)}%` } }));
   }
-  const controls = several ? group.rows.filter((other) => other.run === row.run && other.features !== "trained") : [];
+  const controls = several ? group.rows.filter((other) => other.run === row.run && other.features !== "trained" && !other.single) : [];
   for (const control of controls) {
     const label = `${control.label} ${formatPercent(control.accuracy)}`;
     track.append(element("div", { class: `pin ${control.features}`, title: label, role: "img", "aria-label": label, style: { left: `${100 * control.accuracy}%` } }));
   }
   const name = several ? runs[row.run].name : row.label;
-  return element("tr", { class: row.features === "trained" && !several ? "lead-row" : "" },
+  return element("tr", { class: row.single ? "single" : row.features === "trained" && !several ? "lead-row" : "" },
     element("th", { scope: "row" }, element("span", { class: "name", title: name, text: name })),
     element("td", {}, track),
     element("td", {}, element("span", { class: "value", text: formatPercent(row.accuracy) }),
@@ -53,8 +54,8 @@ function pinKey(group) {
 }
 
 function resultRows(group, runs) {
-  const rows = [["run", "probe", "features", "accuracy", "low", "high", "test images", "protocol"]];
-  for (const row of group.rows) rows.push([runs[row.run].name, group.probe, row.features, row.accuracy, row.low, row.high, row.n, row.protocol]);
+  const rows = [["run", "probe", "features", "seed", "accuracy", "low", "high", "interval over", "test images", "protocol"]];
+  for (const row of group.rows) rows.push([runs[row.run].name, group.probe, row.features, row.over === "seeds" ? "mean" : row.seed, row.accuracy, row.low, row.high, row.over, row.n, row.protocol]);
   return rows;
 }
 
@@ -69,7 +70,7 @@ function resultTable(data) {
   data.runs.forEach((run, place) => {
     const line = element("tr", {}, element("th", { scope: "row", text: run.name }), element("td", { class: "what", text: run.summary + (run.finished ? "" : " (unfinished)") }));
     for (const { group, features } of columns) {
-      const row = group.rows.find((one) => one.run === place && one.features === features);
+      const row = group.rows.find((one) => one.run === place && one.features === features && !one.single);
       line.append(element("td", {}, row ? formatPercent(row.accuracy) : "–", row ? rangeText(row) : null));
     }
     body.append(line);

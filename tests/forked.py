@@ -5,6 +5,7 @@ What a run imports where it needs it is imported here, once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -61,8 +62,9 @@ class Command:
             except BaseException:
                 traceback.print_exc()
             finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(AttributeError, OSError):  # closed by the command, or read by nobody
+                        stream.flush()
                 os._exit(code)
 
     def send(self, number: int) -> None:
@@ -71,12 +73,21 @@ class Command:
     def wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
+    def ended(self, code: int) -> str:
+        """Wait for its end with this exit code: what it said, which holds no traceback and, if it failed, one line."""
+        found, said = self.wait(), self.said
+        assert found == code, f"ended with {found}, not {code}: {said}"
+        assert "Traceback" not in said, said
+        lines = [line for line in said.splitlines() if line.startswith("kontrast: ")]
+        assert len(lines) == (code != 0), said
+        return said
+
     @property
     def said(self) -> str:
         return self.log.read_text()
 
 
-def until(happened: Callable[[], object], seconds: float = 60.0) -> None:
+def until(happened: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something that another process does."""
     due = time.monotonic() + seconds
     while not happened():
@@ -86,6 +97,13 @@ def until(happened: Callable[[], object], seconds: float = 60.0) -> None:
 
 def steps_logged(run: Path, count: int) -> Callable[[], bool]:
     return lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_bytes().count(b"\n") >= count
+
+
+def ends(run: Path) -> dict[str, bytes]:
+    """What a run leaves that the recipe determines: two runs of it are equal byte for byte."""
+    last = sorted((run / "checkpoints").glob("step-*"))[-1]
+    paths = {"encoder": run / "encoder.safetensors", "metrics": run / "metrics.jsonl"}
+    return {name: path.read_bytes() for name, path in {**paths, "checkpoint": last / "state.safetensors"}.items()}
 
 
 def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:

@@ -1,0 +1,91 @@
+"""The parts of a run, built by its recipe: feeder, learner on its device, optimizer, views."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from kontrast import distributed
+from kontrast.data import Feeder, ImageSet
+from kontrast.networks import is_sharded, shard, smallest_batch, synchronise_batch_norm, whole_state
+from kontrast.registry import EnvironmentFault, UsageError
+from kontrast.settings import Recipe
+from kontrast.training.learner import Learner, build_student
+from kontrast.training.optimizers import Optimizer, build_optimizer
+from kontrast.views import Views
+
+
+def build_feeder(recipe: Recipe, train: ImageSet, device: torch.device) -> Feeder:
+    return Feeder(
+        train,
+        batch=recipe.training.batch,
+        seed=recipe.seed,
+        device=device,
+        rank=distributed.rank(),
+        world=distributed.world(),
+        allow_small=recipe.data.allow_small,
+        resident=recipe.data.resident,
+    )
+
+
+def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learner:
+    """The learner on its device; refused where a rank's share of the batch is too small for batch norm."""
+    learner = Learner(recipe, channels).to(device)
+    sharded = recipe.training.parallel == "fsdp" and distributed.world() > 1
+    if not sharded:  # shards are cut from contiguous parameters
+        learner.to(memory_format=torch.channels_last)  # as the views come; faster on CUDA and on CPUs
+    share = recipe.training.batch // distributed.world() // recipe.training.accumulate
+    one = not recipe.batch_norm.joint or (recipe.teacher is not None and not recipe.teacher.symmetric)
+    views = 1 if one else recipe.views.count
+    least = smallest_batch(learner)
+    if share * views < least:
+        raise UsageError(f"training.batch gives {share} images a rank: batch norm needs at least {-(-least // views)}")
+    if recipe.batch_norm.kind == "sync" and distributed.world() > 1:
+        learner = synchronise_batch_norm(learner)
+    if sharded:
+        for part in (learner.student, learner.teacher, learner.predictor):
+            if part is not None:
+                shard(part)
+    return learner
+
+
+def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
+    t = recipe.training
+    momentum = t.momentum if t.optimizer in ("sgd", "lars") else None
+    exclude = {"exclude_1d": True} if t.optimizer == "lars" or not t.decay_all else {}
+    return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=t.weight_decay, **exclude)
+
+
+def choose_algorithms(deterministic: bool) -> None:
+    """On CUDA the fastest algorithms, found by trying, or those that give the same bits each time."""
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is made
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def precision(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise EnvironmentFault("training.precision=bfloat16: this GPU has none; use float32 or auto")
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def build_views(recipe: Recipe, dtype: torch.dtype) -> Views:
+    v = recipe.views
+    local = {"local_count": v.local_count, "local_size": v.local_size} if v.local_count else {}
+    return Views(v.policy, count=v.count, size=v.size, dtype=dtype, **local, **v.arguments)
+
+
+def whole_student(learner: Learner, recipe: Recipe, channels: int, device: torch.device) -> nn.Module:
+    """The student; where it lies in shards, a copy of it made whole, for which all ranks must ask."""
+    if not is_sharded(learner.student):
+        return learner.student
+    copy = build_student(recipe, channels)
+    copy.load_state_dict(whole_state(learner.student))
+    return copy.to(device)

@@ -1,0 +1,90 @@
+"""What a reproduced table takes of a finished run: probes as the paper has them, curves, and numbers of the lens.
+
+N train images, F width of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kontrast.lens.numbers import coupling
+from kontrast.probes import PROTOCOLS, linear
+from kontrast.training.cropped import CROPS, CroppedFeatures
+from kontrast.training.evaluation import PROBES, features_of
+from kontrast.training.folder import read_lines
+from kontrast.training.looking import pictures, projected, see
+from kontrast.training.moments import moments
+from kontrast.training.progress import Progress
+from kontrast.training.run import Run
+from kontrast.views import Views
+
+IMAGES, AUGMENTATIONS, BINS, MOMENTS = 2048, 32, 40, 32
+CURVES = ("knn", "effective_rank", "conditional_entropy")
+
+
+def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[str, dict[str, Any]]:
+    """Accuracy by each probe on the whole, balanced set; linear protocols see fresh crops in every epoch."""
+    train, test = run.data("train"), run.data("test")
+    encoder, transform = run.encoder(device).to(memory_format=torch.channels_last), run.transform()
+    fit, held = (features_of(encoder, part, transform, device).to(device) for part in (train, test))
+    found = {}
+    for name in names:
+        sets = (fit, train.labels, held, test.labels)
+        if name in PROTOCOLS:
+            result = linear(*sets, name, features_of_epoch=CroppedFeatures(run, encoder, train, CROPS[name], device))
+        else:
+            settings = run.recipe.evaluation
+            arguments = {"k": settings.k, "temperature": settings.temperature} if name == "knn" else {}
+            result = PROBES[name](*sets, **arguments)
+        kept = {"accuracy": result.accuracy, "low": result.low, "high": result.high, "n": result.n}
+        found[name] = kept | ({"best": result.extra["best"]} if "best" in result.extra else {})
+    return found
+
+
+def curves_of(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """What the run logged of itself as it trained, by epoch."""
+    lines = read_lines(run.path / "metrics.jsonl")
+    found = {name: [(line["epoch"], line[name]) for line in lines if name in line] for name in CURVES}
+    return {name: points for name, points in found.items() if points}
+
+
+Measured = tuple[dict[str, float], dict[str, Any]]  # numbers; curves and histograms
+
+
+def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """The mean coupling multiplier before training, at every kept checkpoint and at the end, in mini-batches of the
+    training batch and at the run's own temperature (DCL, proposition 1)."""
+    shown, policy = pictures(run, IMAGES), run.recipe.views
+    views = Views(policy.policy, count=2, size=policy.size, **policy.arguments)
+    temperature, batch = run.recipe.objective.arguments["temperature"], run.recipe.training.batch
+    curve = []
+    for moment in moments(run, MOMENTS, device, say)[0]:
+        z = projected(run, moment.student, shown, views, device, 2)
+        curve.append((moment.at, coupling(z, temperature, batch).mean().item()))
+    return {"multiplier": curve[-1][1]}, {"multiplier": curve}
+
+
+def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """How far the augmentations of an image lie from each other, with both histograms (JCL, figure 3)."""
+    shown, policy = pictures(run, IMAGES), run.recipe.views
+    views = Views(policy.policy, count=AUGMENTATIONS, size=policy.size, **policy.arguments)
+    student = moments(run, 2, device, say)[0][-1].student
+    with Progress("augmentations", len(shown) * AUGMENTATIONS) as bar:
+        found = see(run, student, shown, views, device, bar).positives
+    numbers = {"positive_cosine": found.cosine.mean().item(), "positive_variance": found.variance.mean().item()}
+    drawn = {"cosine_histogram": found.cosine, "variance_histogram": found.variance}
+    return numbers, {name: histogram(values) for name, values in drawn.items()}
+
+
+def histogram(values: Tensor) -> list[tuple[float, float]]:
+    """The middle of each bin and its share."""
+    counts, edges = torch.histogram(values.float(), BINS)
+    middles = (edges[1:] + edges[:-1]) / 2
+    return list(zip(middles.tolist(), (counts / counts.sum()).tolist()))
+
+
+MEASURES: dict[str, Callable[..., Measured]] = {"multiplier": multiplier, "positives": positives}

@@ -1,0 +1,152 @@
+"""The papers' tables as grids of recipes: each cell a recipe, overrides and the paper's number. Read without torch.
+
+A table is a file of `papers/`: groups of cells, listed one by one or as a grid over one setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kontrast.recipes import flat, recipe_text, resolve
+from kontrast.registry import UsageError, nearest
+from kontrast.settings import Recipe, parse_toml, to_tree, toml_value
+
+FOLDER = Path(__file__).parent / "papers"
+CLAIMS = FOLDER / "claims.toml"
+
+NOT_SETTINGS = (
+    "title", "seed", "data.source", "data.root", "data.resident", "data.pack", "data.max_bad", "data.follow_links",
+    "training.compile", "training.log_every", "evaluation.", "checkpoints.",
+)  # fmt: skip
+"""What may differ between two runs of one cell: the seed, where the images lie, what is logged and kept."""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One row: what is run, and what the paper has (in percent) where."""
+
+    name: str
+    label: str
+    recipe: str
+    group: str
+    overrides: tuple[str, ...] = ()
+    paper: float | None = None
+    where: str = ""
+    learner: str = ""  # empty: the recipe's own; VAE: the audit's autoencoder on the recipe's images
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or figure of a paper. probes: by name, the paper's own first. measures: what else is taken of a run."""
+
+    name: str
+    title: str
+    paper: str
+    about: str
+    probes: tuple[str, ...]
+    settings: tuple[str, ...]
+    measures: tuple[str, ...]
+    groups: dict[str, str]  # name to title
+    cells: tuple[TableCell, ...]
+    origin: str = ""  # the name or file by which it was asked for
+
+    def recipe(self, cell: TableCell, overrides: Sequence[str] = ()) -> Recipe:
+        return resolve(cell.recipe, [*self.settings, *cell.overrides, *overrides])
+
+    def changed(self, cell: TableCell, overrides: Sequence[str]) -> dict[str, Any]:
+        """The settings by which these overrides make another cell of it."""
+        plain, given = settings_of(self.recipe(cell)), settings_of(self.recipe(cell, overrides))
+        return {key: given.get(key) for key in sorted(plain | given) if plain.get(key) != given.get(key)}
+
+    def choose(self, names: Sequence[str]) -> list[TableCell]:
+        """Cells by name or by group, in the table's order; none named: all."""
+        known = [cell.name for cell in self.cells]
+        for name in names:
+            if name not in known and name not in self.groups:
+                raise UsageError(f"{self.name} has no cell or group {name!r}: {nearest(name, [*self.groups, *known])}")
+        return [cell for cell in self.cells if not names or cell.name in names or cell.group in names]
+
+
+def table_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if path != CLAIMS)
+
+
+def load_table(name: str) -> Table:
+    """A table of the package, or a .toml file of one's own."""
+    path = FOLDER / f"{name}.toml"
+    if name not in table_names():
+        path = Path(name)
+        if not name.endswith(".toml"):
+            raise UsageError(f"unknown table {name!r}: {nearest(name, table_names())}")
+        if not path.is_file():
+            raise UsageError(f"no table file {name!r}; tables in the package: `kontrast reproduce --list`")
+    return read_table(path.stem, parse_toml(recipe_text(path), f"table {name!r}"), name)
+
+
+def read_table(name: str, tree: dict[str, Any], origin: str) -> Table:
+    try:
+        groups = tree["groups"]
+        cells = [cell for group in groups for cell in read_group(group)]
+        table = Table(
+            name, tree["title"], tree["paper"], tree["about"], tuple(tree["probes"]), tuple(tree["settings"]),
+            tuple(tree.get("measures", ())), {g["name"]: g["title"] for g in groups}, tuple(cells), origin,
+        )  # fmt: skip
+    except KeyError as missing:
+        raise UsageError(
+            f"table {name!r} lacks {missing}: see the files beside {FOLDER / 'cacr-table-2.toml'}"
+        ) from None
+    except TypeError as error:
+        raise UsageError(f"table {name!r} has a cell that can't be read: {error}") from None
+    names = [cell.name for cell in table.cells]
+    twice = next((n for n in names if names.count(n) > 1), None)
+    if twice:
+        raise UsageError(f"table {name!r} has two cells named {twice!r}")
+    return table
+
+
+def read_group(group: dict[str, Any]) -> list[TableCell]:
+    """The cells of a group; what the group says holds for each of them."""
+    shared = {key: group[key] for key in ("recipe", "where", "learner") if key in group}
+    overrides = tuple(group.get("overrides", ()))
+    cells = []
+    for tree in [*group.get("cells", ()), *grid_cells(group)]:
+        own = tuple(tree.get("overrides", ()))
+        cells.append(TableCell(**{**shared, **tree, "group": group["name"], "overrides": (*overrides, *own)}))
+    return cells
+
+
+def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """One cell for each value of the group's grid, named after the group and the value."""
+    grid = group.get("grid")
+    if not grid:
+        return []
+    papers = grid.get("paper") or [None] * len(grid["values"])
+    before = grid["label"].endswith("=")  # "λ = 2", but "2 bits"
+    return [
+        {
+            "name": f"{group['name']}-{value:g}",
+            "label": f"{grid['label']} {value:g}" if before else f"{value:g} {grid['label']}",
+            "overrides": [f"{grid['key']}={toml_value(value)}"],
+            "paper": paper,
+        }
+        for value, paper in zip(grid["values"], papers, strict=True)
+    ]
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """What makes a run of one cell comparable with another's: the flat recipe without what may differ."""
+    return {key: value for key, value in flat(to_tree(recipe)).items() if not key.startswith(NOT_SETTINGS)}
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` is the seeds 0, 1 and 2; `1,4` those two; `2,` the one seed 2."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0 or ("," not in text and numbers[0] < 1):
+        raise UsageError(f"--seeds {text!r}: give how many (3), or which ones with commas (1,4; a single one as 2,)")
+    return list(dict.fromkeys(numbers)) if "," in text else list(range(numbers[0]))

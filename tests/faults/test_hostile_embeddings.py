@@ -1,0 +1,104 @@
+"""Embeddings files that are cut, of another run, or hold NaN; and `embed` itself, killed again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import tiny_run
+from forked import Command, until
+from test_cli import kontrast, one_line
+
+from kontrast.data import open_data
+from kontrast.lens.embeddings import names_path, read_embeddings
+from kontrast.training.embedding import embed, opened
+
+WIDTH = 32
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    """vectors.npy of the run's own width, with names."""
+    rows = np.random.default_rng(0).standard_normal((40, WIDTH)).astype(np.float32)
+    np.save(tmp_path / "vectors.npy", rows)
+    lines = (json.dumps({"id": i, "path": f"{i:02d}.png"}) + "\n" for i in range(40))
+    names_path(tmp_path / "vectors.npy").write_text("".join(lines))
+    return tmp_path / "vectors.npy"
+
+
+def neighbours(path):
+    asked = sorted(tiny_run.images().rglob("*.png"))[0]
+    return kontrast("neighbors", str(tiny_run.trained()), str(asked), "--embeddings", str(path), "--device", "cpu")
+
+
+@pytest.mark.fault(38)
+@pytest.mark.parametrize("cut", [0, 5, 60, 127, 200, -1])
+def test_a_cut_file(vectors, cut):
+    """Exit 3, `damaged or cut short`, from every command that reads it; the file is as it was."""
+    content = vectors.read_bytes()[:cut]
+    vectors.write_bytes(content)
+    one_line(neighbours(vectors), 3, "vectors.npy", "cut short")
+    one_line(kontrast("lens", str(vectors)), 3, "vectors.npy", "cut short")
+    assert vectors.read_bytes() == content
+
+
+@pytest.mark.fault(38)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_no_number_is_named(vectors, value):
+    """Exit 3 with the row's number and name."""
+    rows = np.load(vectors)
+    rows[17, 3] = value
+    np.save(vectors, rows)
+    one_line(neighbours(vectors), 3, "row 17", "17.png")
+    one_line(kontrast("lens", str(vectors)), 3, "row 17", "17.png")
+
+
+@pytest.mark.fault(38)
+def test_another_width_and_other_names(vectors):
+    """Exit 3 with both widths or both counts: it is of another run."""
+    np.save(vectors, np.load(vectors)[:, :7])
+    one_line(neighbours(vectors), 3, "width 7", str(WIDTH))
+    names_path(vectors).write_text('{"path": "one.png"}\n')
+    one_line(neighbours(vectors), 3, "names 1 rows", "40")
+
+
+@pytest.mark.fault(38)
+def test_other_layouts_give_the_same_neighbours(vectors):
+    """Column order, double precision and big-endian bytes: the same answer."""
+    first, rows = neighbours(vectors).stdout, np.load(vectors)
+    assert len(first.splitlines()) == 8
+    for other in (np.asfortranarray(rows), rows.astype(np.float64), rows.astype(">f4")):
+        np.save(vectors, other)
+        done = neighbours(vectors)
+        assert done.returncode == 0 and done.stdout == first, done.stderr
+
+
+@pytest.mark.fault(38)
+def test_embed_killed_again_and_again_ends_in_the_same_bytes(tmp_path, tally):
+    """Each start goes on where the last was killed, and the file is that of one undisturbed run, bit for bit."""
+    digits = open_data("digits", "test").first(1300)
+    run = opened(tiny_run.trained())
+    whole = embed(run, digits, tmp_path / "whole.npy", batches=1, device="cpu", say=lambda _: None).path
+    out, parts = tmp_path / "v.npy", tmp_path / "v.npy.parts"
+
+    def work() -> int:
+        embed(run, digits, out, batches=1, device="cpu", say=lambda _: None)
+        return 0
+
+    for number in range(5):
+        child = Command(tmp_path / "log", instead=work)
+        until(lambda: (parts / f"part-{number:06d}.npy").exists() or out.exists())  # noqa: B023
+        os.kill(child.process, signal.SIGKILL)
+        child.wait()
+        if out.exists():
+            break
+    said: list[str] = []
+    if not out.exists():
+        embed(run, digits, out, batches=1, device="cpu", say=said.append)
+        assert said and said[0].startswith("going on:")
+    assert out.read_bytes() == whole.read_bytes() and read_embeddings(out).names == read_embeddings(whole).names
+    assert not parts.exists() or said
+    tally("kills", number + 1)

@@ -1,0 +1,119 @@
+"""Terminals that go away, can't show much or are none, and a clock that goes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from forked import TINY, Command
+
+from kontrast import cli
+from kontrast.training.folder import read_lines
+
+SHORT = [*TINY, "training.max_steps=6", "training.log_every=1", "--device", "cpu", "--no-probes"]
+
+
+def closing(argv: list[str], *streams: int) -> int:
+    """Run as a shell does with `>&-`: the stream does not exist."""
+    for number in streams:
+        os.close(number)
+        if number == 1:
+            sys.stdout = None
+        else:
+            sys.stderr = None
+    return cli.run(argv)
+
+
+def to_a_reader_that_left(argv: list[str], *streams: int) -> int:
+    """Run with streams whose reader is gone, as after `| head -0`."""
+    read, write = os.pipe()
+    os.close(read)
+    for number in streams:
+        os.dup2(write, number)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    return cli.run(argv)
+
+
+@pytest.mark.fault(40)
+@pytest.mark.parametrize(
+    ("way", "streams"),
+    [
+        (closing, (1, 2)),
+        (to_a_reader_that_left, (1,)),
+        (to_a_reader_that_left, (2,)),
+        pytest.param(closing, (1,), marks=pytest.mark.slow),
+        pytest.param(closing, (2,), marks=pytest.mark.slow),
+        pytest.param(to_a_reader_that_left, (1, 2), marks=pytest.mark.slow),
+    ],
+)
+def test_streams_that_are_closed_or_not_read(tmp_path, way, streams):
+    """Seen: no traceback. Remains: the whole run, for training does not end because nobody looks."""
+    run = tmp_path / "run"
+    command = Command(tmp_path / "log", instead=partial(way, ["pretrain", *SHORT, "--out", str(run)], *streams))
+    assert command.wait() == 0, command.said
+    assert "Traceback" not in command.said and (run / "encoder.safetensors").exists()
+    assert len(read_lines(run / "metrics.jsonl")) == 7
+
+
+def on_a_terminal(argv: list[str], environment: dict[str, str]) -> tuple[int, bytes]:
+    """The exit code, and what a terminal got."""
+    leader, follower = pty.openpty()
+    told = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", **environment}
+    command = [sys.executable, "-m", "kontrast", *argv]
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, env=told)
+    os.close(follower)
+    seen = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        seen += part
+    os.close(leader)
+    return process.wait(60), seen
+
+
+@pytest.mark.fault(40)
+def test_a_plain_terminal_gets_ascii_without_colours(tmp_path):
+    """Seen under LANG=C and NO_COLOR: a bar in ASCII, no colour. Remains: the run, in a folder with a strange name."""
+    run = tmp_path / "rün ✓"
+    plain = {"LANG": "C", "LC_ALL": "C", "NO_COLOR": "1", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code, seen = on_a_terminal(["pretrain", *SHORT, "--out", str(run)], plain)
+    assert code == 0, seen
+    assert b"Traceback" not in seen and b"train" in seen
+    assert max(seen) < 128
+    assert b"\x1b[3" not in seen and b"\x1b[9" not in seen
+    assert (run / "encoder.safetensors").exists()
+
+
+def under_a_clock_that_goes_back(argv: list[str]) -> int:
+    """Run while the wall clock loses an hour a reading."""
+    begin, readings = time.time(), [0]
+
+    def back() -> float:
+        readings[0] += 1
+        return begin - 3600.0 * readings[0]
+
+    time.time = back
+    return cli.run(argv)
+
+
+@pytest.mark.fault(40)
+def test_a_clock_that_goes_back_changes_no_duration(tmp_path):
+    """Seen: nothing. Remains: durations and rates that are positive, for they are of the monotonic clock."""
+    run: Path = tmp_path / "run"
+    argv = ["pretrain", *SHORT, "--out", str(run)]
+    Command(tmp_path / "log", instead=partial(under_a_clock_that_goes_back, argv)).ended(0)
+    assert 0 < json.loads((run / "run.json").read_text())["seconds"] < 60
+    speeds = read_lines(run / "speed.jsonl")
+    assert speeds and all(line["images_per_second"] > 0 for line in speeds)
+    assert speeds[0]["time"] > speeds[-1]["time"]  # the clock did go back

@@ -1,0 +1,161 @@
+"""Resuming under another recipe, other images, another torch or another number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from forked import TINY, Command, free_port, rank_environment
+from PIL import Image
+
+from kontrast.recipes import flat
+from kontrast.settings import Recipe, to_tree
+from kontrast.training.checkpoints import _digest
+from kontrast.training.folder import read_lines
+from kontrast.training.start import MAY_CHANGE
+
+SHORT = [*TINY, "training.max_steps=8", "training.log_every=1", "training.lr=0.01", "--recipe", "quickstart"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("changes")
+    Command(place / "log", *SHORT, "--out", str(place / "run")).ended(0)
+    return place / "run"
+
+
+@pytest.mark.fault(8)
+def test_changed_settings_are_listed_old_and_new(finished, tmp_path):
+    """Seen: exit 2 and every changed key, old -> new. Remains: the run as it was."""
+    before = (finished / "recipe.toml").read_bytes()
+    argv = ["--resume", "training.lr=0.7", "seed=3", "training.max_steps=10", "--out", str(finished)]
+    said = Command(tmp_path / "log", *argv).ended(2)
+    assert "seed 0 -> 3" in said and "training.lr 0.01 -> 0.7" in said and "max_steps" not in said
+    said = Command(tmp_path / "log", "--resume", "--recipe", "digits/dcl", *SHORT[:-2], "--out", str(finished)).ended(2)
+    assert "objective.name nt-xent -> dcl" in said
+    assert (finished / "recipe.toml").read_bytes() == before
+
+
+OTHER = {bool: lambda v: str(not v).lower(), int: lambda v: str(v + 1), float: lambda v: str(v / 2 + 0.25)}
+KEYS = {k: v for k, v in flat(to_tree(Recipe())).items() if type(v) in OTHER and not k.startswith("title")}
+
+
+@pytest.mark.fault(8)
+def test_each_number_and_switch_of_the_recipe_may_not_change_but_for_a_few(finished, tmp_path):
+    """Seen: exit 2 naming the key, for every key but the log interval, the steps, compiling, residence, checkpoints."""
+    from kontrast.registry import KontrastError
+    from kontrast.training.folder import RunFolder
+    from kontrast.training.run import stored_recipe
+    from kontrast.training.start import resumed_recipe
+
+    stored = flat(to_tree(stored_recipe(RunFolder(finished))))
+    tried = 0
+    for key in KEYS:
+        if key not in stored or type(stored[key]) not in OTHER:
+            continue
+        override = f"{key}={OTHER[type(stored[key])](stored[key])}"
+        try:
+            resumed_recipe(RunFolder(finished), None, None, [override], None)
+            refused = False
+        except KontrastError as error:
+            refused, words = error.exit_code == 2, str(error)
+            assert key in words, words
+        assert refused != key.startswith(MAY_CHANGE), override
+        tried += 1
+    assert tried > 25
+
+
+@pytest.mark.fault(8)
+def test_what_may_change_does(tmp_path):
+    """Seen: nothing. Remains: a longer run, whose recipe.toml says so."""
+    run = tmp_path / "run"
+    Command(tmp_path / "log", *SHORT, "--out", str(run)).ended(0)
+    argv = ["--resume", "training.max_steps=10", "training.log_every=2", "--out", str(run)]
+    Command(tmp_path / "log", *argv).ended(0)
+    assert read_lines(run / "metrics.jsonl")[-1]["step"] == 10
+    assert "max_steps = 10" in (run / "recipe.toml").read_text()
+    Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
+
+
+def add(place: Path) -> None:
+    Image.new("RGB", (20, 20), "red").save(place / "new.png")
+
+
+def change(place: Path) -> None:
+    Image.new("RGB", (20, 20), "blue").save(place / "3.png")
+
+
+CHANGES = {
+    "1 added (new.png)": add,
+    "1 removed (3.png)": lambda place: (place / "3.png").unlink(),
+    "1 modified (3.png)": change,
+    "1 modified (4.png)": lambda place: os.utime(place / "4.png", ns=(7, 7)),
+}
+
+
+@pytest.mark.fault(9)
+@pytest.mark.parametrize("words", [w if "3.png" in w else pytest.param(w, marks=pytest.mark.slow) for w in CHANGES])
+def test_changed_images_are_counted_and_named(tmp_path, words):
+    """Seen: exit 3, how many changed and their names. Remains: the run; --accept-data-change notes it in run.json."""
+    place, run = tmp_path / "pictures", tmp_path / "run"
+    place.mkdir()
+    for number in range(40):
+        Image.new("RGB", (20, 20), (number, 90, 2 * number)).save(place / f"{number}.png")
+    Command(tmp_path / "log", str(place), *SHORT, "--out", str(run)).ended(0)
+    before = (run / "run.json").read_bytes()
+    CHANGES[words](place)
+    said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(3)
+    assert words in said and "40 then" in said and "--accept-data-change" in said
+    assert (run / "run.json").read_bytes() == before
+    Command(tmp_path / "log", "--resume", "--accept-data-change", "--out", str(run)).ended(0)
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["data_before"]["fingerprint"] == json.loads(before)["data"]["fingerprint"]
+    Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
+
+
+@pytest.mark.fault(10)
+def test_another_torch_is_said_once(finished, tmp_path):
+    """Seen: `not bit-exact: torch was X and is Y`, once. Remains: a run that goes on."""
+    import shutil
+
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    for path in (run / "checkpoints").glob("step-*/manifest.json"):
+        manifest = json.loads(path.read_text()) | {"torch": "2.99.0"}
+        manifest.pop("self")
+        path.write_text(json.dumps(manifest | {"self": _digest(manifest)}))
+    said = Command(tmp_path / "log", "--resume", "training.max_steps=10", "--out", str(run)).ended(0)
+    assert len(re.findall(r"not bit-exact: torch was 2\.99\.0 and is \S+", said)) == 1
+
+
+def ranks(tmp_path: Path, world: int, argv: list[str], code: int = 0) -> str:
+    port = free_port()
+    logs = [tmp_path / f"log-{world}-{rank}" for rank in range(world)]
+    made = [
+        Command(log, *argv, environment=rank_environment(rank, world, port) if world > 1 else {})
+        for rank, log in enumerate(logs)
+    ]
+    said = [command.ended(code) for command in made]
+    return said[0]
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize(("first", "then"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
+def test_another_number_of_ranks_sees_the_same_batches(tmp_path, first, then):
+    """Seen: `not bit-exact: world was 1 and is 2`. Remains: the losses of one undisturbed run, to rounding."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    argv = [*SHORT, "training.max_steps=16", "training.schedule=constant", "batch_norm.kind=sync", "training.lr=0.0001"]
+    ranks(tmp_path, first, [*argv, "training.max_steps=8", "--out", str(run)])
+    said = ranks(tmp_path, then, ["--resume", "training.max_steps=16", "--out", str(run)])
+    assert said.count(f"not bit-exact: world was {first} and is {then}") == 1
+    ranks(tmp_path, 1, [*argv, "--out", str(whole)])
+    losses = [[line["loss"] for line in read_lines(r / "metrics.jsonl") if "loss" in line] for r in (run, whole)]
+    assert len(losses[0]) == 16 and losses[0] == pytest.approx(losses[1], abs=1e-4, rel=0)
+
+
+@pytest.mark.fault(10)
+def test_a_number_of_ranks_that_does_not_divide_the_batch_is_refused(finished, tmp_path):
+    """Seen: exit 2 with the batch and the ranks. Remains: the run as it was."""
+    assert "can't be shared by 3 ranks" in ranks(tmp_path, 3, ["--resume", "--out", str(finished)], code=2)

@@ -1,0 +1,79 @@
+"""Probes of a real tiny run: by protocol on fresh crops or cached, over several seeds, fine-tuned, and raced."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_run import copy, trained
+
+from kontrast.cli import probe_named
+from kontrast.registry import UsageError
+from kontrast.training import Run
+from kontrast.training.evaluation import evaluate, result_table
+
+CPU = torch.device("cpu")
+RACE = Path(__file__).parents[2] / "benchmarks" / "probes.py"
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_a_protocol_sees_crops_unless_cached_features_are_asked_for(tmp_path):
+    run = Run(copy(tmp_path))
+    crops = evaluate(run, "simclr", device="cpu", say=quiet)
+    said: list[str] = []
+    cached = evaluate(run, "simclr", device="cpu", cached=True, say=said.append)
+    assert [r.features for r in crops] == ["trained", "untrained", "pixels"]
+    assert all("cached" not in r.note for r in crops) and all("cached" in r.note for r in cached)
+    assert len(said) == 3 and crops[0].extra["curve"] != cached[0].extra["curve"]
+    assert all(r.extra["curve"][-1] == r.accuracy for r in crops)  # the last epoch, not the best
+
+
+def test_seeds_are_kept_beside_each_other_and_told_with_their_mean(tmp_path):
+    run = Run(copy(tmp_path))
+    results = evaluate(run, "simclr", device="cpu", cached=True, seeds=2, say=quiet)
+    assert [(r.features, r.seed) for r in results][:2] == [("trained", 0), ("trained", 1)]
+    evaluate(run, "knn", device="cpu", seeds=2, say=quiet)
+    evaluate(run, "simclr", device="cpu", cached=True, say=quiet)  # takes the place of the first seed alone
+    kept = json.loads((run.path / "probes.json").read_text())["probes"]
+    assert sorted((e["probe"], e["features"], e["seed"]) for e in kept) == sorted(
+        [("simclr", f, s) for f in ("trained", "untrained", "pixels") for s in (0, 1)]
+        + [("knn", f, 0) for f in ("trained", "untrained", "pixels")]
+    )
+    table = result_table(results)
+    mean = sum(r.accuracy for r in results[:2]) / 2
+    assert table[1].split()[:2] == ["simclr", f"{mean:.3f}"] and table[2].startswith("2 seeds")
+    with pytest.raises(UsageError, match="at least one seed"):
+        evaluate(run, "knn", seeds=0, say=quiet)
+
+
+def test_fine_tuning_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("kontrast.training.progress.SECONDS_BETWEEN_LINES", 0.0)
+    results = evaluate(Run(copy(tmp_path)), "finetune", device="cpu", epochs=1, say=quiet)
+    assert [r.features for r in results] == ["trained", "untrained"]
+    assert results[0].protocol["epochs"] == 1
+    assert "finetune, trained" in capsys.readouterr().err
+
+
+def test_a_protocol_is_a_linear_probe():
+    assert (
+        probe_named("linear", "cacr") == "cacr"
+        and probe_named("", "moco") == "moco"
+        and probe_named("knn", "") == "knn"
+    )
+    with pytest.raises(UsageError, match="not for 'knn'"):
+        probe_named("knn", "cacr")
+    with pytest.raises(UsageError, match="did you mean 'cacr'"):
+        probe_named("linear", "cacrr")
+
+
+def test_the_race_times_every_probe_to_its_end():
+    found = runpy.run_path(str(RACE))["race"](Run(trained()), ["simclr"], CPU, False)
+    assert [row["probe"] for row in found["rows"]] == ["knn", "logistic", "simclr, cached", "simclr, crops"]
+    assert all(row["seconds"] > 0 and row["within"] for row in found["rows"])
+    json.dumps(found)
