@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "distributed": set(),
 }
 MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports"}
+MAY_IMPORT["studies"] = {*MAY_IMPORT["training"], "training"}
 
 # Heavy things stand inside the functions that use them, so that a command pays only for what it needs.
 NEVER_AT_THE_TOP = {"torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton"}

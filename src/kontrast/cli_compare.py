@@ -27,7 +27,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several recipes on the same data, views, seeds and budget: a table with intervals, and one page."""
-    from kontrast.training.compare import compare as run_comparison
+    from kontrast.studies.compare import compare as run_comparison
     from kontrast.training.stopping import StopWatch
 
     names, data, overrides = split_names(arguments)
@@ -58,8 +58,8 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Which features suppress which: easy noise is laid over DATA, and what each objective still learned is probed."""
-    from kontrast.training import audit as room
-    from kontrast.training.saturation import saturate
+    from kontrast.studies import audit as room
+    from kontrast.studies.saturation import saturate
     from kontrast.training.stopping import StopWatch
 
     data, overrides = split_arguments(arguments)
@@ -86,7 +86,7 @@ def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]
     from kontrast.objectives import OBJECTIVES
     from kontrast.recipes import recipe_names
     from kontrast.registry import nearest
-    from kontrast.training.sweeps import is_method
+    from kontrast.studies.sweeps import is_method
 
     overrides = [text for text in arguments if "=" in text and not os.path.exists(text)]
     words = [text for text in arguments if text not in overrides]

@@ -34,13 +34,13 @@ def reproduce(
     """Run the grid of recipes behind a paper's table: the paper's numbers beside ours. Give it again to go on."""
     table, named, overrides = split_table(arguments, cells or [], optional=listed or docs)
     if docs:
-        from kontrast.training.claims import write_docs
+        from kontrast.studies.claims import write_docs
 
         written = write_docs(out, Path("docs"))
         emit({"written": [str(path) for path in written]}, [str(path) for path in written], as_json)
     elif merged is not None:
-        from kontrast.training.table_results import merge
-        from kontrast.training.tables import load_table
+        from kontrast.studies.table_results import merge
+        from kontrast.studies.tables import load_table
 
         count = merge(out, load_table(table), merged)
         emit({"runs": count}, [f"{count} runs added to {out / load_table(table).name}.json"], as_json)
@@ -75,13 +75,13 @@ def ran(
     device: str,
 ) -> tuple[dict[str, Any], list[str]]:
     """Run what is left; the stored cells and the two files."""
-    from kontrast.training.tables import load_table, parse_seeds
+    from kontrast.studies.tables import load_table, parse_seeds
 
     table = load_table(name)
     chosen, numbers = table.choose(cells), parse_seeds(seeds)
     if jobs < 1:
         raise UsageError(f"--jobs {jobs}: give at least 1")
-    from kontrast.training.reproduction import Reproduction
+    from kontrast.studies.reproduction import Reproduction
 
     asked = Reproduction(table, overrides, data or None, out, runs, device, say)
     tree = asked.run(chosen, numbers, jobs)
@@ -91,8 +91,8 @@ def ran(
 
 def listing(name: str, out: Path) -> tuple[dict[str, Any], list[str]]:
     """All tables, or one table's cells with the paper's number and the seeds that are there."""
-    from kontrast.training.table_results import find, finished, stored
-    from kontrast.training.tables import load_table, table_names
+    from kontrast.studies.table_results import find, finished, stored
+    from kontrast.studies.tables import load_table, table_names
 
     if not name:
         titles = {each: load_table(each) for each in table_names()}

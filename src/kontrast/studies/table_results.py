@@ -16,8 +16,8 @@ from typing import Any
 
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe
+from kontrast.studies.tables import Table, TableCell, settings_of
 from kontrast.training.folder import disk_faults, read_json, write_atomic, write_json
-from kontrast.training.tables import Table, TableCell, settings_of
 
 VERSION = 1
 WORDS = {

@@ -18,14 +18,14 @@ from kontrast.data.features import random_bits
 from kontrast.recipes import resolve
 from kontrast.registry import UsageError
 from kontrast.reports import write_report
-from kontrast.training.audit import audit, base_recipe, in_small_batches, plan, standardised
-from kontrast.training.autoencoder import VariationalAutoencoder
-from kontrast.training.baseline import fit
-from kontrast.training.findings import findings, merged, sentence
-from kontrast.training.kept import bits_read, factor, retrieval
+from kontrast.studies.audit import audit, base_recipe, in_small_batches, plan, standardised
+from kontrast.studies.autoencoder import VariationalAutoencoder
+from kontrast.studies.baseline import fit
+from kontrast.studies.findings import findings, merged, sentence
+from kontrast.studies.kept import bits_read, factor, retrieval
+from kontrast.studies.saturation import log_sum_exp, saturate, simplex_value
+from kontrast.studies.supervised import Supervised
 from kontrast.training.learner import build_student
-from kontrast.training.saturation import log_sum_exp, saturate, simplex_value
-from kontrast.training.supervised import Supervised
 
 TINY = ["training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16", "views.size=32"]
 CPU = torch.device("cpu")
@@ -292,7 +292,7 @@ def test_saturation_falls_with_bits(tmp_path):
 
 def test_a_signal_between_trainings_stops_the_audit_for_later(tmp_path, monkeypatch, capsys):
     """While a baseline trains or a probe runs there is nothing to save, but what is done stays."""
-    monkeypatch.setattr("kontrast.training.audit.train_and_probe", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("kontrast.studies.audit.train_and_probe", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     place = ["--bits", "0", "--steps", "1", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(["audit", str(images()), *place, *TINY]) == 75
     assert "give the same command again to go on" in capsys.readouterr().err

@@ -15,14 +15,14 @@ from kontrast.registry import NumbersError, UsageError
 from kontrast.reports import ReportError, write_report
 from kontrast.reports.page import payload, read_run
 from kontrast.reports.study import read_study
-from kontrast.training.compare import compare, named_by_line, named_by_neighbours
+from kontrast.studies.compare import compare, named_by_line, named_by_neighbours
+from kontrast.studies.sweeps import Cell, parse_sweeps, plan
 from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import read_lines
 from kontrast.training.intervals import over_images, over_seeds, pack_bits, unpack_bits
 from kontrast.training.memory import PeakMemory
 from kontrast.training.moments import moments
 from kontrast.training.run import Run
-from kontrast.training.sweeps import Cell, parse_sweeps, plan
 
 TINY = ["training.epochs=1", "training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16"]
 TINY += ["views.size=32", "evaluation.every=1", "evaluation.k=5"]

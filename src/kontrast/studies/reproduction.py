@@ -17,18 +17,19 @@ import torch
 from kontrast.data import ImageSet
 from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, UsageError
 from kontrast.settings import Recipe
-from kontrast.training import audit, checkpoints
+from kontrast.studies import audit
+from kontrast.studies.cell_runs import finished_run, refuse_other_recipe
+from kontrast.studies.measuring import MEASURES, curves_of, probe_run
+from kontrast.studies.table_data import data_words, locate
+from kontrast.studies.table_processes import Processes, at_once
+from kontrast.studies.table_results import add, find, has_seed, refuse_other_settings, stored
+from kontrast.studies.tables import Table, TableCell, settings_of
+from kontrast.training import checkpoints
 from kontrast.training.building import precision
-from kontrast.training.cell_runs import finished_run, refuse_other_recipe
 from kontrast.training.folder import disk_faults, read_lines
-from kontrast.training.measuring import MEASURES, curves_of, probe_run
 from kontrast.training.run import choose_device, open_split
 from kontrast.training.start import device_words, now
 from kontrast.training.stopping import Interrupted, StopWatch
-from kontrast.training.table_data import data_words, locate
-from kontrast.training.table_processes import Processes, at_once
-from kontrast.training.table_results import add, find, has_seed, refuse_other_settings, stored
-from kontrast.training.tables import Table, TableCell, settings_of
 
 Say = Callable[[str], None]
 RUNS = Path("runs") / "reproduce"

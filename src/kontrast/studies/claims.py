@@ -16,9 +16,9 @@ from typing import Any
 from kontrast.recipes import recipe_text
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import parse_toml
+from kontrast.studies.table_results import find, finished, line, markdown, stored, values_of
+from kontrast.studies.tables import CLAIMS, Table, load_table, table_names
 from kontrast.training.folder import write_atomic
-from kontrast.training.table_results import find, finished, line, markdown, stored, values_of
-from kontrast.training.tables import CLAIMS, Table, load_table, table_names
 
 HOLDS, FAILS, OPEN, NOT_RUN = "holds", "does not hold", "not settled", "not yet run"
 
@@ -166,7 +166,7 @@ def document(out: Path) -> str:
         f"A claim *{HOLDS}* where every comparison it comes down to is decided its way, and *{FAILS}* where one is "
         "decided against it: the 95% interval of the difference leaves zero out. The interval is over seeds where a "
         "cell has several, else over test images alone, which says nothing of other seeds. Between the two it is "
-        f"*{OPEN}*. The comparisons are in `src/kontrast/training/papers/claims.toml`.",
+        f"*{OPEN}*. The comparisons are in `src/kontrast/studies/papers/claims.toml`.",
         "",
     ]
     for paper in dict.fromkeys(claim.paper for claim in claims):

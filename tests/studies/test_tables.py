@@ -9,11 +9,11 @@ import pytest
 
 from kontrast.objectives import objective
 from kontrast.registry import DataError, UsageError
-from kontrast.training import claims, table_data, table_results
+from kontrast.studies import claims, table_data, table_results
+from kontrast.studies.measuring import CROPS, MEASURES
+from kontrast.studies.tables import load_table, parse_seeds, read_table, settings_of, table_names
 from kontrast.training.evaluation import PROBES
 from kontrast.training.learner import check_options
-from kontrast.training.measuring import CROPS, MEASURES
-from kontrast.training.tables import load_table, parse_seeds, read_table, settings_of, table_names
 
 REPOSITORY = Path(__file__).parents[2]
 ASKED = {"cacr-table-2", "dcl-batch-sizes", "uniclr-figure-2", "gcl-figure-6", "gcl-mnist", "jcl-moco", "gcl-table-d1"}
@@ -81,8 +81,8 @@ def test_a_linear_protocol_sees_fresh_crops_in_every_epoch():
     import torch
     from tiny_run import trained
 
+    from kontrast.studies.measuring import CroppedFeatures, probe_run
     from kontrast.training.evaluation import features_of
-    from kontrast.training.measuring import CroppedFeatures, probe_run
     from kontrast.training.run import Run
 
     run, cpu = Run(trained()), torch.device("cpu")

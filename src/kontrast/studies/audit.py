@@ -23,18 +23,18 @@ from kontrast.objectives import OBJECTIVES, objective
 from kontrast.recipes import apply_overrides
 from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, UsageError
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_tree
-from kontrast.training.autoencoder import VariationalAutoencoder
-from kontrast.training.baseline import fit
+from kontrast.studies.autoencoder import VariationalAutoencoder
+from kontrast.studies.baseline import fit
+from kontrast.studies.cell_runs import finished_run, refuse_other_recipe
+from kontrast.studies.findings import findings
+from kontrast.studies.kept import what_was_kept
+from kontrast.studies.supervised import Supervised
 from kontrast.training.building import build_views
-from kontrast.training.cell_runs import finished_run, refuse_other_recipe
-from kontrast.training.findings import findings
 from kontrast.training.folder import disk_faults, read_json, write_json
-from kontrast.training.kept import what_was_kept
 from kontrast.training.learner import build_student, check_options
 from kontrast.training.run import Run, choose_device, open_split
 from kontrast.training.start import fresh_recipe
 from kontrast.training.stopping import Interrupted
-from kontrast.training.supervised import Supervised
 
 BITS = (0, 5, 10)
 STEPS = 300

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe, to_toml
+from kontrast.studies.sweeps import changes
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.run import Run
 from kontrast.training.start import pretrain
-from kontrast.training.sweeps import changes
 
 
 def refuse_other_recipe(folder: Path, recipe: Recipe, option: str = "--out") -> None:

@@ -1,0 +1,1 @@
+"""Questions that take many runs: comparisons and sweeps, audits, the papers' tables and claims."""
