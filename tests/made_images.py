@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tarfile
 import zlib
 from pathlib import Path
 
@@ -70,3 +71,14 @@ def tiff_bomb(width: int, height: int) -> bytes:
     entries += [(273, 4, 1, 8), (277, 3, 1, 1), (278, 4, 1, height), (279, 4, 1, 8)]
     body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
     return b"II*\0" + struct.pack("<I", 16) + b"\0" * 8 + struct.pack("<H", len(entries)) + body + struct.pack("<I", 0)
+
+
+def write_tar(path, members: list[tuple[str, bytes]], special: list[tarfile.TarInfo] = (), form=tarfile.PAX_FORMAT):
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        for info in special:
+            tar.addfile(info)
+    return path

@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from made_images import picture
-from test_shards import samples, write_shard
+from made_images import picture, write_tar
+from test_shards import samples
 
 from kontrast.data import Feeder, Lazy, open_data
 from kontrast.data import feeding as feeding_module
@@ -33,7 +33,7 @@ def make_shards(root, spoil: dict[int, bytes] | None = None):
             (name, (spoil or {}).get(int(name[:5]), content) if name.endswith(".png") else content)
             for name, content in samples(EACH * number, EACH)
         ]
-        write_shard(root / f"train-{number:04d}.tar", members)
+        write_tar(root / f"train-{number:04d}.tar", members)
     return root
 
 
@@ -253,16 +253,16 @@ def test_the_index_is_made_once_and_again_where_a_shard_changed(shards, monkeypa
     opened = []
     real = tarfile.open
 
-    def count(path, mode):
+    def count(path, mode, **more):
         opened.extend([path] if mode == "r:" else [])
-        return real(path, mode)
+        return real(path, mode, **more)
 
     monkeypatch.setattr(shards_module.tarfile, "open", count)
     first = undecoded(shards)
     assert len(opened) == SHARDS
     again = undecoded(shards)
     assert len(opened) == SHARDS and again.fingerprint == first.fingerprint and again.names == first.names
-    write_shard(shards / "train-0003.tar", samples(500, 9))
+    write_tar(shards / "train-0003.tar", samples(500, 9))
     os.utime(shards / "train-0003.tar", ns=(5, 5))
     changed = undecoded(shards)
     assert len(opened) == SHARDS + 1 and len(changed) == 237 and torch.equal(changed[36], expected(500))

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-
 import pytest
 import torch
-from made_images import encoded, picture
+from made_images import encoded, picture, write_tar
 
 from kontrast.data import open_data
 from kontrast.data.shards import expand
 from kontrast.registry import DataError, UsageError
-
-
-def write_shard(path, members: list[tuple[str, bytes]], special: list[tarfile.TarInfo] = ()) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-        for info in special:
-            tar.addfile(info)
 
 
 def samples(start: int, count: int) -> list[tuple[str, bytes]]:
@@ -38,7 +25,7 @@ def samples(start: int, count: int) -> list[tuple[str, bytes]]:
 @pytest.fixture
 def shards(tmp_path):
     for number in range(3):
-        write_shard(tmp_path / f"train-{number:04d}.tar", samples(10 * number, 10))
+        write_tar(tmp_path / f"train-{number:04d}.tar", samples(10 * number, 10))
     return tmp_path
 
 

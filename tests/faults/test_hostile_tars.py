@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import tarfile
 
 import pytest
-from made_images import QUICK, encoded, picture
+from made_images import QUICK, encoded, picture, write_tar
 from test_cli import kontrast, one_line
 
 from kontrast.data import open_data
-
-
-def write_tar(path, members: list[tuple[str, bytes]], special: list[tarfile.TarInfo] = (), form=tarfile.PAX_FORMAT):
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-        for info in special:
-            tar.addfile(info)
-    return path
 
 
 def good(count: int) -> list[tuple[str, bytes]]:

@@ -41,6 +41,8 @@ class Step:
         self.sharded = is_sharded(learner)
         if compile and not self.sharded:
             learner.compiled()
+        elif compile:
+            say("the networks run uncompiled: their parameters lie in shards")
         alone = distributed.world() == 1 or self.sharded  # shards join their gradients themselves
         self.module: nn.Module = learner if alone else joined(learner, device)
         self.momentum = torch.ones((), device=device)
@@ -102,9 +104,9 @@ class Step:
         self.optimizer.zero_grad()
         kept = [b.clone() for b in self.learner.buffers()] if self.skipping else []
         made = self.views(images, keys, sizes)
-        views, local = made if isinstance(made, tuple) else (made, None)
+        views, crops = made if isinstance(made, tuple) else (made, None)
         with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision != torch.float32):
-            outcome = self._forward_backward(views, local)
+            outcome = self._forward_backward(views, crops)
         loss = torch.stack([t.detach().float() for t in outcome.terms.values()])
         self._watch(loss)
         self.optimizer.step(found_inf=self.failed)
@@ -118,25 +120,25 @@ class Step:
             self.names, self.sums = list(outcome.terms), torch.zeros_like(loss)
         self.sums += torch.where(self.failed > 0, 0, loss) if self.skipping else loss
 
-    def _forward_backward(self, views: Tensor, local: Tensor | None) -> Outcome:
+    def _forward_backward(self, views: Tensor, crops: Tensor | None) -> Outcome:
         if self.accumulate > 1:
-            return self._cached(views, local)
-        outcome = self.module(views, local, self.momentum)
+            return self._cached(views, crops)
+        outcome = self.module(views, crops, self.momentum)
         with torch.autocast(self.device.type, enabled=False):
             sum(outcome.terms.values()).backward()
         return outcome
 
-    def _cached(self, views: Tensor, local: Tensor | None) -> Outcome:
+    def _cached(self, views: Tensor, crops: Tensor | None) -> Outcome:
         """The exact contrastive batch in parts: projections without gradient, the loss on all of them, then each part
         again with its share of the loss's gradient. Memory is that of one part; batch norm sees a part at a time."""
         learner, parts = self.learner, self.accumulate
-        split = list(zip(views.chunk(parts, 1), local.chunk(parts, 1) if local is not None else [None] * parts))
+        split = list(zip(views.chunk(parts, 1), crops.chunk(parts, 1) if crops is not None else [None] * parts))
         with torch.no_grad(), restored_buffers(learner.student, learner.predictor):
             momentum = self.momentum
             first = []
-            for pictures, crops in split:
+            for pictures, small in split:
                 keys = learner.teacher_keys(pictures, momentum)
-                projections = learner.projections(pictures, crops)
+                projections = learner.projections(pictures, small)
                 if learner.stop_gradient:
                     keys = projections[: pictures.shape[0]]
                 first.append((learner.predict(projections), keys))
@@ -146,9 +148,9 @@ class Step:
         outcome = learner.judge(z, all_keys)
         with torch.autocast(self.device.type, enabled=False):
             sum(outcome.terms.values()).backward()
-        for number, ((pictures, crops), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
+        for number, ((pictures, small), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
             with self._gradients_kept_apart(number < parts):
-                again = self.module(pictures, crops, judged=False)
+                again = self.module(pictures, small, judged=False)
                 with torch.autocast(self.device.type, enabled=False):
                     again.backward(gradient.to(again.dtype))
         return outcome
