@@ -5,7 +5,8 @@
 Same network, same batch, one run. The bare step is forward, backward and SGD on ready-made views: the most that any
 input pipeline could reach. Images are random pixels of CIFAR-10's size and number; lightly reads them from PNG files
 through its own transform, PyTorch's DataLoader and its own loss, twice: as its documentation writes the loop (8
-workers, float32, one forward a view), and with all that helps it (all cores, bf16, channels-last, one forward).
+workers, float32, one forward a view), and with all that helps it (all cores, bf16, channels-last, one forward, and
+cuDNN's choice by trying, which the bare step and ours have too).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from kontrast.data import Feeder, ImageSet
 from kontrast.settings import read_recipe
-from kontrast.training.building import build_views, precision
+from kontrast.training.building import build_views, choose_algorithms, precision
 from kontrast.training.learner import Learner
 from kontrast.training.optimizers import build_optimizer
 from kontrast.training.step import Step
@@ -144,6 +145,7 @@ def peer(recipe, device: torch.device, steps: int, helped: bool, count: int = 51
     learner, _ = parts(recipe, device)
     student = learner.student if helped else learner.student.to(memory_format=torch.contiguous_format)
     optimizer = torch.optim.SGD(student.parameters(), 0.06, momentum=0.9, weight_decay=5e-4)
+    torch.backends.cudnn.benchmark = helped
     judge, dtype = NTXentLoss(temperature=0.2), precision("auto", device) if helped else torch.float32
     warm = 2 * workers + 3  # workers run ahead by two batches each: only past those is it the pace the loop can keep
     with tempfile.TemporaryDirectory() as folder:
@@ -166,6 +168,7 @@ def peer(recipe, device: torch.device, steps: int, helped: bool, count: int = 51
 def race(name: str, images: ImageSet, device: torch.device, batch: int, steps: int, peers: bool) -> dict[str, object]:
     """Views per second of one encoder: the bare step, ours end to end and, if asked for, lightly's two loops."""
     recipe, views = recipe_for(name, batch), 2 * batch
+    choose_algorithms(deterministic=False)
     limit = views / bare(recipe, device, steps)
     found = end_to_end(recipe, images, device, steps)
     ours = views / found["seconds"]

@@ -19,13 +19,13 @@ from kontrast.registry import UsageError
 
 
 def norm(ndim: int) -> nn.Module:
-    plain = (nn.BatchNorm1d if ndim == 2 else nn.BatchNorm2d)(3, momentum=0.3)
+    plain = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[ndim](3, momentum=0.3)
     nn.init.uniform_(plain.weight)
     nn.init.normal_(plain.bias)
     return plain
 
 
-@pytest.mark.parametrize("shape", [(12, 3), (12, 3, 4, 4), (13, 3, 2, 2)])
+@pytest.mark.parametrize("shape", [(12, 3), (12, 3, 4, 4), (12, 3, 2, 2, 2)])
 def test_each_split_is_plain_batch_norm_on_its_part(shape):
     plain = norm(len(shape))
     split = convert_split_batch_norm(copy.deepcopy(plain), 4)
@@ -105,6 +105,8 @@ def test_conversion_reaches_every_norm_and_keeps_the_state():
     assert (smallest_batch(plain), smallest_batch(split), smallest_batch(nn.Linear(2, 2))) == (2, 4, 1)
     with pytest.raises(UsageError, match="each split needs two images"):
         split.train()(torch.rand(3, 3, 32, 32))
+    with pytest.raises(UsageError, match="of one size"):
+        split(torch.rand(5, 3, 32, 32))
 
 
 def on_two_ranks(rank: int, folder: str) -> None:

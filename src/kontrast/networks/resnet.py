@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from kontrast.networks.catalogue import ENCODERS, whole
+from kontrast.networks.max_pool import MaxPool
 from kontrast.registry import UsageError, nearest
 
 LARGEST_SIZE_FOR_CIFAR_STEM = 64
@@ -90,7 +91,7 @@ class ResNet(nn.Module):
         self.conv1 = convolution(channels, planes[0], *stems[stem])
         self.bn1 = nn.BatchNorm2d(planes[0])
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
+        self.maxpool = MaxPool(3, 2, 1) if stem == "imagenet" else nn.Identity()
         inputs = planes[0]
         for i, (depth, width) in enumerate(zip(depths, planes)):
             blocks = []

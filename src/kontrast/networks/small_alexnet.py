@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from kontrast.networks.catalogue import ENCODERS
+from kontrast.networks.max_pool import MaxPool
 from kontrast.registry import UsageError
 
 SMALLEST = 15  # three poolings of width 3 and stride 2 leave one position
@@ -24,7 +25,7 @@ class SmallAlexNet(nn.Module):
         for outputs, pooled in ((96, True), (192, True), (384, False), (384, False), (192, True)):
             blocks += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(True)]
             if pooled:
-                blocks.append(nn.MaxPool2d(3, 2))
+                blocks.append(MaxPool(3, 2))
                 side = (side - 3) // 2 + 1
             inputs = outputs
         self.blocks = nn.Sequential(*blocks)

@@ -6,8 +6,6 @@ its own. Without the shuffle a network can tell positives by the statistics they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.distributed as ranks
 from torch import Tensor, nn
@@ -15,6 +13,8 @@ from torch.nn.functional import batch_norm
 
 from kontrast.networks.catalogue import whole
 from kontrast.registry import UsageError
+
+F32 = torch.float32
 
 
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -32,18 +32,32 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        if len(input) < 2 * self.splits * self.views:
-            count = len(input) // self.views
+        parts, count = self.splits * self.views, len(input) // self.views
+        if count < 2 * self.splits:
             raise UsageError(f"a batch of {count} in {self.splits} splits: each split needs two images or more")
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(self.views)
-        return torch.cat([y for view in input.tensor_split(self.views) for y in self.parts(view)])
+        if len(input) % parts:
+            raise UsageError(f"a batch of {count} in {self.splits} splits: the splits must be of one size")
+        return self.apart(input, parts)
 
-    def parts(self, view: Tensor) -> Iterator[Tensor]:
-        for left, part in zip(range(self.splits - 1, -1, -1), view.tensor_split(self.splits)):
-            # Running statistics are updated part by part with rates that end in the parts' plain average.
-            rate = (self.momentum / self.splits) / (1 - self.momentum * left / self.splits)
-            yield batch_norm(part, self.running_mean, self.running_var, self.weight, self.bias, True, rate, self.eps)
+    def apart(self, input: Tensor, parts: int) -> Tensor:
+        """Each part's channels are made channels of their own, so that one batch norm serves all parts. Channels go
+        last on the way, as they lie in memory; the output's do too."""
+        last = input.movedim(1, -1)
+        mean, variance = input.new_zeros((2, parts * self.num_features), dtype=torch.promote_types(input.dtype, F32))
+        weight, bias = (None if p is None else p.repeat(parts) for p in (self.weight, self.bias))
+        rows = last.reshape(parts, -1, self.num_features).transpose(0, 1).flatten(1)
+        rows = batch_norm(rows, mean, variance, weight, bias, True, 1.0, self.eps)
+        self.remember(mean, variance)
+        return rows.unflatten(1, (parts, -1)).transpose(0, 1).reshape(last.shape).movedim(-1, 1)
+
+    def remember(self, mean: Tensor, variance: Tensor) -> None:
+        """The running statistics after parts with these means and variances [views * splits * channels]."""
+        if self.running_mean is None:
+            return
+        self.num_batches_tracked.add_(self.views)
+        for running, found in ((self.running_mean, mean), (self.running_var, variance)):
+            for view in found.view(self.views, self.splits, -1).mean(1):
+                running.lerp_(view.to(running.dtype), self.momentum)
 
 
 def convert_split_batch_norm(module: nn.Module, splits: int) -> nn.Module:

@@ -1,0 +1,76 @@
+"""Max pooling with a gradient as cheap as its output, for compiled programs on a GPU; elsewhere it is torch's.
+
+N images, C channels, H x W pixels, h x w outputs. The compiler's own gradient of a pooling runs at a tenth of the
+memory's speed, which was a sixth of SmallAlexNet's step on an H200.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Shape = tuple[int, int, int, int]
+
+
+class MaxPool(nn.MaxPool2d):
+    """torch's max pooling of square windows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() and input.is_cuda and input.dtype != torch.float64:
+            return forward_operator(input, self.kernel_size, self.stride, self.padding)[0]
+        return super().forward(input)
+
+
+def empty(like: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def empty_outputs(input: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    count, channels, *sides = input.shape
+    high, wide = ((side + 2 * padding - kernel) // stride + 1 for side in sides)
+    shape = (count, channels, high, wide)
+    return empty(input, shape, input.dtype), empty(input, shape, torch.uint8)
+
+
+def forward(input: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    """The largest of each window [N,C,h,w] and its place in the window uint8 [N,C,h,w], both channels-last."""
+    from kontrast.networks.triton_max_pool import triton_forward
+
+    largest, places = empty_outputs(input, kernel, stride, padding)
+    triton_forward(input, largest, places, kernel, stride, padding)
+    return largest, places
+
+
+def gradient(given: Tensor, places: Tensor, high: int, wide: int, kernel: int, stride: int, padding: int) -> Tensor:
+    """The gradient to the input [N,C,H,W] from the one to the output."""
+    from kontrast.networks.triton_max_pool import triton_gradient
+
+    found = empty(given, (given.shape[0], given.shape[1], high, wide), given.dtype)
+    triton_gradient(given, places, found, kernel, stride, padding)
+    return found
+
+
+forward_operator = torch.library.custom_op("kontrast::max_pool", forward, mutates_args=())
+gradient_operator = torch.library.custom_op("kontrast::max_pool_gradient", gradient, mutates_args=())
+forward_operator.register_fake(empty_outputs)
+
+
+@gradient_operator.register_fake
+def _(given: Tensor, places: Tensor, high: int, wide: int, kernel: int, stride: int, padding: int) -> Tensor:
+    return empty(given, (given.shape[0], given.shape[1], high, wide), given.dtype)
+
+
+def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    input, *window = inputs
+    ctx.save_for_backward(output[1])
+    ctx.arguments = (*input.shape[2:], *window)
+    ctx.mark_non_differentiable(output[1])
+
+
+def backward(ctx: Any, given: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None]:
+    return gradient_operator(given, *ctx.saved_tensors, *ctx.arguments), None, None, None
+
+
+forward_operator.register_autograd(backward, setup_context=save_for_backward)

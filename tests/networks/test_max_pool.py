@@ -1,0 +1,59 @@
+"""Max pooling: torch's on the CPU, kernels of our own, equal to it, in compiled programs on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from max_pool_cases import CASES, agree
+from torch import nn
+
+from kontrast.networks.max_pool import MaxPool, forward, gradient
+
+
+def test_in_the_interpreter():
+    """Triton decides at its import whether it interprets, so these tests have a process of their own."""
+    pytest.importorskip("triton")
+    tests = Path(__file__).with_name("interpreted_max_pool.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(tests)],
+        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_on_the_cpu_it_is_torchs():
+    x = torch.randn(2, 3, 9, 9)
+    assert torch.equal(MaxPool(3, 2)(x), nn.MaxPool2d(3, 2)(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"minus infinity"}))
+def test_the_kernels_on_the_device_are_torchs(case):
+    """But for windows of nothing but minus infinity, where torch's gradient goes elsewhere on each device."""
+    agree(case, "cuda", forward, gradient)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_it_is_torchs(dtype):
+    """With its gradient, in a network of convolutions, where the compiler chooses the layouts."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), MaxPool(3, 2), nn.Conv2d(16, 8, 3), MaxPool(3, 2, 1)]
+    network = nn.Sequential(*layers).cuda().to(dtype, memory_format=torch.channels_last)
+    x = torch.randn(4, 3, 32, 32, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+    found = []
+    for run in (network, torch.compile(network)):
+        network.zero_grad()
+        y = run(x)
+        y.float().square().sum().backward()
+        found.append([y.detach(), *(p.grad.clone() for p in network.parameters())])
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for plain, compiled in zip(*found):
+        assert (plain - compiled).norm() <= tolerance * plain.norm()
