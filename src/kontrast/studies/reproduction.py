@@ -19,6 +19,7 @@ from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, U
 from kontrast.settings import Recipe
 from kontrast.studies import audit
 from kontrast.studies.cell_runs import finished_run, refuse_other_recipe
+from kontrast.studies.gpu_sharing import shared_gpu
 from kontrast.studies.measuring import MEASURES, curves_of, probe_run
 from kontrast.studies.table_data import data_words, locate
 from kontrast.studies.table_processes import Processes, at_once
@@ -97,7 +98,9 @@ class Reproduction:
         with disk_faults(self.runs):
             (self.runs / self.table.name).mkdir(parents=True, exist_ok=True)
         if together > 1 and len(jobs) > 1:
-            errors = Processes(self.command, self.runs / self.table.name, together, self.say).run(jobs)
+            with shared_gpu(self.device, self.say) as variables:
+                place = self.runs / self.table.name
+                errors = Processes(self.command, place, together, self.say, variables).run(jobs)
         else:
             found = [self.one(job, f"[{number}/{len(jobs)}] {job.title}") for number, job in enumerate(jobs, 1)]
             errors = [error for error in found if error]

@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from kontrast.registry import EnvironmentFault, KontrastError, Stopped
@@ -44,10 +45,18 @@ class Running(NamedTuple):
 
 
 class Processes:
-    """`Processes(command, place, 3, say).run(jobs)`: three at once; a signal is passed on to all and no more begin."""
+    """`Processes(command, place, 3, say).run(jobs)`: three at once; a signal is passed on to all and no more begin.
+    `variables` are added to their environment."""
 
-    def __init__(self, command: Callable[[Any], list[str]], place: Path, at_once: int, say: Callable[[str], None]):
-        self.command, self.place, self.at_once, self.say = command, place, at_once, say
+    def __init__(
+        self,
+        command: Callable[[Any], list[str]],
+        place: Path,
+        at_once: int,
+        say: Callable[[str], None],
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ):
+        self.command, self.place, self.at_once, self.say, self.variables = command, place, at_once, say, variables
         self.running: list[Running] = []
         self.stop: int | None = None
 
@@ -75,7 +84,7 @@ class Processes:
     def start(self, job: Titled) -> None:
         log = self.place / f"{job.folder}.log"
         threads = str(max(1, (os.cpu_count() or 1) // self.at_once))
-        place = {"OMP_NUM_THREADS": threads, **os.environ, AT_ONCE: str(self.at_once)}
+        place = {"OMP_NUM_THREADS": threads, **os.environ, **self.variables, AT_ONCE: str(self.at_once)}
         command = [sys.executable, "-m", "kontrast", "reproduce", *self.command(job)]
         with disk_faults(log), open(log, "wb") as file:
             # A group of its own: Ctrl-C in the terminal comes to this process, which passes it on once.
