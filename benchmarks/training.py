@@ -22,7 +22,7 @@ import torch
 
 from kontrast.data import Feeder, ImageSet
 from kontrast.settings import read_recipe
-from kontrast.training.building import build_views, choose_algorithms, precision
+from kontrast.training.building import algorithms, build_views, precision
 from kontrast.training.learner import Learner
 from kontrast.training.optimizers import build_optimizer
 from kontrast.training.step import Step
@@ -168,9 +168,9 @@ def peer(recipe, device: torch.device, steps: int, helped: bool, count: int = 51
 def race(name: str, images: ImageSet, device: torch.device, batch: int, steps: int, peers: bool) -> dict[str, object]:
     """Views per second of one encoder: the bare step, ours end to end and, if asked for, lightly's two loops."""
     recipe, views = recipe_for(name, batch), 2 * batch
-    choose_algorithms(deterministic=False)
-    limit = views / bare(recipe, device, steps)
-    found = end_to_end(recipe, images, device, steps)
+    with algorithms(deterministic=False):
+        limit = views / bare(recipe, device, steps)
+        found = end_to_end(recipe, images, device, steps)
     ours = views / found["seconds"]
     row: dict[str, object] = {"encoder": name, "bare": limit, "ours": ours, "share": ours / limit, **found}
     if peers:

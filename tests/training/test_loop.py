@@ -11,6 +11,7 @@ import torch
 from kontrast.data import ImageSet
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe, read_recipe
+from kontrast.training.building import algorithms
 from kontrast.training.checkpoints import checkpoints
 from kontrast.training.folder import RunFolder, read_lines
 from kontrast.training.loop import Loop
@@ -166,3 +167,22 @@ def test_the_schedule_can_stand_still_within_an_epoch(tmp_path):
     made.run(None, StopWatch(), "")
     rates = [line["lr"] for line in lines(tmp_path)[0]]
     assert len(set(rates)) == 4 and len(rates) > 4
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_programs_own_choice_of_algorithms_comes_back(deterministic, asked):
+    """Where the program around has asked for the same bits each time, a run keeps to it."""
+    cudnn = torch.backends.cudnn
+    torch.use_deterministic_algorithms(asked)
+    before = cudnn.benchmark, cudnn.deterministic
+    try:
+        with pytest.raises(KeyError), algorithms(deterministic):
+            assert torch.are_deterministic_algorithms_enabled() == (deterministic or asked)
+            assert (cudnn.benchmark, cudnn.deterministic) == (not (deterministic or asked), deterministic or asked)
+            raise KeyError
+        assert torch.are_deterministic_algorithms_enabled() == asked
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert (cudnn.benchmark, cudnn.deterministic) == before
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -58,14 +60,26 @@ def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
     return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=t.weight_decay, **exclude)
 
 
-def choose_algorithms(deterministic: bool) -> None:
-    """On CUDA the fastest algorithms, found by trying, or those that give the same bits each time."""
-    torch.backends.cudnn.benchmark = not deterministic
-    torch.backends.cudnn.deterministic = deterministic
+@contextmanager
+def algorithms(deterministic: bool) -> Iterator[None]:
+    """On CUDA the fastest algorithms, found by trying, or those that give the same bits each time, also where the
+    program around has asked for them. Its own choices come back afterwards."""
+    cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
+    asked, only_warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    before = cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory
+    cudnn.benchmark, cudnn.deterministic = not (deterministic or asked), deterministic or asked
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is made
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory = before
+        torch.use_deterministic_algorithms(asked, warn_only=only_warns)
 
 
 def precision(name: str, device: torch.device) -> torch.dtype:

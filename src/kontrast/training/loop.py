@@ -24,7 +24,6 @@ from kontrast.training.building import (
     build_feeder,
     build_learner,
     build_views,
-    choose_algorithms,
     optimizer_of,
     precision,
     whole_student,
@@ -63,7 +62,6 @@ class Loop:
         torch.manual_seed(recipe.seed)
         self.channels = train.channels
         self.learner = build_learner(recipe, train.channels, device)
-        choose_algorithms(t.deterministic)
         self.optimizer = optimizer_of(recipe, self.learner)
         self.peak = scaled_learning_rate(t.lr, t.batch, t.lr_scaling)
         per_epoch = self.feeder.steps_per_epoch

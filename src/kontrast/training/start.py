@@ -20,6 +20,7 @@ from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree
 from kontrast.training import checkpoints
 from kontrast.training.adapt import adapt, reasons
 from kontrast.training.breakdowns import is_out_of_memory, lost_rank, out_of_memory
+from kontrast.training.building import algorithms
 from kontrast.training.evaluation import OnlineProbe
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.loop import Evaluate, Loop
@@ -76,7 +77,8 @@ def pretrain(
                     opened += [fresh_recipe(data, recipe, asked, on, say)]
                 agree(*opened[0])
                 command = resume_command(folder, device, on_nan)
-                return _train(*opened[0], folder, on, stop, command, resume, accept_data_change, on_nan, say)
+                with algorithms(opened[0][0].training.deterministic):
+                    return _train(*opened[0], folder, on, stop, command, resume, accept_data_change, on_nan, say)
             finally:
                 folder.abandon()
                 folder.release()
