@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -205,3 +207,20 @@ def test_a_step_reads_no_value(name, option, monkeypatch):
     step(*images, lr=0.1, momentum=0.9)
     with Unread():
         step(*images, lr=0.1, momentum=0.9)
+
+
+def test_many_runs_of_one_process_are_each_compiled_for_their_size(monkeypatch):
+    """More runs than the compiler keeps versions of one function; the real compiler, with nothing behind it."""
+    found: list[object] = []
+
+    def backend(graph, inputs):
+        found.extend(i.shape[0] for i in inputs if isinstance(i, torch.Tensor) and i.shape[1:] == (3, 16, 16))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    counts = range(2, 14)
+    for count in counts:
+        learner = Learner(read_recipe(BASE))
+        learner.compiled()
+        learner(torch.rand(2, count, 3, 16, 16))
+    assert found == [2 * count for count in counts] and all(type(size) is int for size in found)

@@ -94,10 +94,14 @@ class Learner(nn.Module):
         return [(name, part) for name, part in named.items() if part is not None]
 
     def compiled(self) -> None:
-        """Compile the networks; they are called through this table, so state dicts keep their plain names."""
-        self._compiled = {"student": torch.compile(self.student)}
+        """Compile the networks; they are called through this table, so state dicts keep their plain names.
+
+        Each size is compiled for itself: a program for any size is slower. What earlier runs of this process compiled
+        is dropped, for the compiler takes only so many versions of one function, and runs the next one uncompiled."""
+        torch.compiler.reset()
+        self._compiled = {"student": torch.compile(self.student, dynamic=False)}
         if self.teacher is not None:
-            self._compiled["teacher"] = torch.compile(self.teacher)
+            self._compiled["teacher"] = torch.compile(self.teacher, dynamic=False)
 
     def network(self, name: str) -> Callable[[Tensor], Tensor]:
         return self._compiled[name] if name in self._compiled else getattr(self, name)
