@@ -38,7 +38,7 @@ def rank() -> int:
 
 def image_ids(count: int, device: torch.device) -> Tensor:
     """Ids of this rank's images, unique over ranks: [count]."""
-    return torch.arange(count, device=device) + rank() * count
+    return torch.arange(rank() * count, (rank() + 1) * count, device=device)
 
 
 def gather(x: Tensor, dim: int = 0) -> Tensor:

@@ -5,6 +5,7 @@ V views, B images, W views of teacher keys, M rows of the bank, D width.  z [V,B
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -34,7 +35,7 @@ class Terms(dict[str, Tensor]):
 
     @property
     def total(self) -> Tensor:
-        return torch.stack(list(self.values())).sum(0)
+        return functools.reduce(torch.add, self.values())
 
 
 class Objective(nn.Module):
@@ -94,11 +95,10 @@ class Objective(nn.Module):
         with torch.autocast(z.device.type, enabled=False):
             pairs = self.pairs(inputs)
             terms = self.contrast(pairs)
+            factor = {"mean": 1, "sum": pairs.V * pairs.N, "simclr_tf": pairs.V}[self.reduction]
             means = {name: term.mean() for name, term in terms.items() if term.ndim}
-            if means:
-                factor = {"mean": 1, "sum": pairs.V * pairs.N, "simclr_tf": pairs.V}[self.reduction]
-                joined = distributed.mean(torch.stack(list(means.values()))) * factor
-                terms.update(zip(means, joined.unbind()))
+            means = {name: mean * factor for name, mean in means.items()} if factor != 1 else means
+            terms.update(joined(means))
         return terms
 
     def rows(
@@ -143,6 +143,13 @@ class Objective(nn.Module):
     def extra_repr(self) -> str:
         names: Any = inspect.signature(type(self).__init__).parameters
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if name != "self")
+
+
+def joined(means: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each rank's means as those of all ranks' rows, by one message."""
+    if distributed.world() == 1 or not means:
+        return means
+    return dict(zip(means, distributed.mean(torch.stack(list(means.values()))).unbind()))
 
 
 def objective(name: str, **arguments: Any) -> Objective:

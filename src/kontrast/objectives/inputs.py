@@ -6,6 +6,7 @@ V views, B images, W views of keys, M rows of the bank, D width.  z [V,B,D], key
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -46,7 +47,7 @@ def checked(z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | No
         given = f"{ids.dtype} of shape {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"ids are {given}: give int64 of shape [{B}], one for each image")
     for name, rows in (("z", z), ("keys", keys)):
-        if rows is not None and may_read(rows) and not bool(torch.isfinite(rows).all()):
+        if rows is not None and may_read(rows) and not finite(rows):
             raise ValueError(f"{name} holds NaN or infinity: give finite numbers")
     return Inputs(z, keys, bank, ids)
 
@@ -81,6 +82,12 @@ def keys_like(z: Tensor, keys: Tensor) -> Tensor:
             f"{V} query views but one key view, the first query's own picture: give keys of at least 2 views"
         )
     return keys.detach()
+
+
+def finite(x: Tensor) -> bool:
+    """Whether all numbers are finite: most often told by their sum, in one pass; it may also be just too large."""
+    summed = x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32))
+    return math.isfinite(summed.item()) or bool(torch.isfinite(x).all())
 
 
 def floating(name: str, x: Tensor) -> None:

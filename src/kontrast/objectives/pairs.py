@@ -93,9 +93,11 @@ class Pairs:
     def _products(self) -> dict[Link, Tensor]:
         # Elementwise, not a matmul: no tf32 in the positives. Without a teacher s_vw is s_wv, computed once.
         products: dict[Link, Tensor] = {}
+        z = self.z.unbind()  # once: each index would have a gradient of the size of z
+        k = self.k.unbind() if self.teacher else z
         for v, w in self.links:
             mirrored = None if self.teacher else products.get((w, v))
-            products[v, w] = (self.z[v] * self.k[w]).sum(-1) if mirrored is None else mirrored
+            products[v, w] = (z[v] * k[w]).sum(-1) if mirrored is None else mirrored
         return products
 
     def linked(self, links: Sequence[Link]) -> Tensor:
@@ -112,7 +114,14 @@ class Pairs:
     @once
     def positive(self) -> Tensor:
         """Mean similarity of each anchor to its positives: [V,B]."""
-        return self._of_the_same_id if self.labels else torch.stack([s.mean(-1) for s in self.positives])
+        if self.labels:
+            return self._of_the_same_id
+        return self.linked(self.links) if self._single else torch.stack([s.mean(-1) for s in self.positives])
+
+    @property
+    def _single(self) -> bool:
+        """Whether each anchor has one positive, with which mean and log-sum-exp are no work."""
+        return len(self.links) == self.V
 
     @once
     def _of_the_same_id(self) -> Tensor:
@@ -222,7 +231,10 @@ class Pairs:
             own = rows[:, distributed.rank() * self.B :][:, : self.B]
             everyone = None if distributed.world() == 1 else self._keys.reshape(-1, self.D)
             return self._by_view(self._statistics(self.z, everyone, scale, own, rows)).lse
-        positives = torch.stack([torch.logsumexp(scale * s, dim=-1) for s in self.positives])
+        if self._single:
+            positives = scale * self.positive
+        else:
+            positives = torch.stack([torch.logsumexp(scale * s, dim=-1) for s in self.positives])
         return torch.logaddexp(self.negatives(scale).lse, positives)
 
     @once
