@@ -236,6 +236,18 @@ def test_one_seed_is_judged_over_its_images(tmp_path):
     assert finding(tmp_path, "a > b").verdict == claims.HOLDS
 
 
+def test_equal_seeds_are_judged_by_their_own_differences(tmp_path):
+    """Seeds that differ much, and a difference that is the same in each; with other seeds it would drown."""
+    table = table_of("a", "b")
+    for seed, (a, b) in enumerate([(0.80, 0.77), (0.70, 0.671), (0.60, 0.569)]):
+        keep(tmp_path, table, "a", seed, a)
+        keep(tmp_path, table, "b", seed, b)
+    assert finding(tmp_path, "a > b").verdict == claims.HOLDS
+    assert "by +3 ± 0.25 points (3 seeds)" in finding(tmp_path, "a > b").words  # 4.303 * 0.1 / sqrt(3)
+    keep(tmp_path, table, "b", 7, 0.67)
+    assert finding(tmp_path, "a > b").verdict == claims.OPEN
+
+
 def test_welch_of_two_seeds_is_students_t():
     """Equal variances of equally many seeds: Welch's degrees of freedom are 2 (n - 1)."""
     assert claims.quantile([(1.0, 3), (1.0, 3)]) == pytest.approx(2.776, abs=1e-3)
