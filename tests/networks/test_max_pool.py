@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreter import passes_interpreted
 from max_pool_cases import CASES, agree
 from torch import nn
 
@@ -16,16 +14,7 @@ from kontrast.networks.max_pool import MaxPool, forward, gradient
 
 
 def test_in_the_interpreter():
-    """Triton decides at its import whether it interprets, so these tests have a process of their own."""
-    pytest.importorskip("triton")
-    tests = Path(__file__).with_name("interpreted_max_pool.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(tests)],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
+    passes_interpreted(Path(__file__).with_name("interpreted_max_pool.py"))
 
 
 def test_on_the_cpu_it_is_torchs():

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 
 import kontrast.objectives
 from kontrast.objectives import OBJECTIVES, Objective, objective
+from kontrast.objectives.inputs import finite
 
 NAMES = sorted(OBJECTIVES)
 TAKES_BANK = [name for name in NAMES if OBJECTIVES[name].takes_bank]
@@ -338,3 +339,10 @@ def test_is_captured_in_a_cuda_graph(name) -> None:
             loss.step.copy_(count)
         for mine, book in zip(ours, step()):
             torch.testing.assert_close(mine, book, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_whose_sum_is_too_large_are_finite_all_the_same():
+    large = torch.full((4, 4), 3e38)
+    assert finite(large) and math.isinf(float(large.sum()))
+    large[0, 0], large[0, 1] = math.inf, -math.inf
+    assert not finite(large)

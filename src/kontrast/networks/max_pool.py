@@ -15,7 +15,7 @@ Shape = tuple[int, int, int, int]
 
 
 class MaxPool(nn.MaxPool2d):
-    """torch's max pooling of square windows."""
+    """Max pooling of square windows of up to 15 by 15: a place in the window is a byte."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling() and input.is_cuda and input.dtype != torch.float64:
@@ -34,6 +34,12 @@ def empty_outputs(input: Tensor, kernel: int, stride: int, padding: int) -> tupl
     return empty(input, shape, input.dtype), empty(input, shape, torch.uint8)
 
 
+def empty_gradient(
+    given: Tensor, places: Tensor, high: int, wide: int, kernel: int, stride: int, padding: int
+) -> Tensor:
+    return empty(given, (given.shape[0], given.shape[1], high, wide), given.dtype)
+
+
 def forward(input: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
     """The largest of each window [N,C,h,w] and its place in the window uint8 [N,C,h,w], both channels-last."""
     from kontrast.networks.triton_max_pool import triton_forward
@@ -47,7 +53,7 @@ def gradient(given: Tensor, places: Tensor, high: int, wide: int, kernel: int, s
     """The gradient to the input [N,C,H,W] from the one to the output."""
     from kontrast.networks.triton_max_pool import triton_gradient
 
-    found = empty(given, (given.shape[0], given.shape[1], high, wide), given.dtype)
+    found = empty_gradient(given, places, high, wide, kernel, stride, padding)
     triton_gradient(given, places, found, kernel, stride, padding)
     return found
 
@@ -55,11 +61,7 @@ def gradient(given: Tensor, places: Tensor, high: int, wide: int, kernel: int, s
 forward_operator = torch.library.custom_op("kontrast::max_pool", forward, mutates_args=())
 gradient_operator = torch.library.custom_op("kontrast::max_pool_gradient", gradient, mutates_args=())
 forward_operator.register_fake(empty_outputs)
-
-
-@gradient_operator.register_fake
-def _(given: Tensor, places: Tensor, high: int, wide: int, kernel: int, stride: int, padding: int) -> Tensor:
-    return empty(given, (given.shape[0], given.shape[1], high, wide), given.dtype)
+gradient_operator.register_fake(empty_gradient)
 
 
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

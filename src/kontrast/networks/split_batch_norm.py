@@ -14,8 +14,6 @@ from torch.nn.functional import batch_norm
 from kontrast.networks.catalogue import whole
 from kontrast.registry import UsageError
 
-F32 = torch.float32
-
 
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm whose training statistics are those of each of `splits` consecutive parts of each of `views`
@@ -43,7 +41,8 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Each part's channels are made channels of their own, so that one batch norm serves all parts. Channels go
         last on the way, as they lie in memory; the output's do too."""
         last = input.movedim(1, -1)
-        mean, variance = input.new_zeros((2, parts * self.num_features), dtype=torch.promote_types(input.dtype, F32))
+        wide = torch.promote_types(input.dtype, torch.float32)
+        mean, variance = input.new_zeros((2, parts * self.num_features), dtype=wide)
         weight, bias = (None if p is None else p.repeat(parts) for p in (self.weight, self.bias))
         rows = last.reshape(parts, -1, self.num_features).transpose(0, 1).flatten(1)
         rows = batch_norm(rows, mean, variance, weight, bias, True, 1.0, self.eps)

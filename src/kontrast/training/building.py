@@ -65,10 +65,8 @@ def algorithms(deterministic: bool) -> Iterator[None]:
     """On CUDA the fastest algorithms, found by trying, or those that give the same bits each time, also where the
     program around has asked for them. Its own choices come back afterwards."""
     cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
-    asked, only_warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    asked = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     before = cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory
     cudnn.benchmark, cudnn.deterministic = not (deterministic or asked), deterministic or asked
     if deterministic:
