@@ -23,29 +23,43 @@ def dense_statistics(
     query_ids: Tensor | None,
     key_ids: Tensor | None,
     detach_weights: bool,
+    with_mean: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    r"""lse and mean, each [S,M], by the book.
+    """lse and mean, each [S,M]."""
+    keys, key_ids = (queries, query_ids) if keys is None else (keys, key_ids)
+    left_out = None
+    if query_ids is not None and key_ids is not None:
+        left_out = query_ids[:, None] == key_ids[None, :]
+    return affinity_statistics(affinity(queries, keys), left_out, scales, detach_weights, with_mean)
+
+
+def affinity(queries: Tensor, keys: Tensor) -> Tensor:
+    """The whole matrix [M,K]."""
+    # A product of two bf16 or fp16 numbers is exact in float32, so this is "products in that type, sums in float32".
+    with torch.autocast(queries.device.type, enabled=False):
+        return queries.to(working_type(queries)) @ keys.to(working_type(keys)).T
+
+
+def affinity_statistics(
+    s: Tensor, left_out: Tensor | None, scales: Sequence[float], detach_weights: bool, with_mean: bool
+) -> tuple[Tensor, Tensor]:
+    r"""lse and mean over the last dimension of s [...,K], by the book: each [S,...]; a mean that is not wanted [S,0].
 
     s_ij      = <q_i, k_j>                   pairs with equal ids are left out
     lse_i(a)  = log sum_j exp(a s_ij)
     mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij)
     """
-    keys, key_ids = (queries, query_ids) if keys is None else (keys, key_ids)
-    # A product of two bf16 or fp16 numbers is exact in float32, so this is "products in that type, sums in float32".
-    affinity = queries.to(working_type(queries)) @ keys.to(working_type(keys)).T
-    left_out = torch.zeros_like(affinity, dtype=torch.bool)
-    if query_ids is not None and key_ids is not None:
-        left_out = query_ids[:, None] == key_ids[None, :]
-    empty = left_out.all(dim=1)
+    if left_out is None:
+        left_out = torch.zeros(s.shape[-1], dtype=torch.bool, device=s.device)
+    empty = left_out.all(dim=-1)
     # An empty row runs through finite numbers and is overwritten after, else its gradient would be 0 * inf = NaN.
-    hidden = left_out & ~empty[:, None]
+    hidden = left_out & ~empty[..., None]
     lses, means = [], []
     for scale in scales:
-        logits = (scale * affinity).masked_fill(hidden, -torch.inf)
-        weights = torch.softmax(logits, dim=1)
-        if detach_weights:
-            weights = weights.detach()
-        mean = (weights * affinity).sum(dim=1)
-        lses.append(torch.logsumexp(logits, dim=1).masked_fill(empty, -torch.inf))
-        means.append(mean.masked_fill(empty, 0.0))
-    return torch.stack(lses), torch.stack(means)
+        logits = (scale * s).masked_fill(hidden, -torch.inf)
+        lses.append(torch.logsumexp(logits, dim=-1).masked_fill(empty, -torch.inf))
+        if with_mean:
+            weights = torch.softmax(logits, dim=-1)
+            weights = weights.detach() if detach_weights else weights
+            means.append((weights * s).sum(dim=-1).masked_fill(empty, 0.0))
+    return torch.stack(lses), torch.stack(means) if with_mean else s.new_empty(len(scales), 0)

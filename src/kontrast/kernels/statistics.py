@@ -49,18 +49,22 @@ def row_statistics(
     float32, float64 for float64. `implementation` is chosen by the device unless it is named.
     """
     check(queries, keys, query_ids, key_ids, implementation)
-    several = isinstance(scale, Sequence)
-    scales = [float(a) for a in scale] if isinstance(scale, Sequence) else [float(scale)]
-    if not scales or not all(abs(a) < float("inf") for a in scales):
-        raise ValueError(f"scale is {scale!r}: give a finite number, or a sequence of at least one")
+    scales = scales_of(scale)
     if implementation == "dense":
-        lse, mean = dense_statistics(queries, keys, scales, query_ids, key_ids, detach_weights)
-        mean = mean if with_mean else mean[:, :0]
+        lse, mean = dense_statistics(queries, keys, scales, query_ids, key_ids, detach_weights, with_mean)
     else:
         lse, mean = statistics(
             queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, chosen(implementation, queries)
         )
-    return RowStatistics(lse, mean) if several else RowStatistics(lse[0], mean[0])
+    return RowStatistics(lse, mean) if isinstance(scale, Sequence) else RowStatistics(lse[0], mean[0])
+
+
+def scales_of(scale: float | Sequence[float]) -> list[float]:
+    """A scale or several, as a list of them."""
+    scales = [float(a) for a in scale] if isinstance(scale, Sequence) else [float(scale)]
+    if not scales or not all(abs(a) < float("inf") for a in scales):
+        raise ValueError(f"scale is {scale!r}: give a finite number, or a sequence of at least one")
+    return scales
 
 
 def check(

@@ -1,8 +1,6 @@
-"""V query views, B images, K positives of an anchor.  costs [B,K]; attraction [V,B], repulsion [V,B] or a scalar."""
+"""V query views, B images, K positives of an anchor.  costs [...,K]; attraction [V,B], repulsion [V,B] or a scalar."""
 
 from __future__ import annotations
-
-import torch
 
 from kontrast.objectives.arguments import choice, optional_switch, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
@@ -49,7 +47,7 @@ class CACR(Objective):
     def contrast(self, pairs: Pairs) -> Terms:
         t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights
         detach = pairs.teacher if detach is None else detach
-        attraction = torch.stack([conditional_mean(2 - 2 * s, t, detach) for s in pairs.positives])
+        attraction = pairs.over_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
         a, constant = 2 * SIGNS[self.repulsion] * self.t_minus, self.detach_negative_weights
         if self.cost == "rbf":
             repulsion = rbf_repulsion(pairs, self.negatives, a, self.rbf_t, constant)

@@ -1,6 +1,6 @@
 """CACR's conditional distributions: positives weighted by their cost, and negatives by their nearness.
 
-B images, K positives of an anchor.  c [B,K] costs of positives, statistics [V,B], or [P,B] for links of views.
+B images, K positives of an anchor.  c [...,K] costs of positives, statistics [V,B], or [P,B] for links of views.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kontrast.objectives.pairs import How, Pairs, Scale
 
 
 def conditional_mean(c: Tensor, t: float, detach: bool) -> Tensor:
-    """sum_k w_k c_k, w = softmax_k(t c_k), constant where `detach`: [B,K] to [B]."""
+    """sum_k w_k c_k, w = softmax_k(t c_k), constant where `detach`: [...,K] to [...]."""
     w = torch.softmax(t * (c.detach() if detach else c), dim=-1)
     return (w * c).sum(-1)
 

@@ -50,8 +50,7 @@ class JCL(Objective):
         return super().pairs(inputs)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        logits = [s / self.temperature for s in pairs.positives]
-        mean = torch.stack([x.mean(-1) for x in logits])
-        variance = torch.stack([x.var(-1, correction=0) for x in logits])
+        mean = pairs.over_positives(lambda s: s.mean(-1)) / self.temperature
+        variance = pairs.over_positives(lambda s: s.var(-1, correction=0)) / self.temperature**2
         negatives = pairs.mean_keys(1 / self.temperature).lse
         return Terms(attraction=-mean, repulsion=torch.logaddexp(negatives, mean + self._lambda / 2 * variance))

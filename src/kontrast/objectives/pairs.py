@@ -1,13 +1,13 @@
 r"""What an objective contrasts: anchors, their positives and the statistics of their negatives, over all ranks.
 
 V query views, W key views, B images of this rank, N images of all ranks, P links (a query view with a key view), D
-width, S scales.  z [V,B,D], k [W,B,D], similarity [V,B,W], statistics [V,B] or [P,B], with S in front for several
-scales.
+width, S scales.  z [V,B,D], k [W,B,D], statistics [V,B] or [P,B], with S in front for several scales.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
@@ -17,11 +17,11 @@ from torch import Tensor
 from kontrast import distributed
 from kontrast.kernels import RowStatistics, merge, row_statistics
 from kontrast.kernels.features import whiten
+from kontrast.kernels.links import Link, link_statistics
 from kontrast.kernels.symmetry import root, squared_asymmetry
 from kontrast.objectives.inputs import Inputs
 
 Scale = float | Sequence[float]
-Link = tuple[int, int]
 
 
 class How(TypedDict, total=False):
@@ -54,6 +54,11 @@ def unit(z: Tensor, eps: float = 1e-12) -> Tensor:
     """Rows of length one. A zero vector stays zero, and its gradient stays finite in half precision too."""
     norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     return z / torch.where(norm > eps, norm, 1.0)
+
+
+def stacked(rows: Sequence[Tensor]) -> Tensor:
+    """Rows as one tensor; a single one is not copied."""
+    return rows[0][None] if len(rows) == 1 else torch.stack(list(rows))
 
 
 class Pairs:
@@ -92,31 +97,35 @@ class Pairs:
     @once
     def _products(self) -> dict[Link, Tensor]:
         # Elementwise, not a matmul: no tf32 in the positives. Without a teacher s_vw is s_wv, computed once.
-        products: dict[Link, Tensor] = {}
         z = self.z.unbind()  # once: each index would have a gradient of the size of z
         k = self.k.unbind() if self.teacher else z
-        for v, w in self.links:
-            mirrored = None if self.teacher else products.get((w, v))
-            products[v, w] = (z[v] * k[w]).sum(-1) if mirrored is None else mirrored
-        return products
+        links = self.one_way()
+        queries, keys = stacked([z[v] for v, _ in links]), stacked([k[w] for _, w in links])
+        products = dict(zip(links, (queries * keys).sum(-1).unbind()))
+        return products if self.teacher else products | {(w, v): s for (v, w), s in products.items()}
 
     def linked(self, links: Sequence[Link]) -> Tensor:
         """Similarity of each image's two views, for each link: [P,B]."""
-        return torch.stack([self._products[link] for link in links])
+        return stacked([self._products[link] for link in links])
 
-    @once
-    def positives(self) -> list[Tensor]:
-        """For each query view the similarities to its positives: V times [B, positives]."""
-        return [
-            torch.stack([self._products[link] for link in self.links if link[0] == v], dim=-1) for v in range(self.V)
-        ]
+    def over_positives(self, reduced: Callable[[Tensor], Tensor]) -> Tensor:
+        """Each anchor's similarities to its positives [...,positives], reduced to one number: [V,B]."""
+        similarity, counts = self.linked(self.links), self._counts(self.links)
+        if len(set(counts)) > 1:
+            return torch.stack([reduced(part.T) for part in similarity.split(counts)])
+        return reduced(similarity.unflatten(0, (self.V, -1)).transpose(1, 2))
+
+    @staticmethod
+    def _counts(links: Sequence[Link]) -> list[int]:
+        """How many links each query view has that has some; links come in the order of their query views."""
+        return list(Counter(v for v, _ in links).values())
 
     @once
     def positive(self) -> Tensor:
         """Mean similarity of each anchor to its positives: [V,B]."""
         if self.labels:
             return self._of_the_same_id
-        return self.linked(self.links) if self._single else torch.stack([s.mean(-1) for s in self.positives])
+        return self.linked(self.links) if self._single else self.over_positives(lambda s: s.mean(-1))
 
     @property
     def _single(self) -> bool:
@@ -140,10 +149,12 @@ class Pairs:
         return (self.z * others).sum(-1) / (sizes[own] - 1)
 
     def by_anchor(self, values: Tensor, links: Sequence[Link]) -> Tensor:
-        """Values [P,B] of links as rows [A,B] of the A query views that have links, with the same mean."""
-        anchors = sorted({v for v, _ in links})
-        rows = [torch.stack([x for x, link in zip(values, links) if link[0] == v]).sum(0) for v in anchors]
-        return torch.stack(rows) * (len(anchors) / len(links))
+        """Values [P,B] of links, in order, as rows [A,B] of the A query views that have links, with the same mean."""
+        counts = self._counts(links)
+        if len(counts) == len(links):
+            return values
+        rows = [part.sum(0) for part in values.split(counts)]
+        return torch.stack(rows) * (len(counts) / len(links))
 
     def squared_distance(self, links: Sequence[Link]) -> Tensor:
         """||z - k||^2 of each image's two views, for each link, whatever the rows' length: [P,B]."""
@@ -221,8 +232,7 @@ class Pairs:
             rows, views = self._by_view(self._negatives(scale, **how)), [v for v, _ in links]
             # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
             return RowStatistics(*(torch.stack([x[..., v, :] for v in views], -2) if x.shape[-1] else x for x in rows))
-        found = [self._statistics(self.z[v], self._keys[w], scale, **how) for v, w in links]
-        return RowStatistics(torch.stack([f.lse for f in found], -2), torch.stack([f.mean for f in found], -2))
+        return self._linked_statistics(self._keys, links, scale, **how)
 
     def others(self, scale: float) -> Tensor:
         """log-sum-exp of each anchor over every other row, positives among them: [V,B]."""
@@ -234,7 +244,7 @@ class Pairs:
         if self._single:
             positives = scale * self.positive
         else:
-            positives = torch.stack([torch.logsumexp(scale * s, dim=-1) for s in self.positives])
+            positives = self.over_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
         return torch.logaddexp(self.negatives(scale).lse, positives)
 
     @once
@@ -256,11 +266,16 @@ class Pairs:
         return self._statistics(self.z, None if themselves else self._keys, scale, **how)
 
     def _same_view(self, scale: Scale, **how: Unpack[How]) -> RowStatistics:
-        themselves = distributed.world() == 1
-        found = [
-            self._statistics(self.z[v], None if themselves else self._queries[v], scale, **how) for v in range(self.V)
-        ]
-        return RowStatistics(torch.cat([f.lse for f in found], -1), torch.cat([f.mean for f in found], -1))
+        keys = None if distributed.world() == 1 else self._queries
+        found = self._linked_statistics(keys, [(v, v) for v in range(self.V)], scale, **how)
+        return RowStatistics(found.lse.flatten(-2), found.mean.flatten(-2))
+
+    def _linked_statistics(
+        self, keys: Tensor | None, links: Sequence[Link], scale: Scale, **how: Unpack[How]
+    ) -> RowStatistics:
+        return link_statistics(
+            self.z.to(self.type), keys, links, scale=scale, query_ids=self.ids, key_ids=self._all_ids, **how
+        )
 
     def _statistics(
         self,

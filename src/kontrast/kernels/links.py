@@ -1,0 +1,84 @@
+"""Row statistics of views, each link (a query view with a key view) by itself.
+
+V query views of B images, W key views of N images, D width, S scales, P links.  queries [V,B,D], keys [W,N,D], ids [B]
+and [N];  statistics [P,B], for S scales [S,P,B].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kontrast.kernels.dense import affinity, affinity_statistics
+from kontrast.kernels.statistics import RowStatistics, row_statistics, scales_of
+
+Link = tuple[int, int]
+
+SMALL = {"cpu": 2**17, "cuda": 2**20}
+"""Up to so many pairs of rows the statistics of all links come of one stored matrix: link by link, the launches cost
+more than the arithmetic. On a CPU both are level near 2^18."""
+
+
+def link_statistics(
+    queries: Tensor,
+    keys: Tensor | None,
+    links: Sequence[Link],
+    *,
+    scale: float | Sequence[float],
+    query_ids: Tensor,
+    key_ids: Tensor,
+    with_mean: bool = False,
+    detach_weights: bool = False,
+) -> RowStatistics:
+    """Each link's query view against that key view alone; `keys=None` says that the queries are the keys. Links come in
+    order, by query view and then by key view."""
+    if len(links) > 1 and in_one_matrix(queries, keys):
+        found = from_one_matrix(
+            queries, queries if keys is None else keys, links, scales_of(scale), query_ids, key_ids, detach_weights,
+            with_mean,
+        )  # fmt: skip
+        return found if isinstance(scale, Sequence) else RowStatistics(found.lse[0], found.mean[0])
+    rows = queries.unbind()
+    columns = rows if keys is None else keys.unbind()
+    parts = [
+        row_statistics(
+            rows[v], None if rows[v] is columns[w] else columns[w], scale=scale, query_ids=query_ids,
+            key_ids=None if rows[v] is columns[w] else key_ids, with_mean=with_mean, detach_weights=detach_weights,
+        )
+        for v, w in links
+    ]  # fmt: skip
+    return RowStatistics(torch.stack([part.lse for part in parts], -2), torch.stack([part.mean for part in parts], -2))
+
+
+def in_one_matrix(queries: Tensor, keys: Tensor | None) -> bool:
+    """Whether all views together are few enough rows, and their products keep float32's precision."""
+    rows = queries.shape[0] * queries.shape[1]
+    columns = rows if keys is None else keys.shape[0] * keys.shape[1]
+    rounded = queries.is_cuda and queries.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return rows * columns <= SMALL.get(queries.device.type, 0) and not rounded
+
+
+def from_one_matrix(
+    queries: Tensor, keys: Tensor, links: Sequence[Link], scales: list[float],
+    query_ids: Tensor, key_ids: Tensor, detach_weights: bool, with_mean: bool,
+) -> RowStatistics:  # fmt: skip
+    """[S,P,B] of all links at once, from the affinity of every view with every view."""
+    (V, B, _), (W, N, _) = queries.shape, keys.shape
+    s = affinity(queries.flatten(0, 1), keys.flatten(0, 1)).view(V, B, W, N)
+    left_out = query_ids[:, None, None] == key_ids
+    lse, mean = affinity_statistics(s, left_out, scales, detach_weights, with_mean)
+    without = mean.new_empty(len(scales), len(links), 0)
+    return RowStatistics(picked(lse, links), picked(mean, links) if with_mean else without)
+
+
+def picked(statistics: Tensor, links: Sequence[Link]) -> Tensor:
+    """[S,V,B,W] of every view with every view, as [S,P,B] of the links."""
+    W = statistics.shape[-1]
+    rows, sizes, end = statistics.transpose(-1, -2).flatten(-3, -2), [], 0
+    for v, w in links:
+        sizes += [v * W + w - end, 1]
+        end = v * W + w + 1
+    # Split at once, with what lies between: an index for each link would have a gradient of the size of all.
+    return torch.cat(rows.split([*sizes, rows.shape[-2] - end], dim=-2)[1::2], dim=-2)
