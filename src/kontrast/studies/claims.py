@@ -34,6 +34,7 @@ class Claim:
     table: str
     checks: tuple[str, ...]
     metric: str = ""  # empty: the table's first probe
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ def document(out: Path) -> str:
         for claim, finding in judged:
             if claim.paper == paper:
                 where = f"[{claim.table}](../results/{claim.table}.md)"
-                lines.append(line([claim.text, f"**{finding.verdict}**", finding.words, where]))
+                text = f"{claim.text} *{claim.note}*" if claim.note else claim.text
+                lines.append(line([text, f"**{finding.verdict}**", finding.words, where]))
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
