@@ -28,6 +28,7 @@ Record = dict[str, Any]
 TITLES = {
     "kernels": "NT-Xent, forward and backward, beside other libraries",
     "family": "The other objectives beside NT-Xent",
+    "links": "Several views at small batches: all pairs of views at once beside pair by pair",
     "views": "Views beside torchvision and kornia",
     "data": "Reading images beside torchvision's ImageFolder",
     "training": "Training end to end beside the bare network step and lightly",
