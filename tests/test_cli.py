@@ -209,10 +209,16 @@ def test_version_and_module_and_a_reader_that_leaves():
 def test_explain_says_what_a_name_is(name):
     done = kontrast("explain", name)
     assert done.returncode == 0 and name in done.stdout
+    assert "\\n" not in done.stdout and len(done.stdout.splitlines()) > 8
     if name == "cacr":
         for word in ("t_plus", "t_minus", "negatives", "CACR", "cifar10/cacr-k4", "1.0"):
             assert word in done.stdout
     assert json.loads(kontrast("explain", name, "--json").stdout)["name"] == name
+
+
+def test_the_bare_command_shows_its_help():
+    bare = kontrast()
+    assert bare.returncode == 0 and bare.stdout == kontrast("--help").stdout and "pretrain" in bare.stdout
 
 
 def test_plain_surroundings_are_enough(photos, tmp_path):

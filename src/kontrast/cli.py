@@ -17,7 +17,6 @@ from kontrast.terminal import Device, Json, emit, keep_streams, say, split_argum
 app = typer.Typer(
     name="kontrast",
     help="Learn image representations without labels by contrast, and see what they learned.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -198,7 +197,7 @@ def run(argv: list[str]) -> int:
     """Run the command and return its exit code; every error is one line."""
     keep_streams()
     debug = "--debug" in argv
-    argv = [a for a in argv if a != "--debug"]
+    argv = [a for a in argv if a != "--debug"] or ["--help"]
     try:
         code = app(args=argv, standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -49,7 +49,7 @@ def explain_entry(registry: Registry, name: str) -> Explained:
         "arguments": {k: v if isinstance(v, int | float | str | None) else repr(v) for k, v in arguments.items()},
         "recipes": users,
     }
-    lines = [f"{registry.kind} {name}", "", text, "", "arguments and defaults"]
+    lines = [f"{registry.kind} {name}", "", *text.splitlines(), "", "arguments and defaults"]
     lines += [f"  {key:<24} {value!r}" for key, value in arguments.items()] or ["  none"]
     if paper:
         lines += ["", f"paper    {paper}"]
@@ -79,5 +79,5 @@ def explain_policy(name: str) -> Explained:
 def explain_recipe(name: str) -> Explained:
     text = recipe_text(recipe_path(name))
     tree = load_tree(name)
-    lines = [f"recipe {name}", "", text.rstrip()]
+    lines = [f"recipe {name}", "", *text.splitlines()]
     return {"kind": "recipe", "name": name, "text": text, "settings": tree}, lines

@@ -65,6 +65,30 @@ def test_file_class_and_words(name) -> None:
 
 
 @pytest.mark.parametrize("views", [2, 3])
+@pytest.mark.parametrize("name", [name for name in NAMES if "reduction" in OBJECTIVES.arguments(name)])
+def test_reductions_scale_the_mean_of_the_anchors(name, views) -> None:
+    z = draw(views, 4, 3)
+    mean, anchors = objective(name)(z), len(objective(name).rows(z))
+    torch.testing.assert_close(objective(name, reduction="sum")(z), 4 * anchors * mean)
+    torch.testing.assert_close(objective(name, reduction="simclr_tf")(z), anchors * mean)
+
+
+def test_a_term_of_the_whole_batch_has_no_sum() -> None:
+    with pytest.raises(ValueError, match="use mean"):
+        objective("cacr", cost="rbf", reduction="sum")(draw(2, 4, 3))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "normalize" in OBJECTIVES.arguments(name)])
+def test_rows_as_they_are(name) -> None:
+    """Without `normalize` the rows' length counts, and unit rows are as with it."""
+    rows, unit = draw(2, 4, 3), normalize(draw(2, 4, 3), dim=-1)
+    as_it_is = objective(name, normalize=False)
+    assert not torch.allclose(as_it_is(rows), objective(name)(rows))
+    if name != "w-mse":  # it whitens first, and is of unit length after
+        torch.testing.assert_close(as_it_is(unit), objective(name)(unit))
+
+
+@pytest.mark.parametrize("views", [2, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(name, views) -> None:
     loss, z = objective(name, **ATTACHED.get(name, {})), draw(views, 4, 3, seed=views).requires_grad_()
@@ -253,6 +277,8 @@ def test_banks_and_ids_are_refused_where_they_do_not_fit(name) -> None:
                 loss(GOOD, keys=keys, bank=bad)
         with pytest.raises(ValueError, match=r"bank is torch\.int64"):
             loss(GOOD, keys=keys, bank=bank.long())
+        with pytest.raises(ValueError, match="bank holds NaN"):
+            loss(GOOD, keys=keys, bank=bank.index_fill(0, torch.tensor([1]), math.nan))
     else:
         with pytest.raises(ValueError, match="takes no bank: "):
             loss(GOOD, keys=keys, bank=bank)

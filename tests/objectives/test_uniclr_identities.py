@@ -141,7 +141,7 @@ def test_the_released_code_variants() -> None:
     rows = x.reshape(-1, 5)
     inverse = torch.linalg.inv(torch.cov(rows.T) + 0.01 * torch.eye(5, dtype=torch.float64))
     A = (x[0] - rows.mean(0)) @ inverse @ (x[1] - rows.mean(0)).T / 16
-    whitening = SimWhitening(0.5, 0.01, 0.01, variant="mocov3")(z)
+    whitening = SimWhitening(0.5, 0.01, variant="mocov3")(z)
     book = cross_entropy(A / 0.5, torch.arange(16)) + 0.01 * torch.linalg.norm((A - A.T) / 0.5)
     torch.testing.assert_close(whitening, book)
     torch.testing.assert_close(SimTrace(variant="mocov3")(z), -torch.trace(A))

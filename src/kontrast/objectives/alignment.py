@@ -22,8 +22,8 @@ class Alignment(Objective):
 
     paper = "UniCLR, table 2 (BYOL, SimSiam)"
 
-    def __init__(self, form: str = "squared-distance"):
-        super().__init__()
+    def __init__(self, form: str = "squared-distance", *, reduction: str = "mean"):
+        super().__init__(reduction=reduction)
         self.form = choice("form", form, ("squared-distance", "negative-cosine"))
 
     def contrast(self, pairs: Pairs) -> Terms:

@@ -45,7 +45,8 @@ class Objective(nn.Module):
     projections of the same images and `bank=` rows of earlier keys, used as they are; neither gets a gradient. With one
     query view every key view is another view of its image; with more, key view w shows the same picture as query view
     w, so the positives of view v are the keys w != v. `ids=` are one integer an image: images with the same id are
-    positives too.
+    positives too. Where it is an argument, `normalize` false takes the rows as they are, and `reduction` is over
+    anchors: `mean`, `sum`, or `simclr_tf`, which adds the means of the views.
 
     The value is the loss of all ranks' images together; distributed.py tells the gradient's convention. Everything is
     computed in float32 at least, whatever the autocast. A subclass writes `contrast`.
@@ -90,16 +91,26 @@ class Objective(nn.Module):
         bank: Tensor | None = None,
         ids: Tensor | None = None,
     ) -> Terms:
-        """The named terms, scalars whose sum is the loss."""
+        """The named terms, scalars whose sum is the loss; a repulsion of 0 where nothing is repelled."""
         inputs = self._inputs(z, z2, keys, bank, ids)
         with torch.autocast(z.device.type, enabled=False):
             pairs = self.pairs(inputs)
             terms = self.contrast(pairs)
-            factor = {"mean": 1, "sum": pairs.V * pairs.N, "simclr_tf": pairs.V}[self.reduction]
             means = {name: term.mean() for name, term in terms.items() if term.ndim}
-            means = {name: mean * factor for name, mean in means.items()} if factor != 1 else means
+            if self.reduction != "mean":
+                means = self._scaled(means, terms, pairs.N)
             terms.update(joined(means))
+            if "repulsion" not in terms:
+                terms["repulsion"] = torch.zeros_like(terms["attraction"])
         return terms
+
+    def _scaled(self, means: dict[str, Tensor], terms: Terms, images: int) -> dict[str, Tensor]:
+        """The means times the number of anchors, or of views alone; all by one factor, so that the loss is scaled."""
+        if len(means) < len(terms):
+            raise ValueError(f"{self} has a term of the batch as a whole, which has no {self.reduction}: use mean")
+        views = max(len(term) for term in terms.values())
+        factor = views * images if self.reduction == "sum" else views
+        return {name: mean * factor for name, mean in means.items()}
 
     def rows(
         self,

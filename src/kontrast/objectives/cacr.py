@@ -32,10 +32,10 @@ class CACR(Objective):
     def __init__(
         self, t_plus: float = 1.0, t_minus: float = 2.0, negatives: str = "cross-view", cost: str = "euclidean",
         attraction: str = "contrastive", repulsion: str = "contrastive", *, rbf_t: float = 2.0,
-        detach_positive_weights: bool | None = None, detach_negative_weights: bool = False,
+        detach_positive_weights: bool | None = None, detach_negative_weights: bool = False, reduction: str = "mean",
     ):
         # fmt: on
-        super().__init__()
+        super().__init__(reduction=reduction)
         self.t_plus, self.t_minus = weight("t_plus", t_plus), weight("t_minus", t_minus)
         self.negatives = choice("negatives", negatives, ("cross-view", "same-view"))
         self.cost, self.rbf_t = choice("cost", cost, ("euclidean", "rbf")), positive("rbf_t", rbf_t)

@@ -29,9 +29,10 @@ class DCLW(Objective):
     takes_bank = True
 
     def __init__(
-        self, temperature: float = 0.1, sigma: float = 0.5, *, detach: bool = True, clamp: float | None = None
-    ):
-        super().__init__()
+        self, temperature: float = 0.1, sigma: float = 0.5, *, detach: bool = True, clamp: float | None = None,
+        normalize: bool = True, reduction: str = "mean",
+    ):  # fmt: skip
+        super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature)
         self.sigma = positive("sigma", sigma)
         self.detach = switch("detach", detach)

@@ -24,8 +24,11 @@ class DecoupledNTXent(Objective):
     takes_bank = True
     takes_ids = True
 
-    def __init__(self, temperature: float = 1.0, distribution_weight: float = 0.1, *, align_reduction: str = "sum"):
-        super().__init__()
+    def __init__(
+        self, temperature: float = 1.0, distribution_weight: float = 0.1, *, align_reduction: str = "sum",
+        normalize: bool = True, reduction: str = "mean",
+    ):  # fmt: skip
+        super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature)
         self.distribution_weight = weight("distribution_weight", distribution_weight)
         self.align_reduction = choice("align_reduction", align_reduction, ("sum", "mean"))

@@ -26,8 +26,10 @@ class InfoNCE(Objective):
     paper = "JCL, equation 1"
     takes_bank = True
 
-    def __init__(self, temperature: float = 0.2, *, symmetric: bool = False, normalize: bool = True):
-        super().__init__(normalize=normalize)
+    def __init__(
+        self, temperature: float = 0.2, *, symmetric: bool = False, normalize: bool = True, reduction: str = "mean"
+    ):
+        super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature)
         self.symmetric = switch("symmetric", symmetric)
 

@@ -46,7 +46,7 @@ def checked(z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | No
     if ids is not None and (not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.shape != (B,)):
         given = f"{ids.dtype} of shape {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"ids are {given}: give int64 of shape [{B}], one for each image")
-    for name, rows in (("z", z), ("keys", keys)):
+    for name, rows in (("z", z), ("keys", keys), ("bank", bank)):
         if rows is not None and may_read(rows) and not finite(rows):
             raise ValueError(f"{name} holds NaN or infinity: give finite numbers")
     return Inputs(z, keys, bank, ids)

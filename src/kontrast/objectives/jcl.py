@@ -29,8 +29,11 @@ class JCL(Objective):
     takes_bank = True
     _lambda: Tensor
 
-    def __init__(self, temperature: float = 0.2, covariance_weight: float = 4.0):
-        super().__init__()
+    def __init__(
+        self, temperature: float = 0.2, covariance_weight: float = 4.0, *, normalize: bool = True,
+        reduction: str = "mean",
+    ):  # fmt: skip
+        super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature)
         self.register_buffer("_lambda", torch.zeros((), dtype=torch.float64), persistent=False)
         self.covariance_weight = covariance_weight

@@ -25,8 +25,8 @@ class MultiViewNCE(Objective):
     paper = "JCL, equation 3; CACR, table 1 (CMC)"
     takes_bank = True
 
-    def __init__(self, temperature: float = 0.07):
-        super().__init__()
+    def __init__(self, temperature: float = 0.07, *, normalize: bool = True, reduction: str = "mean"):
+        super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature)
 
     def contrast(self, pairs: Pairs) -> Terms:

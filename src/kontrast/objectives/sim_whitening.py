@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, weight
+from kontrast.objectives.arguments import choice, optional_weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs, unit
@@ -16,8 +16,8 @@ class SimWhitening(SimAffinity):
         y = Sigma^(-1/2) (z - mu), of unit length;   A = Y Y'^T / tau;   loss as SimAffinity's
 
     mu and Sigma are of all views (and keys) together. Sigma has a relative ridge: (1 - ridge) Sigma + ridge tr(Sigma)/D
-    I. `variant="mocov3"` is the released code: unit length before whitening and not after, Sigma + ridge I (the code's
-    ridge is 0.01), A divided by N. Table 1 has temperature 0.5, table 2 none, which is 1.
+    I, 1e-3 where None. `variant="mocov3"` is the released code: unit length before whitening and not after, Sigma +
+    ridge I (0.01 where None), A divided by N. Table 1 has temperature 0.5, table 2 none, which is 1.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
     """
@@ -30,7 +30,7 @@ class SimWhitening(SimAffinity):
         self,
         temperature: float = 0.5,
         symmetry_weight: float = 0.01,
-        ridge: float = 1e-3,
+        ridge: float | None = None,
         *,
         variant: str = "paper",
         symmetric: bool = False,
@@ -39,7 +39,7 @@ class SimWhitening(SimAffinity):
     ):
         options = {"symmetry_on_scaled": symmetry_on_scaled, "normalize_by_n": normalize_by_n}
         super().__init__(temperature, symmetry_weight, symmetric=symmetric, **options)
-        self.ridge = weight("ridge", ridge)
+        self.ridge = optional_weight("ridge", ridge)
         self.variant = choice("variant", variant, ("paper", "mocov3"))
 
     def scale(self, pairs: Pairs) -> float:
@@ -47,7 +47,8 @@ class SimWhitening(SimAffinity):
 
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3"
-        pairs = Pairs(inputs, normalize=code).whitened(self.ridge, absolute=code)
+        ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
+        pairs = Pairs(inputs, normalize=code).whitened(ridge, absolute=code)
         if not code:
             # A row at the mean has no direction: under 1e-6 it counts as zero, other whitened rows are near sqrt(D).
             pairs.z, pairs.k = unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6)

@@ -22,8 +22,10 @@ class WMSE(Objective):
 
     paper = "UniCLR, table 2 (W-MSE)"
 
-    def __init__(self, ridge: float = 1e-3, *, normalize: bool = True, pooled: bool = False):
-        super().__init__(normalize=normalize)
+    def __init__(
+        self, ridge: float = 1e-3, *, normalize: bool = True, pooled: bool = False, reduction: str = "mean"
+    ):
+        super().__init__(normalize=normalize, reduction=reduction)
         self.ridge = weight("ridge", ridge)
         self.pooled = switch("pooled", pooled)
 
