@@ -104,3 +104,14 @@ def test_vicreg_is_zero_for_spread_uncorrelated_equal_views() -> None:
     assert VICReg()(white.expand(2, -1, -1)).item() < 1e-9
     collapsed = VICReg().terms(torch.ones(2, 8, 4, dtype=torch.float64))
     assert collapsed.repulsion.item() == pytest.approx(25 * 0.99)
+
+
+def test_multiplier_of_several_views_is_that_of_the_negatives() -> None:
+    """NT-Xent's gradient to the negatives over DCL's, for one anchor of three views."""
+    z = torch.nn.functional.normalize(torch.randn(3, 6, 5, dtype=torch.float64), dim=-1)
+    s = (z[0, 0] @ z[:, 1:].reshape(-1, 5).T / 0.3).requires_grad_()
+    own = z[1:, 0] @ z[0, 0] / 0.3
+    (coupled,) = torch.autograd.grad(torch.logsumexp(torch.cat([s, own]), 0), s)
+    (decoupled,) = torch.autograd.grad(torch.logsumexp(s, 0), s)
+    expected = metrics.coupling_multiplier(z, 0.3)[0, 0]
+    torch.testing.assert_close(coupled / decoupled, expected.expand(len(s)))

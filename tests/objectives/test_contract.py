@@ -372,3 +372,40 @@ def test_numbers_whose_sum_is_too_large_are_finite_all_the_same():
     assert finite(large) and math.isinf(float(large.sum()))
     large[0, 0], large[0, 1] = math.inf, -math.inf
     assert not finite(large)
+
+
+def test_a_loss_with_a_bank_compiles_into_one_graph() -> None:
+    loss, given = objective("nt-xent"), {"keys": draw(2, 6, 8), "bank": normalize(draw(9, 8), dim=-1)}
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(draw(2, 6, 8), **given), loss(draw(2, 6, 8), **given))
+
+
+def test_close_views_do_not_cancel() -> None:
+    """Of float32, 2 - 2 <z, z'> has nothing left where two views are 1e-4 apart."""
+    z = normalize(draw(8, 16), dim=-1)
+    views = torch.stack([z, normalize(z + 1e-4 * draw(8, 16, seed=1), dim=-1)])
+    for alpha in (1.0, 2.0):
+        loss = objective("align-uniform", alpha=alpha, uniform_weight=0.0)
+        torch.testing.assert_close(loss(views.float()).double(), loss(views), rtol=1e-3, atol=0)
+
+
+def test_more_queries_than_keys_weigh_each_anchor_alike() -> None:
+    """Local crops: each of three query views counts a third, whether it has one positive key or two."""
+    z, keys = draw(3, 5, 4), draw(2, 5, 4, seed=1)
+    wide = objective("dclw", temperature=0.3, sigma=1e9)(z, keys=keys)
+    torch.testing.assert_close(wide, objective("dcl", temperature=0.3)(z, keys=keys))
+    aligned = objective("align-uniform", uniform_weight=0.0)(z, keys=keys)
+    torch.testing.assert_close(aligned, objective("alignment")(z, keys=keys))
+
+
+def test_features_without_full_rank_and_ridge_give_nan_and_not_nonsense() -> None:
+    for name in ("sim-trace", "sim-whitening", "w-mse"):
+        assert torch.isnan(objective(name, ridge=0.0)(draw(2, 8, 32)))
+        assert torch.isfinite(objective(name)(draw(2, 8, 32)))
+
+
+def test_a_second_derivative_is_refused_in_words() -> None:
+    z = draw(2, 6, 4).requires_grad_()
+    (gradient,) = torch.autograd.grad(objective("nt-xent")(z), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()

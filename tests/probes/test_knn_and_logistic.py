@@ -170,3 +170,17 @@ def test_bad_settings_are_named():
     for call in (lambda: knn(*data, k=0), lambda: knn(*data, temperature=0.0), lambda: logistic(*data, grid=(-1.0,))):
         with pytest.raises(UsageError):
             call()
+
+
+def test_the_numbers_of_the_classes_do_not_matter():
+    """Two classes are the binary problem whatever they are called, as for scikit-learn."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 2
+    x[:, 0] += y
+    found = [logistic(x, y + first, x, y + first, grid=(0.01, 1.0)) for first in (0, 1, 7)]
+    assert len({(r.accuracy, r.protocol["iterations"], r.protocol["C"]) for r in found}) == 1
+
+
+def test_features_of_two_precisions_are_compared_in_the_wider():
+    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    assert knn(x, y, x.double(), y, k=3).accuracy == knn(x.double(), y, x.double(), y, k=3).accuracy

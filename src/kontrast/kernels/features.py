@@ -59,5 +59,6 @@ def whiten(
     # float64: after the rounding of float32, or tf32, nearly dependent features could have no Cholesky factor.
     wide = rows.double()
     mean, covariance = mean_and_covariance(wide.detach() if detach else wide, count=count, total=total)
-    factor = torch.linalg.cholesky_ex(with_ridge(covariance, ridge, absolute=absolute)).L
+    factor, failed = torch.linalg.cholesky_ex(with_ridge(covariance, ridge, absolute=absolute))
+    factor = torch.where(failed == 0, factor, torch.nan)  # else a factor that is none would give finite nonsense
     return torch.linalg.solve_triangular(factor, (wide - mean).T, upper=False).T.to(rows.dtype)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kontrast.kernels.dense import working_type
 from kontrast.kernels.tiled import tiled_backward, tiled_forward
@@ -153,6 +154,7 @@ class Statistics(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         grad_lse, grad_mean = grads
         return backward(ctx, grad_lse, grad_mean, gradients)

@@ -39,5 +39,5 @@ class AlignUniform(Objective):
         rows = (pairs.negatives if queried else pairs.same_view)(scale=2 * self.t)
         count = pairs.negative_count if queried else pairs.N - 1
         uniform = pairs.log_mean_exp(rows.lse).mean() - 2 * self.t - math.log(count)
-        align = pairs.by_anchor(pairs.distance(pairs.links, self.alpha), pairs.links)
+        align = pairs.per_anchor(pairs.distance(pairs.links, self.alpha))
         return Terms(attraction=self.align_weight * align, repulsion=self.uniform_weight * uniform)

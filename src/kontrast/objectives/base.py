@@ -48,8 +48,9 @@ class Objective(nn.Module):
     positives too. Where it is an argument, `normalize` false takes the rows as they are, and `reduction` is over
     anchors: `mean`, `sum`, or `simclr_tf`, which adds the means of the views.
 
-    The value is the loss of all ranks' images together; distributed.py tells the gradient's convention. Everything is
-    computed in float32 at least, whatever the autocast. A subclass writes `contrast`.
+    The value is the loss of all ranks' images together; distributed.py tells the gradient's convention. Sums are kept
+    in float32 at least, whatever the autocast; z of half precision is multiplied with the negatives in that type.
+    A subclass writes `contrast`.
     """
 
     paper: str

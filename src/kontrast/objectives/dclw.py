@@ -45,6 +45,6 @@ class DCLW(Objective):
         w = 2 - torch.exp(scores - log_mean)
         w = w if self.clamp is None else w.clamp(min=self.clamp)
         return Terms(
-            attraction=pairs.by_anchor(-w * similarity / self.temperature, pairs.links),
+            attraction=pairs.per_anchor(-w * similarity / self.temperature),
             repulsion=pairs.negatives(scale=1 / self.temperature).lse,
         )

@@ -30,9 +30,7 @@ class HardNegative(Objective):
     paper = "CACR, table 1 (HN-CL)"
     takes_bank = True
 
-    def __init__(
-        self, temperature: float = 0.5, beta: float = 1.0, tau_plus: float = 0.1, *, reduction: str = "mean"
-    ):
+    def __init__(self, temperature: float = 0.5, beta: float = 1.0, tau_plus: float = 0.1, *, reduction: str = "mean"):
         super().__init__(reduction=reduction)
         self.temperature = positive("temperature", temperature)
         self.beta = weight("beta", beta)

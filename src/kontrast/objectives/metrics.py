@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kontrast import distributed
 from kontrast.objectives.arguments import positive, weight
-from kontrast.objectives.dcl import DCL
 from kontrast.objectives.inputs import checked
 from kontrast.objectives.pairs import Pairs
 
@@ -28,8 +27,11 @@ def conditional_entropy(z: Tensor, t_minus: float = 2.0) -> Tensor:
 
 
 def coupling_multiplier(z: Tensor, temperature: float = 0.1) -> Tensor:
-    """The factor q in (0,1) by which NT-Xent's gradient at each anchor of this rank falls short of DCL's: [V,B]."""
-    return torch.sigmoid(DCL(temperature).rows(z))
+    """The factor q in (0,1) by which NT-Xent's gradient at each anchor of this rank falls short of DCL's: [V,B]. With
+    more than two views it is that of the gradient to the negatives."""
+    pairs, scale = Pairs(checked(z, None, None, None, None), normalize=True), 1 / positive("temperature", temperature)
+    positives = pairs.over_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
+    return torch.sigmoid(pairs.negatives(scale).lse - positives)
 
 
 def alignment(z: Tensor, alpha: float = 2.0) -> Tensor:

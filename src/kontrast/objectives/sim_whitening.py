@@ -5,7 +5,8 @@ from __future__ import annotations
 from kontrast.objectives.arguments import choice, optional_weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
-from kontrast.objectives.pairs import Pairs, unit
+from kontrast.objectives.pairs import Pairs
+from kontrast.objectives.positives import unit
 from kontrast.objectives.sim_affinity import SimAffinity
 
 

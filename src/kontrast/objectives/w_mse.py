@@ -5,7 +5,8 @@ from __future__ import annotations
 from kontrast.objectives.arguments import switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
-from kontrast.objectives.pairs import Pairs, unit
+from kontrast.objectives.pairs import Pairs
+from kontrast.objectives.positives import unit
 
 
 @OBJECTIVES.register("w-mse")
@@ -22,9 +23,7 @@ class WMSE(Objective):
 
     paper = "UniCLR, table 2 (W-MSE)"
 
-    def __init__(
-        self, ridge: float = 1e-3, *, normalize: bool = True, pooled: bool = False, reduction: str = "mean"
-    ):
+    def __init__(self, ridge: float = 1e-3, *, normalize: bool = True, pooled: bool = False, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)
         self.ridge = weight("ridge", ridge)
         self.pooled = switch("pooled", pooled)

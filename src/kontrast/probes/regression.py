@@ -168,7 +168,10 @@ def logistic(
     on all of train. The first best C, that is the strongest regularisation, wins a tie."""
     if not grid or min(grid) <= 0:
         raise UsageError(f"grid = {grid}: give positive inverse strengths")
-    train, y, test, test_labels, classes = checked(train, train_labels, test, test_labels, classes)
+    train, train_labels, test, test_labels, _ = checked(train, train_labels, test, test_labels, classes)
+    # As scikit-learn: the classes that are there count, whatever their numbers; two of them are the binary problem.
+    present, y = torch.unique(train_labels, return_inverse=True)
+    test_labels, classes = torch.searchsorted(present, test_labels), len(present)
     kind = torch.promote_types(train.dtype, torch.float32)
     train, test = standardise(train.to(kind), test.to(kind))
     scores = choose_strength(train, y, classes, tuple(grid), seed) if len(grid) > 1 else {grid[0]: None}

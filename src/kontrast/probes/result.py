@@ -74,6 +74,8 @@ def checked(
     test, test_labels = checked_part("test", test.to(device), test_labels)
     if train.shape[1] != test.shape[1]:
         raise DataError(f"train features are {train.shape[1]} wide, test features {test.shape[1]}: use one encoder")
+    kind = torch.promote_types(train.dtype, test.dtype)
+    train, test = train.to(kind), test.to(kind)
     train_labels, test_labels = train_labels.to(device), test_labels.to(device)
     present = torch.unique(train_labels)
     if present.numel() < 2:
