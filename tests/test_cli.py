@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,15 @@ def finished(photos, tmp_path_factory) -> Path:
         (probe, features) for probe in ("knn", "linear") for features in ("trained", "untrained", "pixels")
     }
     return out
+
+
+def test_the_data_options_are_settings_of_the_recipe(photos, tmp_path):
+    few = ["training.batch=4096", *(word for word in TINY if "batch" not in word)]
+    words = ["--allow-small", "--follow-links", "--max-bad", "0.5", "--no-probes", "--out", str(tmp_path / "run")]
+    assert kontrast("pretrain", str(photos), *few, *words[1:]).returncode == 3
+    assert kontrast("pretrain", str(photos), *few, *words).returncode == 0
+    data = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["data"]
+    assert (data["allow_small"], data["follow_links"], data["max_bad"]) == (True, True, 0.5)
 
 
 def test_a_folder_of_classes_trains_is_probed_and_reported(finished):

@@ -35,6 +35,9 @@ def pretrain(
     accept_data_change: Annotated[bool, typer.Option(help="Resume although the images changed.")] = False,
     device: Device = "auto",
     on_nan: Annotated[str, typer.Option(help="At a loss that is not finite: stop, or skip up to 10 steps.")] = "stop",
+    max_bad: Annotated[float | None, typer.Option(help="The share of damaged images to go on with; 0.05.")] = None,
+    allow_small: Annotated[bool, typer.Option("--allow-small", help="Shrink the batch to few images.")] = False,
+    follow_links: Annotated[bool, typer.Option("--follow-links", help="Follow links in folders.")] = False,
     probes: Annotated[bool, typer.Option(help="Probe and report when training ends.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -43,6 +46,8 @@ def pretrain(
     from kontrast.training.stopping import StopWatch
 
     data, overrides = split_arguments(arguments)
+    overrides += [] if max_bad is None else [f"data.max_bad={max_bad}"]
+    overrides += ["data.allow_small=true"] * allow_small + ["data.follow_links=true"] * follow_links
     distributed.initialize()
     try:
         run = training.pretrain(

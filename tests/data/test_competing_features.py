@@ -12,6 +12,8 @@ from PIL import Image
 from kontrast.data import ImageSet, open_data
 from kontrast.data.features import binary_channels, bits_of, overlay_digits, random_bits
 from kontrast.registry import UsageError
+from kontrast.settings import DataSettings
+from kontrast.training.run import open_split
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 
@@ -80,3 +82,10 @@ def test_pictures_to_look_at():
         ARTEFACTS / "competing-features.png"
     )
     assert np.asarray(Image.open(ARTEFACTS / "competing-features.png")).std() > 20
+
+
+def test_test_images_wear_any_digit():
+    """The paper's few digits are training's alone."""
+    settings = DataSettings(source="digits", overlay_digits=3)
+    assert len(open_split(settings, "train").factors["overlay"].unique()) == 3
+    assert len(open_split(settings, "test").factors["overlay"].unique()) > 100

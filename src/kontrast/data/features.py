@@ -38,17 +38,22 @@ def random_bits(images: ImageSet, bits: int, seed: int = 0) -> ImageSet:
 
 
 def overlay_digits(
-    images: ImageSet, unique: int, seed: int = 0, digits: tuple[Tensor, Tensor] | None = None
+    images: ImageSet,
+    unique: int | None,
+    seed: int = 0,
+    digits: tuple[Tensor, Tensor] | None = None,
+    root: str | None = None,
 ) -> ImageSet:
     """DigitOnImageNet: nine copies of one digit by element-wise maximum, at .15, .45 and .75 of height and width.
 
-    unique: how many different digits there are; each image's is fixed by its index. A copy takes an eighth of the
-    shorter side, as 28 of 224. digits: (uint8 [n,h,w], labels [n]); without, the first n of MNIST where its files
-    are, else of scikit-learn's scans.
+    unique: how many different digits there are, None for all; each image's is fixed by its index. A copy takes an
+    eighth of the shorter side, as 28 of 224. digits: (uint8 [n,h,w], labels [n]); without, the first n of MNIST where
+    its files are (under `root`), else of scikit-learn's scans.
     """
     if images.ragged:
         raise DataError("digit overlay needs images of one size: give data.size and square images, or pack with a size")
-    scans, classes = digits if digits is not None else first_digits(unique)
+    scans, classes = digits if digits is not None else first_digits(unique, root)
+    unique = len(scans) if unique is None else unique
     if not 1 <= unique <= len(scans):
         raise UsageError(f"overlay of {unique} different digits; allowed: 1 to {len(scans)}")
     which = torch.from_numpy(integers(images.index.numpy(), unique, seed, _DIGIT))  # type: ignore[union-attr]
@@ -71,12 +76,12 @@ def _shrunk(scans: Tensor, side: int) -> Tensor:
     return small[:, 0].round().clamp(0, 255).to(torch.uint8)
 
 
-def first_digits(count: int) -> tuple[Tensor, Tensor]:
+def first_digits(count: int | None, root: str | None = None) -> tuple[Tensor, Tensor]:
     """The first digits uint8 [n,h,w] of MNIST's training part with their labels, else of scikit-learn's 1,797 scans."""
     from kontrast.data.official import mnist
 
     try:
-        found = mnist("train")
+        found = mnist("train", root)
         return found.images[:count, 0], found.labels[:count]  # type: ignore[index]
     except DataError:
         from sklearn.datasets import load_digits

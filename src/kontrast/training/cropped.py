@@ -16,8 +16,8 @@ from kontrast.training.building import build_views, precision
 from kontrast.training.run import Run
 from kontrast.views import Views, keys
 
-CROPS = {"cacr": (0.2, 1.0), "moco": (0.08, 1.0), "uniclr": (0.08, 1.0), "simclr": (0.08, 1.0), "dcl-lars": (0.08, 1.0)}
-"""Share of the area in the crops on which each protocol trains its classifier."""
+CROPS = {"cacr": None, "moco": (0.08, 1.0), "uniclr": (0.08, 1.0), "simclr": (0.08, 1.0), "dcl-lars": (0.08, 1.0)}
+"""Share of the area in the crops on which each protocol trains its classifier; None: as the run's own views have it."""
 PROBE_DRAWS = 1 << 41  # epochs of views that no training and no lens draws
 CHUNK = 2048
 
@@ -31,15 +31,15 @@ class CroppedFeatures:
         run: Run,
         encoder: nn.Module,
         train: ImageSet,
-        crop: tuple[float, float],
+        crop: tuple[float, float] | None,
         device: torch.device,
         advance: Callable[[int], None] = lambda _: None,
     ):
         self.encoder, self.device, self.seed, self.index = encoder, device, run.recipe.seed, train.index
         self.advance = advance
         self.kind = precision(run.recipe.training.precision, device)
-        flip = build_views(run.recipe, torch.float32).policies[0].flip
-        policy = dataclasses.replace(run.transform().policies[0], crop_scale=crop, flip=flip)
+        own = build_views(run.recipe, torch.float32).policies[0]
+        policy = dataclasses.replace(run.transform().policies[0], crop_scale=crop or own.crop_scale, flip=own.flip)
         self.views = Views(policy, count=1, size=run.recipe.views.size, dtype=self.kind)
         self.parts = []
         for positions in torch.arange(len(train)).split(CHUNK):

@@ -116,7 +116,9 @@ def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: b
     if pretraining and settings.imbalance != "none":
         images = images.subset(imbalance(images, settings.imbalance))
     if settings.overlay_digits:
-        images = overlay_digits(images, settings.overlay_digits, seed=seed)
+        # Test images wear any digit, as in the paper: few digits are what training has, not what there is to tell.
+        unique = None if split == "test" else settings.overlay_digits
+        images = overlay_digits(images, unique, seed=seed, root=settings.root or None)
     if settings.random_bits:
         images = random_bits(images, settings.random_bits, seed=seed)
     return images
