@@ -81,3 +81,44 @@ def explain_recipe(name: str) -> Explained:
     tree = load_tree(name)
     lines = [f"recipe {name}", "", *text.splitlines()]
     return {"kind": "recipe", "name": name, "text": text, "settings": tree}, lines
+
+
+def objective_page(name: str) -> str:
+    """An objective as a page of docs/objectives/, in Markdown."""
+    from kontrast.objectives import OBJECTIVES
+
+    tree, _ = explain_entry(OBJECTIVES, name)
+    kind = OBJECTIVES[name]
+    arguments = ", ".join(f"{key}={value!r}" for key, value in tree["arguments"].items())
+    given = ["z", *(word for word, takes in (("bank", kind.takes_bank), ("ids", kind.takes_ids)) if takes)]
+    given.insert(1, "keys")
+    lines = [
+        f"# {name}",
+        "",
+        *tree["text"].splitlines(),
+        "",
+        "```python",
+        "from kontrast.objectives import objective",
+        "",
+    ]
+    lines += [
+        f'loss = objective("{name}", {arguments})',
+        "value = loss(z)  # projections [views, images, width]",
+        "```",
+        "",
+    ]
+    lines += [f"Takes {', '.join(f'`{word}`' for word in given)}. Paper: {tree['paper']}.", ""]
+    recipes = ", ".join(f"`{recipe}`" for recipe in tree["recipes"])
+    lines += [f"Recipes: {recipes or 'none yet'}.", ""]
+    lines += [f"Written by `python -m kontrast.explain docs/objectives` from the docstring of `{kind.__name__}`."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    from kontrast.objectives import OBJECTIVES
+
+    for name in OBJECTIVES:
+        (Path(sys.argv[1]) / f"{name}.md").write_text(objective_page(name), encoding="utf-8")
