@@ -27,7 +27,8 @@ def test_effective_rank_counts_equal_directions():
     corners = torch.cat([torch.eye(6), -torch.eye(6)])
     assert lens.effective_rank(corners) == pytest.approx(6, abs=1e-6)
     assert lens.effective_rank(corners @ torch.diag(torch.tensor([1.0, 1, 1, 0, 0, 0]))) == pytest.approx(3, abs=1e-6)
-    assert lens.effective_rank(torch.ones(5, 4)) == 1.0
+    assert lens.effective_rank(torch.ones(5, 4)) == 1.0 == lens.effective_rank(torch.full((5, 4), 0.1))
+    assert lens.effective_rank(1e-8 * corners) == pytest.approx(6, abs=1e-6)  # whatever the scale
 
 
 def test_spectrum_and_dimension_variance_carry_the_same_total(rows):

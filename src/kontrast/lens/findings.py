@@ -17,7 +17,7 @@ from kontrast.lens.map import embed_2d
 from kontrast.lens.numbers import BATCH, T_MINUS, class_cosines, coupling, views
 from kontrast.lens.plots import histogram, number, plot, series
 from kontrast.lens.positives import PositiveStatistics
-from kontrast.lens.spectrum import dimension_variance, effective_rank, shares, spectrum
+from kontrast.lens.spectrum import dimension_variance, effective_rank, shares
 from kontrast.lens.weights import costs, negative_weights, positive_weights
 from kontrast.objectives import metrics
 
@@ -95,7 +95,7 @@ def multiplier(z: Tensor, temperature: float, batch: int) -> Findings:
 def dimensions(features: Tensor, what: str = "features") -> Findings:
     """Effective rank, spectrum and variance of each dimension."""
     width = features.shape[1]
-    share, variance = shares(spectrum(features)), dimension_variance(features).sort(descending=True).values
+    share, variance = shares(features), dimension_variance(features).sort(descending=True).values
     rank, dead = effective_rank(features), int((variance < DEAD * variance.mean().clamp_min(1e-30)).sum())
     found = [
         number("effective rank", rank, f"of {width} dimensions of the {what}; near 1: collapsed"),

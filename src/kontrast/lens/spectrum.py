@@ -19,16 +19,17 @@ def spectrum(features: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(centred.T @ centred / max(len(features) - 1, 1)).clamp_min(0).flip(0)
 
 
-def shares(values: Tensor) -> Tensor:
-    """Each eigenvalue's share of their sum; a representation without variance has all of it in the first."""
-    if values.sum() <= NOTHING:
+def shares(features: Tensor) -> Tensor:
+    """Each eigenvalue's share of their sum; where features do not vary beside their length, the first has all of it."""
+    values = spectrum(features)
+    if values.sum() <= NOTHING * features.double().square().sum(1).mean():
         return torch.eye(len(values), dtype=values.dtype)[0]
     return values / values.sum()
 
 
 def effective_rank(features: Tensor) -> float:
     """exp of the entropy of the spectrum's shares: F when all directions carry the same, 1 when one carries all."""
-    share = shares(spectrum(features))
+    share = shares(features)
     return math.exp(-torch.xlogy(share, share).sum().item())
 
 
