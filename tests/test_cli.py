@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -81,6 +83,43 @@ def finished(photos, tmp_path_factory) -> Path:
         (probe, features) for probe in ("knn", "linear") for features in ("trained", "untrained", "pixels")
     }
     return out
+
+
+def test_a_run_inside_its_images_is_no_data(photos, tmp_path):
+    """`pretrain .` twice: the pictures of the first run are not learned from by the second."""
+    shutil.copytree(photos, tmp_path / "p")
+    for name in ("one", "two"):
+        out = tmp_path / "p" / "runs" / name
+        assert kontrast("pretrain", str(tmp_path / "p"), *TINY, "--out", str(out)).returncode == 0
+    counts = {
+        json.loads((tmp_path / "p" / "runs" / n / "run.json").read_text())["data"]["images"] for n in ("one", "two")
+    }
+    assert len(counts) == 1
+
+
+def test_a_probe_on_other_images_leaves_the_runs_own_words(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    before = kontrast("report", str(run)).stdout, (run / "gallery.json").read_bytes(), sentence_of(run)
+    assert kontrast("probe", str(run), "knn", "--data", "digits").returncode == 0
+    assert (kontrast("report", str(run)).stdout, (run / "gallery.json").read_bytes(), sentence_of(run)) == before
+    (tmp_path / "flat").mkdir()
+    for number in range(4):
+        Image.new("RGB", (32, 32), (60 * number, 0, 0)).save(tmp_path / "flat" / f"{number}.png")
+    one_line(kontrast("probe", str(run), "--data", str(tmp_path / "flat")), 3, "has no labels")
+
+
+def sentence_of(run: Path) -> str:
+    """What the report says first of the run."""
+    return re.search(r'"verdict":"([^"]*)"', (run / "report.html").read_text())[1]
+
+
+def test_a_store_is_not_written_over_others(photos, tmp_path):
+    one_line(kontrast("pack", str(photos), str(photos)), 2, "give a place outside")
+    one_line(kontrast("pack", str(photos), str(tmp_path / "s"), "--size", "-3"), 2, "at least 1 pixel")
+    assert kontrast("pack", str(photos), str(tmp_path / "s")).returncode == 0
+    one_line(kontrast("pack", "digits", str(tmp_path / "s")), 2, "is a packed store of")
+    assert kontrast("pack", str(photos), str(tmp_path / "s")).returncode == 0
 
 
 def test_the_data_options_are_settings_of_the_recipe(photos, tmp_path):

@@ -68,7 +68,7 @@ def shorten(value: object, longest: int = 200) -> str:
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A hint for an unknown name: `did you mean 'x'?` and what is allowed."""
     names = [str(a) for a in allowed]
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}allowed: {', '.join(names) if names else 'none'}"
 

@@ -147,6 +147,8 @@ def _entries(folder: str, prefix: str, follow_links: bool, bad: list[tuple[str, 
     except OSError as error:
         bad.append((prefix or ".", f"{error.strerror} ({error.errno})"))
         return []
+    if {"recipe.toml", "run.json"} <= {e.name for e in listed}:  # a run folder: its pictures are no data
+        return []
     if follow_links:  # which of two links to one file is kept must not depend on the disk's order
         listed.sort(key=lambda entry: os.fsencode(entry.name))
     return listed

@@ -111,10 +111,17 @@ def _several(runs: list[Run]) -> str:
 
 def _headline(run: Run) -> tuple[str, dict[str, dict[str, Any]]]:
     """The probe that the sentence speaks of, with its entry for each kind of features."""
-    names = [probe["probe"] for probe in run.probes if probe.get("features") == "trained"]
+    own = [probe for probe in run.probes if not _elsewhere(probe)]
+    names = [probe["probe"] for probe in own if probe.get("features") == "trained"]
     probe = next((name for name in WORDS if name in names), names[0] if names else "")
-    rows = _with_means([_row(0, p) for p in run.probes if p["probe"] == probe])
+    rows = _with_means([_row(0, p) for p in own if p["probe"] == probe])
     return probe, {row["features"]: row for row in rows if "single" not in row}
+
+
+def _elsewhere(probe: dict[str, Any]) -> str:
+    """The data that a probe was made on, where it is not the run's own."""
+    protocol = probe.get("protocol")
+    return str(protocol.get("data") or "") if isinstance(protocol, dict) else ""
 
 
 def _labelled(run: Run) -> list[tuple[str, dict[str, Any]]]:

@@ -27,7 +27,8 @@ def adapt(train: ImageSet, device: torch.device) -> dict[str, Any]:
         "views": {"size": size, "policy": "simclr-cifar" if small else "moco-v2"},
         "encoder": {"name": encoder},
         "training": {"batch": batch, "epochs": epochs},
-        "data": {"size": max(size, round(size * 8 / 7))} if not small else {},
+        # Small crops of small views keep their detail at twice the size; a camera's pixels would fill memory and disk.
+        "data": {"size": 2 * size if small else round(size * 8 / 7)},
     }
     if cuda and size > 64:
         picks["encoder"] = {"name": "resnet-50"}

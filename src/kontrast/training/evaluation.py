@@ -74,11 +74,15 @@ def evaluate(
         found: list[ProbeResult] = []
         numbers = range(run.recipe.seed, run.recipe.seed + seeds)
         if kind != "finetune" and (labelled or name == "trained"):
-            sets = _featured(run, name, encoder, train, test, on)
+            sets = _featured(run, name, encoder, train, test, on, shown=data is None)
             found = _on_features(run, kind, name, encoder, train, sets, numbers, cached, say) if labelled else []
         elif kind == "finetune" and labelled and encoder is not None:
             found = [_fine_tuned(run, name, encoder, train, test, seed, epochs) for seed in numbers]  # type: ignore[arg-type]
         results += _keep(run, found, data)  # at once: what comes after may take long, and may be stopped
+    if not results and data is not None:
+        raise DataError(
+            f"{data} has no labels to probe by: give class sub-folders with two images or more, or --labels CSV"
+        )
     if not results:
         say("no labels: probes need two class sub-folders or more, or a CSV; the map and neighbours are in the report")
     return results
@@ -88,12 +92,18 @@ Sets = tuple[Tensor, Any, Tensor, Any]
 
 
 def _featured(
-    run: Run, name: str, encoder: nn.Module | None, train: ImageSet, test: ImageSet | None, device: torch.device
+    run: Run,
+    name: str,
+    encoder: nn.Module | None,
+    train: ImageSet,
+    test: ImageSet | None,
+    device: torch.device,
+    shown: bool,
 ) -> Sets:
-    """Features and labels of both parts on the device; those of the trained encoder make the gallery too."""
+    """Features and labels of both parts on the device; where `shown`, the trained encoder's make the gallery too."""
     fit = features_of(encoder, train, run.transform(), device)
     held = fit if test is None else features_of(encoder, test, run.transform(), device)
-    if name == "trained" and run.recipe.evaluation.gallery:
+    if shown and name == "trained" and run.recipe.evaluation.gallery:
         _gallery(run, train, test, fit, held)
     return fit.to(device), train.labels, held.to(device), None if test is None else test.labels
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,14 +231,14 @@ def fresh_recipe(
         tree = merge_trees(tree, {"data": {"source": str(data)}})
     origin = f"recipe {name!r}"
     resolved = read_recipe(apply_overrides(tree, overrides), origin)
-    train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     if resolved.adapt:
-        settings, tree = resolved.data, merge_trees(tree, {**adapt(train, device), "adapt": False})
+        plain = replace(resolved.data, pack=False)  # looked at, not packed: at what size is about to be decided
+        seen = open_split(plain, "train", seed=resolved.seed, pretraining=True)
+        tree = merge_trees(tree, {**adapt(seen, device), "adapt": False})
         resolved = read_recipe(apply_overrides(tree, overrides), origin)
-        if resolved.data != settings:  # bounded to another size: what trains is what a resumed run will open
-            train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
-        for line in reasons(resolved, train, device):
+        for line in reasons(resolved, seen, device):
             say(line)
+    train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     return resolved, train
 
 
