@@ -89,24 +89,11 @@ def objective_page(name: str) -> str:
 
     tree, _ = explain_entry(OBJECTIVES, name)
     kind = OBJECTIVES[name]
-    arguments = ", ".join(f"{key}={value!r}" for key, value in tree["arguments"].items())
-    given = ["z", *(word for word, takes in (("bank", kind.takes_bank), ("ids", kind.takes_ids)) if takes)]
-    given.insert(1, "keys")
-    lines = [
-        f"# {name}",
-        "",
-        *tree["text"].splitlines(),
-        "",
-        "```python",
-        "from kontrast.objectives import objective",
-        "",
-    ]
-    lines += [
-        f'loss = objective("{name}", {arguments})',
-        "value = loss(z)  # projections [views, images, width]",
-        "```",
-        "",
-    ]
+    arguments = ", ".join(f"`{key}={value!r}`" for key, value in tree["arguments"].items())
+    given = ["z", "keys", *(word for word, takes in (("bank", kind.takes_bank), ("ids", kind.takes_ids)) if takes)]
+    lines = [f"# {name}", "", *tree["text"].splitlines(), "", "```python", "from kontrast.objectives import objective"]
+    lines += ["", f'loss = objective("{name}")', "value = loss(z)  # projections [views, images, width]", "```", ""]
+    lines += [f"Arguments and defaults: {arguments}.", ""]
     lines += [f"Takes {', '.join(f'`{word}`' for word in given)}. Paper: {tree['paper']}.", ""]
     recipes = ", ".join(f"`{recipe}`" for recipe in tree["recipes"])
     lines += [f"Recipes: {recipes or 'none yet'}.", ""]
