@@ -16,9 +16,9 @@ from kontrast.kernels.statistics import RowStatistics, row_statistics, scales_of
 
 Link = tuple[int, int]
 
-SMALL = {"cpu": 2**17, "cuda": 2**20}
-"""Up to so many pairs of rows the statistics of all links come of one stored matrix: link by link, the launches cost
-more than the arithmetic. On a CPU both are level near 2^18."""
+SMALL = {"cpu": 2**16, "cuda": 2**17}
+"""Up to so many pairs of rows a link, the statistics of all links come of one stored matrix: link by link, the launches
+cost more than the arithmetic. `benchmarks/links.py` times both ways."""
 
 
 def link_statistics(
@@ -34,7 +34,7 @@ def link_statistics(
 ) -> RowStatistics:
     """Each link's query view against that key view alone; `keys=None` says that the queries are the keys. Links come in
     order, by query view and then by key view."""
-    if len(links) > 1 and in_one_matrix(queries, keys):
+    if len(links) > 1 and in_one_matrix(queries, keys, len(links)):
         found = from_one_matrix(
             queries, queries if keys is None else keys, links, scales_of(scale), query_ids, key_ids, detach_weights,
             with_mean,
@@ -52,12 +52,12 @@ def link_statistics(
     return RowStatistics(torch.stack([part.lse for part in parts], -2), torch.stack([part.mean for part in parts], -2))
 
 
-def in_one_matrix(queries: Tensor, keys: Tensor | None) -> bool:
+def in_one_matrix(queries: Tensor, keys: Tensor | None, links: int) -> bool:
     """Whether all views together are few enough rows, and their products keep float32's precision."""
     rows = queries.shape[0] * queries.shape[1]
     columns = rows if keys is None else keys.shape[0] * keys.shape[1]
     rounded = queries.is_cuda and queries.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return rows * columns <= SMALL.get(queries.device.type, 0) and not rounded
+    return rows * columns <= links * SMALL.get(queries.device.type, 0) and not rounded
 
 
 def from_one_matrix(
