@@ -47,6 +47,10 @@ class Limits:
     max_pixels: int = MAX_PIXELS
     float_range: tuple[float, float] | None = None
 
+    def __post_init__(self) -> None:
+        if self.bound is not None and self.bound < 1:
+            raise UsageError(f"size is {self.bound}: give at least 1 pixel, or 0 to leave images as they are")
+
 
 PLAIN = Limits()
 

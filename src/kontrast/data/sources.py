@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -22,7 +21,7 @@ from kontrast.data.lazy import Lazy
 from kontrast.data.listing import TEST_NAMES, Listing, cache_home, held_out, scan_folder
 from kontrast.data.packing import CHUNK, Progress, check_bad, pack_images, pack_listing
 from kontrast.data.shards import is_shards, scan_shards
-from kontrast.data.store import DamagedStore, is_store, open_store, read_manifest, shape_up
+from kontrast.data.store import DamagedStore, is_store, open_store, refuse_place, shape_up
 from kontrast.data.workers import decode_all, decode_chunk
 from kontrast.registry import DataError, Registry, UsageError, nearest
 
@@ -104,8 +103,6 @@ def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, p
     """Decode a source once into the packed store OUT, a folder for each of its splits; goes on where it was cut."""
     spec = "digits" if spec is None else os.fspath(spec)
     refuse_place(spec, Path(out))
-    if size is not None and size < 1:
-        raise UsageError(f"size is {size}: give at least 1 pixel, or 0 to leave images as they are")
     limits = Limits(size, options.pop("max_pixels", MAX_PIXELS), checked_range(options.pop("float_range", None)))
     known = {f.name for f in dataclasses.fields(Options)} - {"limits", "progress", "workers"}
     for key in options:
@@ -124,19 +121,6 @@ def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, p
         if not has_test or split == "test":
             return made
         split = "test"
-
-
-def refuse_place(spec: str, out: Path) -> None:
-    """A store is not written among the images it is made of, nor over one of other images."""
-    inside = os.path.isdir(spec) and out.resolve().is_relative_to(Path(spec).resolve())
-    if inside:
-        raise UsageError(f"{out} lies in {spec}, whose images it would join: give a place outside")
-    for split in ("train", "test"):
-        if is_store(out / split):
-            with contextlib.suppress(DamagedStore):
-                name = read_manifest(out / split)["name"]
-                if name != spec:
-                    raise UsageError(f"{out} is a packed store of {name}: give another place, or remove it")
 
 
 def _embedded(split: str) -> ImageSet:

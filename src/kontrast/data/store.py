@@ -12,8 +12,10 @@ The folder appears under its name only when it is whole: it is written beside it
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 
 from kontrast.data.imageset import ImageSet, Ragged
-from kontrast.registry import DataError
+from kontrast.registry import DataError, UsageError
 
 VERSION = 1
 MANIFEST = "store.json"
@@ -50,6 +52,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if isinstance(error, DamagedStore):
             raise
         raise DamagedStore(f"{path / MANIFEST} can't be read ({type(error).__name__}): pack again") from None
+
+
+def refuse_place(spec: str, out: Path) -> None:
+    """A store is not written among the images it is made of, nor over one of other images."""
+    if os.path.isdir(spec) and out.resolve().is_relative_to(Path(spec).resolve()):
+        raise UsageError(f"{out} lies in {spec}, whose images it would join: give a place outside")
+    for place in filter(is_store, (out / "train", out / "test")):
+        with contextlib.suppress(DamagedStore):
+            if (name := read_manifest(place)["name"]) != spec:
+                raise UsageError(f"{out} is a packed store of {name}: give another place, or remove it")
 
 
 def digest_of(body: dict[str, Any]) -> str:

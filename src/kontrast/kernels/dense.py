@@ -1,4 +1,4 @@
-"""The definition of the row statistics, for tests and readers: the whole affinity matrix, differentiated by autograd.
+"""The definition of the row statistics: the whole affinity matrix, differentiated by autograd; also for small batches.
 
 M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K], statistics [S,M].
 """
