@@ -51,6 +51,7 @@ class PartSettings:
 class DataSettings:
     source: str = "digits"
     root: str = ""  # where named sets lie; empty: KONTRAST_DATA, else ./data
+    split: str = "train"  # what is trained on; probes read train and test
     size: int = 0  # stored images are bounded by this; 0: as they are
     test_share: float = 0.2  # of a labelled folder without a test part
     imbalance: str = "none"
@@ -115,6 +116,7 @@ class EvaluationSettings:
     every: int = 0  # epochs between online kNN; 0: none
     k: int = 200
     temperature: float = 0.1
+    crop: float = 1.0  # side of the centre crop that probes see, over the shorter side of the image
     gallery: int = 1000
 
 
@@ -185,6 +187,7 @@ AT_LEAST: dict[str, float] = {
     "evaluation.every": 0,
     "evaluation.k": 1,
     "evaluation.temperature": 1e-6,
+    "evaluation.crop": 1e-3,
     "evaluation.gallery": 0,
     "checkpoints.every": 0,
     "checkpoints.keep": 1,

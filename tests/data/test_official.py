@@ -13,7 +13,9 @@ from made_images import picture
 
 from kontrast.data import open_data
 from kontrast.data.official import IMAGENET100
+from kontrast.recipes import resolve
 from kontrast.registry import DataError, UsageError
+from kontrast.training.run import open_split
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 RANDOM = np.random.default_rng(0)
@@ -70,6 +72,8 @@ def test_stl10_is_stored_by_columns_and_counts_from_one(tmp_path):
     assert train.labels.tolist() == [0, 9]
     both = open_data("stl10", "train+unlabelled", root=tmp_path)
     assert len(both) == 4 and both.labels is None
+    data = resolve("stl10/cl", [f'data.root="{tmp_path}"']).data
+    assert len(open_split(data, "train", pretraining=True)) == 4 and len(open_split(data, "train")) == 2
 
 
 def idx(array: np.ndarray) -> bytes:

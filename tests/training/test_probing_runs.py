@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import copy, trained
+from tiny_run import IMAGES, copy, images, trained
 
 from kontrast.cli import probe_named
 from kontrast.registry import UsageError
-from kontrast.training import Run
+from kontrast.training import Run, pretrain
 from kontrast.training.evaluation import evaluate, result_table
+from kontrast.training.run import evaluation_view
 
 CPU = torch.device("cpu")
 RACE = Path(__file__).parents[2] / "benchmarks" / "probes.py"
@@ -32,6 +35,33 @@ def test_a_protocol_sees_crops_unless_cached_features_are_asked_for(tmp_path):
     assert all("cached" not in r.note for r in crops) and all("cached" in r.note for r in cached)
     assert len(said) == 3 and crops[0].extra["curve"] != cached[0].extra["curve"]
     assert all(r.extra["curve"][-1] == r.accuracy for r in crops)  # the last epoch, not the best
+
+
+def test_a_run_finds_its_images_from_another_working_folder(tmp_path, monkeypatch):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    shutil.copytree(images(), here / "photos")
+    shutil.copytree(images() / "0", elsewhere / "photos")  # of the same name, and not the run's
+    settings = {"training.epochs": 1, "training.batch": 32, "encoder.width": 16, "evaluation.every": 0}
+    monkeypatch.chdir(here)
+    path = pretrain(
+        "photos", recipe="quickstart", overrides=settings, out=tmp_path / "run", device="cpu", say=quiet
+    ).path
+    monkeypatch.chdir(elsewhere)
+    assert sum(len(Run(path).data(split)) for split in ("train", "test")) == IMAGES
+    again = pretrain(out=path, resume=True, device="cpu", say=quiet)
+    assert again.recipe.data.source == "photos"
+    (here / "photos").rename(tmp_path / "gone")
+    assert len(Run(path).data("train")) < IMAGES / 4  # what the recipe names, as it reads from here
+
+
+def test_probes_see_the_middle_that_the_recipe_asks_for():
+    run = Run(trained())
+    narrow = dataclasses.replace(run.recipe, evaluation=dataclasses.replace(run.recipe.evaluation, crop=0.5))
+    picture = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
+    picture[..., 5:23, 5:23] = 255
+    key = torch.zeros(1, dtype=torch.int64)
+    whole, middle = (evaluation_view(recipe)(picture, key) for recipe in (run.recipe, narrow))
+    assert whole.min() < whole.max() and middle.min() == middle.max() == whole.max()
 
 
 def test_seeds_are_kept_beside_each_other_and_told_with_their_mean(tmp_path):

@@ -79,7 +79,7 @@ def _records(content: bytes, width: int, what: str) -> np.ndarray:
 
 def _made(name: str, split: str, images: np.ndarray, labels: np.ndarray | None, classes: list[str] | None) -> ImageSet:
     return ImageSet(
-        images=torch.from_numpy(np.array(images, order="C")),
+        images=torch.from_numpy(np.require(images, requirements=["C", "W"])),
         names=[f"{split}/{i:06d}" for i in range(len(images))],
         labels=None if labels is None else torch.from_numpy(labels.astype(np.int64)),
         classes=None if labels is None else classes,

@@ -122,7 +122,7 @@ def _on_features(
 
 
 def _labelled_sets(run: Run, data: str | None, labels: Path | None) -> tuple[ImageSet, ImageSet | None]:
-    settings = run.recipe.data if data is None else dataclasses.replace(run.recipe.data, source=data)
+    settings = run.data_settings if data is None else dataclasses.replace(run.recipe.data, source=data)
     try:
         train = open_split(settings, "train", seed=run.recipe.seed)
     except DataError as error:

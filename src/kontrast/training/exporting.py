@@ -91,6 +91,7 @@ def describe(run: Run, encoder: nn.Module) -> dict[str, Any]:
             "size": run.recipe.views.size,
             "layout": "NCHW float32",
             "resize": f"shorter side and centre crop, {policy.interpolation} with antialiasing, then / 255",
+            "crop": f"the middle {policy.centre_fraction:g} of the shorter side",
         },
         "normalisation": {"mean": list(policy.mean), "std": list(policy.std)},
         "data": info["data"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from functools import cached_property
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from kontrast.data import ImageSet, imbalance, open_data
+from kontrast.data.sources import SOURCES
 from kontrast.recipes import RECIPE_BYTES
 from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
 from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
@@ -83,7 +85,12 @@ class Run:
         return evaluation_view(self.recipe, dtype)
 
     def data(self, split: str) -> ImageSet:
-        return open_split(self.recipe.data, split, seed=self.recipe.seed)
+        return open_split(self.data_settings, split, seed=self.recipe.seed)
+
+    @property
+    def data_settings(self) -> DataSettings:
+        """The recipe's data section, with the place where its images lay when the run began."""
+        return located(self.recipe.data, self.info)
 
 
 def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views:
@@ -91,15 +98,16 @@ def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views
     trained = Views(recipe.views.policy, count=1, size=recipe.views.size, **recipe.views.arguments).policies[0]
     return Views(
         "evaluate", count=1, size=recipe.views.size, dtype=dtype, mean=trained.mean, std=trained.std,
-        colours=trained.colours, interpolation=trained.interpolation,
+        colours=trained.colours, interpolation=trained.interpolation, centre_fraction=recipe.evaluation.crop,
     )  # fmt: skip
 
 
 def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: bool = False) -> ImageSet:
-    """The images of one split as the recipe's data section asks for them. Label imbalance is for pretraining alone:
-    probes read the whole balanced set."""
+    """The images of one split as the recipe's data section asks for them. Its own split and label imbalance are for
+    pretraining alone: probes read the whole balanced set."""
     from kontrast.data.features import overlay_digits, random_bits
 
+    split = settings.split if pretraining else split
     with PackingBar(f"read {split}") as bar:
         images = open_data(
             settings.source,
@@ -122,6 +130,22 @@ def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: b
     if settings.random_bits:
         images = random_bits(images, settings.random_bits, seed=seed)
     return images
+
+
+def place_of(source: str) -> str | None:
+    """The absolute path of a folder, a store or shards; None for a named set."""
+    return None if source in SOURCES else os.path.abspath(source)
+
+
+def located(settings: DataSettings, info: dict[str, Any]) -> DataSettings:
+    """The settings with the place where the run's images lay when it began, if it is still there: from another working
+    folder a relative path is another folder, or none."""
+    place = info.get("data_place")
+    if not isinstance(place, str) or settings.source in SOURCES:
+        return settings
+    whole, pattern, _ = place.partition("{")
+    there = os.path.exists(os.path.dirname(whole) if pattern else whole)
+    return dataclasses.replace(settings, source=place) if there else settings
 
 
 def stored_recipe(folder: RunFolder) -> Recipe:

@@ -26,7 +26,7 @@ from kontrast.training.evaluation import OnlineProbe
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.loop import Evaluate, Loop
 from kontrast.training.not_finite import check_choice
-from kontrast.training.run import Run, choose_device, open_split, recipe_digest, stored_recipe
+from kontrast.training.run import Run, choose_device, located, open_split, place_of, recipe_digest, stored_recipe
 from kontrast.training.same_images import check_data, describe, keep_listing
 from kontrast.training.stopping import StopWatch
 
@@ -171,6 +171,7 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, 
             fingerprint=fingerprint(recipe),
             recipe_sha256=[digest],
             data=describe(train),
+            data_place=place_of(recipe.data.source),
             started=now(),
         )
         keep_listing(folder, train)
@@ -181,7 +182,7 @@ def build_probe(recipe: Recipe, train: ImageSet, device: torch.device) -> Evalua
     """kNN, rank and entropy where the recipe evaluates; else without kNN, of a few images, once at the end."""
     if recipe.evaluation.every:
         test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
-        if recipe.data.imbalance != "none":  # an imbalanced part may lack a class: probes read the whole set
+        if recipe.data.imbalance != "none" or recipe.data.split != "train":  # a class, or all labels, may be missing
             train = open_split(recipe.data, "train", seed=recipe.seed)
         return OnlineProbe(recipe, train, test, device)
     return OnlineProbe(recipe, train, None, device, limit=512)
@@ -258,7 +259,7 @@ def resumed_recipe(
     if changed:
         words = ", ".join(f"{k} {old.get(k)} -> {new.get(k)}" for k in changed)
         raise UsageError(f"--resume can't change {words}: start a new run, or resume without it")
-    return wanted, open_split(wanted.data, "train", seed=wanted.seed, pretraining=True)
+    return wanted, open_split(located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True)
 
 
 def default_out(recipe: str | None, data: Any) -> str:
