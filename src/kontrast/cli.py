@@ -12,7 +12,7 @@ import typer
 
 from kontrast import __version__, cli_compare, cli_reproduce, cli_studies
 from kontrast.registry import KontrastError, UsageError
-from kontrast.terminal import Device, Json, emit, keep_streams, say, split_arguments, write_page
+from kontrast.terminal import Device, Json, MaxBad, emit, keep_streams, say, split_arguments, write_page
 
 app = typer.Typer(
     name="kontrast",
@@ -23,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Follow links in folders.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)]
 
 
@@ -35,9 +36,9 @@ def pretrain(
     accept_data_change: Annotated[bool, typer.Option(help="Resume although the images changed.")] = False,
     device: Device = "auto",
     on_nan: Annotated[str, typer.Option(help="At a loss that is not finite: stop, or skip up to 10 steps.")] = "stop",
-    max_bad: Annotated[float | None, typer.Option(help="The share of damaged images to go on with; 0.05.")] = None,
+    max_bad: MaxBad = None,
     allow_small: Annotated[bool, typer.Option("--allow-small", help="Shrink the batch to few images.")] = False,
-    follow_links: Annotated[bool, typer.Option("--follow-links", help="Follow links in folders.")] = False,
+    follow_links: FollowLinks = False,
     probes: Annotated[bool, typer.Option(help="Probe and report when training ends.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -63,7 +64,8 @@ def pretrain(
         )
         if not distributed.is_main():
             return
-        with StopWatch(unprobed(run.path)):
+        again = f"kontrast probe {shlex.quote(str(run.path))} && kontrast report {shlex.quote(str(run.path))}"
+        with StopWatch(f"stopped before the probes were done; go on with: {again}"):
             results = training.evaluate(run, device=device, say=say) if probes else []
             page = write_page([run.path], run.path / "report.html")
     finally:
@@ -74,10 +76,6 @@ def pretrain(
         [*training.result_table(results), f"run     {run.path}", f"report  {page}"],
         as_json,
     )
-
-
-def unprobed(run: Path) -> str:
-    return f"stopped before the probes were done; go on with: kontrast probe {shlex.quote(str(run))}"
 
 
 @app.command()
@@ -94,6 +92,7 @@ def probe(
     epochs: Annotated[int, typer.Option(help="Of fine-tuning; 0: 50.")] = 0,
     data: Annotated[str, typer.Option(help="Labelled images; default: the run's own data.")] = "",
     labels: Annotated[Path | None, typer.Option(help="A CSV with columns name,label.")] = None,
+    max_bad: MaxBad = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -101,9 +100,11 @@ def probe(
     from kontrast import training
     from kontrast.training.stopping import StopWatch
 
-    with StopWatch(unprobed(run)):
+    again = shlex.join(["kontrast", *sys.argv[1:]])
+    with StopWatch(f"stopped before the probe was done; what was done is kept; go on with: {again}"):
         loaded = training.Run(run)
         chosen = {"kind": probe_named(kind, protocol), "seeds": seeds, "cached": cached, "epochs": epochs}
+        chosen["max_bad"] = max_bad
         results = training.evaluate(loaded, data=data or None, labels=labels, device=device, say=say, **chosen)
     emit({"run": str(run), "probes": [r.to_dict() for r in results]}, training.result_table(results), as_json)
 
@@ -162,6 +163,8 @@ def pack_command(
     data: Annotated[str, typer.Argument(help="A folder, a named set or shards.")],
     out: Annotated[Path, typer.Argument(help="The store to write.")],
     size: Annotated[int, typer.Option(help="Bound the shorter side to this; 0: as they are.")] = 0,
+    max_bad: MaxBad = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
 ) -> None:
     """Decode DATA once into a memory-mapped store that opens at once."""
@@ -169,7 +172,8 @@ def pack_command(
     from kontrast.training.progress import PackingBar
 
     with PackingBar("pack") as bar:
-        stores = pack(data, out, size=size or None, progress=bar)
+        chosen = {"follow_links": follow_links} | ({} if max_bad is None else {"max_bad": max_bad})
+        stores = pack(data, out, size=size or None, progress=bar, **chosen)
     parts = {path.name: open_data(out, path.name) for path in stores}
     facts = {name: {"images": len(part), "skipped": len(part.bad)} for name, part in parts.items()}
     lines = [f"{name:<6} {f['images']:>9,} images, {f['skipped']} skipped" for name, f in facts.items()]

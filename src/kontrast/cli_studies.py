@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kontrast.registry import printable
-from kontrast.terminal import Device, Json, emit, say, write_page
+from kontrast.terminal import Device, Json, MaxBad, emit, say, write_page
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 
@@ -52,7 +52,7 @@ def embed(
     data: Annotated[str, typer.Argument(help="A folder, a named set, shards or a store.")],
     out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npy.")],
     split: Annotated[str, typer.Option(help="all, train or test.")] = "all",
-    max_bad: Annotated[float | None, typer.Option(help="Share of unreadable images to allow.")] = None,
+    max_bad: MaxBad = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

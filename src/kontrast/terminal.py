@@ -14,6 +14,7 @@ import typer
 from kontrast.registry import UsageError, printable
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
+MaxBad = Annotated[float | None, typer.Option(help="The share of damaged images to go on with; 0.05.", min=0, max=1)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 

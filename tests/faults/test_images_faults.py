@@ -15,6 +15,7 @@ import pytest
 from made_images import FORMATS, QUICK, encoded, folder_of, gif_bomb, picture, png_bomb, tiff_bomb
 from PIL import Image
 from test_cli import kontrast, one_line
+from tiny_run import copy, images
 
 from kontrast.data import open_data
 
@@ -51,9 +52,24 @@ def test_over_a_twentieth_bad_stops_before_anything_is_written(tmp_path):
     for number in range(3):
         (root / f"broken{number}.jpg").write_bytes(encoded(picture(number, 64), "JPEG")[:200])
     done = pretrain(root, tmp_path / "run")
-    one_line(done, 3, "3 of 43 images", "over the 5% allowed", "broken0.jpg", "data.max_bad=0.07")
+    one_line(done, 3, "3 of 43 images", "over the 5% allowed", "broken0.jpg", "--max-bad 0.07", "data.max_bad=0.07")
     assert not (tmp_path / "run").exists()
     assert pretrain(root, tmp_path / "run", "data.max_bad=0.07").returncode == 0
+    pack = ("pack", str(root), str(tmp_path / "store"))
+    one_line(kontrast(*pack), 3, "3 of 43 images", "--max-bad 0.07")
+    assert kontrast(*pack, "--max-bad", "0.07").returncode == 0
+
+
+@pytest.mark.fault(11)
+def test_a_probe_on_other_images_takes_its_own_share_of_bad_ones(tmp_path):
+    """The run's own images are sound, the ones to probe on are not all: exit 3, and --max-bad lets it go on."""
+    other = tmp_path / "labelled"
+    shutil.copytree(images(), other)
+    for number in range(20):
+        (other / "0" / f"broken{number}.png").write_bytes(b"nothing")
+    probe = ("probe", str(copy(tmp_path)), "knn", "--data", str(other), "--device", "cpu")
+    one_line(kontrast(*probe), 3, "over the 5% allowed", "--max-bad")
+    assert kontrast(*probe, "--max-bad", "0.1").returncode == 0
 
 
 @pytest.mark.fault(11)

@@ -47,10 +47,11 @@ def check_bad(bad: list[tuple[str, str]], total: int, max_bad: float, where: str
         return
     shown = "; ".join(f"{printable(name)} ({reason})" for name, reason in bad[:10])
     more = f"; and {len(bad) - 10} more" if len(bad) > 10 else ""
+    enough = math.ceil(100 * len(bad) / total) / 100
     raise DataError(
         f"{len(bad)} of {total} images in {where} are bad, over the {max_bad:.0%} allowed ({share} images, "
         f"or {handful} of mixed kinds; {alike} are '{reason}'): {shown}{more}. "
-        f"Repair or remove them, or allow as many with data.max_bad={math.ceil(100 * len(bad) / total) / 100:g}"
+        f"Repair or remove them, or allow as many with --max-bad {enough:g} (in a recipe: data.max_bad={enough:g})"
     )
 
 

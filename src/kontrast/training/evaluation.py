@@ -53,20 +53,22 @@ def evaluate(
     seeds: int = 1,
     cached: bool = False,
     epochs: int = 0,
+    max_bad: float | None = None,
     say: Callable[[str], None] = print,
 ) -> list[ProbeResult]:
     """Probe the run, lay the results over probes.json, write the gallery; no results for unlabelled images.
 
     kind: `knn`, `linear`, `few-shot`, `finetune` or a linear protocol's name; empty for kNN and linear. seeds: how many
     times, from the recipe's seed on. Protocols see fresh crops in every epoch, or, cached, the plain pictures' features
-    alone. epochs: of fine-tuning, where not its own.
+    alone. epochs: of fine-tuning, where not its own. max_bad: the share of damaged images to go on with, where not the
+    recipe's.
     """
     if seeds < 1 or epochs < 0:
         raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed")
     if kind and kind not in (*PROBES, "finetune"):
         raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
     on = choose_device(device)
-    train, test = _labelled_sets(run, data, labels)
+    train, test = _labelled_sets(run, data, labels, max_bad)
     labelled = test is not None and train.labels is not None and test.labels is not None
     encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
     results: list[ProbeResult] = []
@@ -121,8 +123,12 @@ def _on_features(
     return results
 
 
-def _labelled_sets(run: Run, data: str | None, labels: Path | None) -> tuple[ImageSet, ImageSet | None]:
+def _labelled_sets(
+    run: Run, data: str | None, labels: Path | None, max_bad: float | None
+) -> tuple[ImageSet, ImageSet | None]:
     settings = run.data_settings if data is None else dataclasses.replace(run.recipe.data, source=data)
+    if max_bad is not None:
+        settings = dataclasses.replace(settings, max_bad=max_bad)
     try:
         train = open_split(settings, "train", seed=run.recipe.seed)
     except DataError as error:
