@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_run
 import torch
+from safetensors.torch import load_file, save_file
 
 from kontrast.data import open_data
 from kontrast.lens import read_embeddings
@@ -256,6 +257,18 @@ def test_neighbours_from_a_file_and_from_the_runs_own_images(tmp_path):
     assert len(own) == 3 and len(said) == 1 and "embedding the" in said[0]
     (run.path / "embeddings" / "embeddings.json").write_text('{"version": 1, "encoder": "another"}')
     assert neighbours(run, image, k=3, device="cpu", say=said.append) == own and len(said) == 2
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_neighbours_refuse_the_vectors_of_another_encoder_of_the_same_width(tmp_path, suffix):
+    pytest.importorskip("pyarrow")
+    run = opened(tiny_run.copy(tmp_path))
+    image = next(tiny_run.images().rglob("*.png"))
+    embed(run, tiny_run.images(), tmp_path / f"v{suffix}", device="cpu", say=silent)
+    weights = load_file(run.path / "encoder.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, run.path / "encoder.safetensors")
+    with pytest.raises(DataError, match="another encoder"):
+        neighbours(opened(run.path), image, embeddings=tmp_path / f"v{suffix}", device="cpu", say=silent)
 
 
 def test_neighbours_refuse_what_they_cannot_read(run, tmp_path):

@@ -31,6 +31,7 @@ class Embeddings:
     names: Sequence[str]
     labels: Tensor | None = None
     classes: list[str] | None = None
+    encoder: str | None = None  # SHA-256 of the encoder's file, where the file tells it
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -83,21 +84,23 @@ def _read_npy(path: Path) -> Embeddings:
     if not all(vectors.shape):
         raise DataError(f"{path} is empty: shape {list(vectors.shape)}")
     beside = names_path(path)
-    names = _names(beside) if beside.is_file() else [f"row {i}" for i in range(len(vectors))]
+    names, encoder = _names(beside) if beside.is_file() else ([f"row {i}" for i in range(len(vectors))], None)
     if len(names) != len(vectors):
         raise DataError(f"{beside} names {len(names)} rows, {path} has {len(vectors)}: they are of different files")
-    return Embeddings(path, vectors, names)
+    return Embeddings(path, vectors, names, encoder=encoder)
 
 
-def _names(path: Path) -> list[str]:
-    names = []
+def _names(path: Path) -> tuple[list[str], str | None]:
+    names, encoder = [], None
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                names.append(str(json.loads(line)["path"]))
-            except (ValueError, KeyError, TypeError, RecursionError):
+                record = json.loads(line)
+                names.append(str(record["path"]))
+                encoder = record.get("encoder", encoder)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise DataError(f'{path}, line {number}: needs an object with "path"') from None
-    return names
+    return names, encoder
 
 
 def parquet() -> Any:
@@ -125,7 +128,8 @@ def _of_table(table: Any, path: Path) -> Embeddings:
     vectors = _stacked(table["vector"], path)
     names = _parquet_names(table)
     labels, classes = _coded(table["label"].to_pylist()) if "label" in table.column_names else (None, None)
-    return Embeddings(path, vectors, names, labels, classes)
+    about = (table.schema.metadata or {}).get(b"kontrast", b"{}")
+    return Embeddings(path, vectors, names, labels, classes, json.loads(about).get("encoder"))
 
 
 def _parquet_names(table: Any) -> list[str]:

@@ -32,7 +32,7 @@ class Rows(Protocol):
 def join(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
     """Write `out` from its parts, in their order; the bytes depend on parts and facts alone."""
     if out.suffix == ".npy":
-        _join_npy(out, parts, facts["width"])
+        _join_npy(out, parts, facts)
     else:
         _join_parquet(out, parts, facts)
 
@@ -51,12 +51,15 @@ def aside(path: Path) -> Iterator[Path]:
             place.unlink(missing_ok=True)
 
 
-def _join_npy(out: Path, parts: Sequence[Rows], width: int) -> None:
+def _join_npy(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
     # The names first: where the vectors are under their name, the names are too.
     with aside(names_path(out)) as place, place.open("w", encoding="ascii") as file:
+        encoder = {"encoder": facts["encoder"]}  # on the first line alone: whose vectors they are
         for part in parts:
-            file.writelines(json.dumps({"id": i, "path": n}) + "\n" for i, n in zip(part.ids, part.names))
-    header = {"descr": "<f4", "fortran_order": False, "shape": (sum(len(p.ids) for p in parts), width)}
+            for number, name in zip(part.ids, part.names):
+                file.write(json.dumps({"id": number, "path": name} | encoder) + "\n")
+                encoder = {}
+    header = {"descr": "<f4", "fortran_order": False, "shape": (sum(len(p.ids) for p in parts), facts["width"])}
     with aside(out) as place, place.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for part in parts:

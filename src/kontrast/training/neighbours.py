@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from kontrast.lens.embeddings import Embeddings, names_path, read_embeddings
 from kontrast.probes.neighbours import nearest_rows
-from kontrast.registry import CheckpointError, UsageError
+from kontrast.registry import CheckpointError, DataError, UsageError
 from kontrast.training.embedding import embed, encode, encoder_digest
 from kontrast.training.folder import disk_faults, read_json, write_json
 from kontrast.training.run import Run, choose_device
@@ -40,6 +40,8 @@ def neighbours(
     asked = one_image(run, image)
     path = own_embeddings(run, device, say) if embeddings is None else Path(embeddings)
     file = read_embeddings(path, width=encoder.width)
+    if file.encoder not in (None, encoder_digest(run)):
+        raise DataError(f"{path} has the vectors of another encoder than {run.path}'s: embed its images again with it")
     query = normalize(encode(encoder, asked, run.transform(), on), dim=1)
     if k > len(file):
         say(f"-k {k}: {path} has {len(file)} rows, all are given")
