@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kontrast.registry import printable
 from kontrast.terminal import Device, Json, MaxBad, emit, say, write_page
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -57,13 +56,13 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Write the vectors of all images of DATA, with id and path; run it again to go on after a kill."""
+    from kontrast.data.packing import skipped
     from kontrast.training.embedding import embed as work
     from kontrast.training.embedding import opened
 
     made = work(opened(run), data, out, split=split, device=device, max_bad=max_bad, say=say)
     if made.skipped:
-        shown = ", ".join(f"{printable(name)} ({reason})" for name, reason in made.skipped[:3])
-        say(f"skipped {len(made.skipped)} images: {shown}{' ...' if len(made.skipped) > 3 else ''}")
+        say(skipped(made.skipped, made.images + len(made.skipped)))
     tree = {"out": str(made.path), "images": made.images, "width": made.width, "skipped": len(made.skipped)}
     emit(tree, [f"{made.images:,} vectors of width {made.width}", f"out     {made.path}"], as_json)
 

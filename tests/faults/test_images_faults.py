@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import tempfile
@@ -69,7 +70,9 @@ def test_a_probe_on_other_images_takes_its_own_share_of_bad_ones(tmp_path):
         (other / "0" / f"broken{number}.png").write_bytes(b"nothing")
     probe = ("probe", str(copy(tmp_path)), "knn", "--data", str(other), "--device", "cpu")
     one_line(kontrast(*probe), 3, "over the 5% allowed", "--max-bad")
-    assert kontrast(*probe, "--max-bad", "0.1").returncode == 0
+    done = kontrast(*probe, "--max-bad", "0.1")
+    told = [int(n) for n in re.findall(r"skipped (\d+) of \d+ (?:train|test) images: 0/broken", done.stderr)]
+    assert done.returncode == 0 and sum(told) == 20 and len(told) == 2
 
 
 @pytest.mark.fault(11)

@@ -33,6 +33,12 @@ Progress = Callable[[int, int], None]
 CHUNK = 256
 
 
+def skipped(bad: list[tuple[str, str]], total: int, what: str = "images") -> str:
+    """How many were left out, and the first of them."""
+    shown = ", ".join(f"{printable(name)} ({reason})" for name, reason in bad[:3])
+    return f"skipped {len(bad)} of {total} {what}: {shown}{' ...' if len(bad) > 3 else ''}"
+
+
 def check_bad(bad: list[tuple[str, str]], total: int, max_bad: float, where: str) -> None:
     """Stop where more than the share `max_bad` of all images is bad, with the list.
 

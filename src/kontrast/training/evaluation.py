@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kontrast.data import ImageSet, read_labels
 from kontrast.data.counters import permutation
+from kontrast.data.packing import skipped
 from kontrast.lens.gallery import write_gallery
 from kontrast.lens.numbers import conditional_entropy
 from kontrast.lens.spectrum import effective_rank
@@ -69,6 +70,9 @@ def evaluate(
         raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
     on = choose_device(device)
     train, test = _labelled_sets(run, data, labels, max_bad)
+    for part in (train, test):
+        if part is not None and part.bad and (part is test or data is not None):  # training told of its own
+            say(skipped(part.bad, part.total, f"{part.split} images"))
     labelled = test is not None and train.labels is not None and test.labels is not None
     encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
     results: list[ProbeResult] = []

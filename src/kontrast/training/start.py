@@ -15,8 +15,9 @@ import torch
 
 from kontrast import distributed
 from kontrast.data import ImageSet
+from kontrast.data.packing import skipped
 from kontrast.recipes import apply_overrides, flat, load_tree, merge_trees
-from kontrast.registry import DataError, UsageError, printable
+from kontrast.registry import DataError, UsageError
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree, toml_value
 from kontrast.training import checkpoints
 from kontrast.training.adapt import adapt, reasons
@@ -192,8 +193,7 @@ def tell_skipped(folder: RunFolder, train: ImageSet, say: Callable[[str], None])
     bad = train.bad
     if bad and distributed.is_main():
         folder.write_bad(bad)
-        shown = ", ".join(f"{printable(name)} ({reason})" for name, reason in bad[:3])
-        say(f"skipped {len(bad)} of {train.total} images: {shown}{' ...' if len(bad) > 3 else ''}")
+        say(skipped(bad, train.total))
 
 
 def now() -> str:
