@@ -265,6 +265,14 @@ def test_explain_says_what_a_name_is(name):
     assert json.loads(kontrast("explain", name, "--json").stdout)["name"] == name
 
 
+def test_explain_shows_all_things_of_one_name_and_the_nearest_of_very_many():
+    done = kontrast("explain", "simclr")
+    assert "head simclr" in done.stdout and "view policy simclr" in done.stdout
+    tree = json.loads(kontrast("explain", "simclr", "--json").stdout)
+    assert [tree["kind"], *(other["kind"] for other in tree["also"])] == ["head", "policy"]
+    one_line(kontrast("explain", "cacr-k4"), 2, "did you mean 'cifar10/cacr-k4'?", "stl10/cacr-k4", "in all")
+
+
 def test_the_bare_command_shows_its_help():
     bare = kontrast()
     assert bare.returncode == 0 and bare.stdout == kontrast("--help").stdout and "pretrain" in bare.stdout

@@ -13,14 +13,19 @@ Explained = tuple[dict[str, Any], list[str]]
 
 
 def explain(name: str) -> Explained:
-    """A tree for machines and lines for people."""
-    if name in recipe_names():
-        return explain_recipe(name)
+    """A tree for machines and lines for people; of several things of one name, all of them, the first with the rest
+    under `also`."""
+    found = [explain_recipe(name)] if name in recipe_names() else []
     for registry in registries():
         if name in registry:
-            return explain_policy(name) if registry.kind == "policy" else explain_entry(registry, name)
-    known = [*recipe_names(), *(entry for registry in registries() for entry in registry)]
-    raise UsageError(f"nothing is called {name!r}: {nearest(name, known)}")
+            found.append(explain_policy(name) if registry.kind == "policy" else explain_entry(registry, name))
+    if not found:
+        known = [*recipe_names(), *(entry for registry in registries() for entry in registry)]
+        raise UsageError(f"nothing is called {name!r}: {nearest(name, dict.fromkeys(known))}; see `kontrast recipes`")
+    tree, lines = found[0]
+    for _, more in found[1:]:
+        lines += ["", *more]
+    return (tree | {"also": [other for other, _ in found[1:]]} if found[1:] else tree), lines
 
 
 def registries() -> list[Registry]:

@@ -65,12 +65,21 @@ def shorten(value: object, longest: int = 200) -> str:
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
 
 
+LISTED, NEAREST = 50, 8
+"""Up to how many names an error lists them all, and how many it lists of more."""
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A hint for an unknown name: `did you mean 'x'?` and what is allowed."""
+    """A hint for an unknown name: `did you mean 'x'?` and what is allowed; of very many names, the nearest ones."""
     names = [str(a) for a in allowed]
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    close = [n for n in names if n.rpartition("/")[2] == str(name)]  # a recipe without its folder
+    close += [n for n in difflib.get_close_matches(str(name), names, n=NEAREST, cutoff=0.6) if n not in close]
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}allowed: {', '.join(names) if names else 'none'}"
+    if len(names) <= LISTED:
+        return f"{hint}allowed: {', '.join(names) if names else 'none'}"
+    shown = close or names
+    more = f", ... ({len(names)} in all)" if len(names) > NEAREST else ""
+    return f"{hint}{'nearest' if close else 'allowed'}: {', '.join(shown[:NEAREST])}{more}"
 
 
 class Registry:
