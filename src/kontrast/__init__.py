@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 def pretrain(data: Any = None, recipe: str | None = None, *, out: Any = None, **overrides: Any) -> Run:
     """Train by a recipe: `pretrain("photos", recipe="folder", training={"epochs": 5}, seed=1)`.
 
-    `out`, `resume`, `device` and `say` are as on the command line; every other keyword lays over the recipe, as a table
-    (`training={"epochs": 5}`) or as a dotted key (`**{"training.epochs": 5}`). Returns the `Run`.
+    `out`, `resume`, `accept_data_change`, `device`, `on_nan` and `say` are as on the command line; every other keyword
+    lays over the recipe, as a table (`training={"epochs": 5}`) or as a dotted key (`**{"training.epochs": 5}`).
+    Returns the `Run`.
     """
     from kontrast.training.start import pretrain as start
 
-    own = {k: overrides.pop(k) for k in ("resume", "accept_data_change", "device", "say") if k in overrides}
+    own = {k: overrides.pop(k) for k in ("resume", "accept_data_change", "device", "on_nan", "say") if k in overrides}
     return start(data, recipe=recipe, out=out, overrides=overrides, **own)
 
 

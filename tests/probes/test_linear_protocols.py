@@ -13,7 +13,7 @@ from torch import nn
 from kontrast.networks import encoder
 from kontrast.probes import PROTOCOLS, extract_features, few_per_class, few_shot, fine_tune, linear
 from kontrast.probes.descent import Descent
-from kontrast.probes.result import interval, interval_of_means
+from kontrast.probes.result import interval
 from kontrast.registry import DataError, UsageError
 
 
@@ -124,7 +124,11 @@ def test_few_shot_is_the_mean_over_seeds_with_its_interval():
     found = few_shot(*blobs(noise=1.5), shots=5, seeds=(0, 1, 2, 3))
     values = found.extra["accuracies"]
     assert found.accuracy == pytest.approx(sum(values) / 4) and len(set(values)) > 1
-    assert min(values) <= found.low <= found.accuracy <= found.high <= max(values)
+    spread = (
+        3.182446 * float(torch.tensor(values, dtype=torch.float64).std()) / 2
+    )  # Student's t, three degrees of freedom
+    assert (found.low, found.high) == pytest.approx((found.accuracy - spread, min(1.0, found.accuracy + spread)))
+    assert found.over == "seeds" and few_shot(*blobs(), seeds=(3,)).over == "test images"
     more = few_shot(*blobs(noise=1.5), shots=60, seeds=(0, 1, 2, 3))
     assert more.accuracy > found.accuracy
 
@@ -183,7 +187,6 @@ def test_the_interval_is_the_bootstrap_over_images():
     expected = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     assert interval(160, 200) == pytest.approx(expected, abs=0.0051)
     assert interval(160, 200) == interval(160, 200) and interval(200, 200) == (1.0, 1.0)
-    assert interval_of_means([0.5, 0.5]) == (0.5, 0.5)
 
 
 def test_a_result_is_one_json_line():

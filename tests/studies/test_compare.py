@@ -13,6 +13,7 @@ from tiny_run import images
 
 from kontrast.lens.numbers import conditional_entropy
 from kontrast.probes import extract_features, knn, logistic
+from kontrast.probes.intervals import over_images, over_seeds, pack_bits, unpack_bits
 from kontrast.registry import NumbersError, UsageError
 from kontrast.reports import ReportError, write_report
 from kontrast.reports.page import payload, read_run
@@ -21,7 +22,6 @@ from kontrast.studies.compare import compare, named_by_line, named_by_neighbours
 from kontrast.studies.sweeps import Cell, parse_sweeps, plan
 from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import read_lines
-from kontrast.training.intervals import over_images, over_seeds, pack_bits, unpack_bits
 from kontrast.training.moments import moments
 from kontrast.training.run import Run
 

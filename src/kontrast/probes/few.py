@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch.nn.functional import cross_entropy
 
 from kontrast.probes.descent import Descent
 from kontrast.probes.features import extract_features, pictures
+from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.probes.regression import logistic
-from kontrast.probes.result import ProbeResult, interval_of_means, result
+from kontrast.probes.result import ProbeResult, result
 from kontrast.registry import DataError, UsageError
 
 
@@ -40,7 +42,7 @@ def few_shot(
     seeds: Sequence[int] = (0, 1, 2),
     probe: Callable[..., ProbeResult] = logistic,
 ) -> ProbeResult:
-    """The mean over seeds of a probe trained on `shots` images a class, with the bootstrap interval over the seeds.
+    """The mean over seeds of a probe trained on `shots` images a class, with Student's interval over the seeds.
 
     probe(train, labels, test, labels, seed=...): `logistic` on features unless told; for fine-tuning pass
     `functools.partial(fine_tune, encoder)` and images.
@@ -52,11 +54,14 @@ def few_shot(
         rows = few_per_class(train_labels, shots, seed)
         runs.append(probe(train[rows], train_labels[rows], test, test_labels, seed=seed))
     values = [r.accuracy for r in runs]
-    low, high = interval_of_means(values, seeds[0])
     protocol = {"shots": shots, "seeds": list(seeds), "probe": runs[0].probe, **runs[0].protocol}
+    found, extra = within_one(over_seeds(values)), {"accuracies": values}
+    if found is None:
+        return replace(
+            runs[0], probe="few-shot", protocol=protocol, note="one seed: no interval over seeds", extra=extra
+        )
     mean = sum(values) / len(values)
-    notes = "" if len(seeds) > 1 else "one seed: the interval has no width"
-    return ProbeResult("few-shot", mean, low, high, runs[0].n, protocol, seeds[0], notes, extra={"accuracies": values})
+    return ProbeResult("few-shot", mean, *found, runs[0].n, protocol, seeds[0], over="seeds", extra=extra)
 
 
 def fine_tune(

@@ -19,7 +19,7 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracy on n test images, with the 95% bootstrap interval [low, high] over them."""
+    """Accuracy on n test images, with its 95% interval [low, high]: over them by the bootstrap, or over seeds."""
 
     probe: str
     accuracy: float
@@ -30,6 +30,7 @@ class ProbeResult:
     seed: int = 0
     note: str = ""
     features: str = ""  # of what: the trained encoder, the untrained one, raw pixels
+    over: str = "test images"  # what the interval is over
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,14 +55,6 @@ def interval(hits: int, n: int, seed: int = 0) -> tuple[float, float]:
         generator=torch.Generator().manual_seed(seed),
     )
     low, high = torch.quantile(draws / n, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
-
-
-def interval_of_means(values: list[float], seed: int = 0) -> tuple[float, float]:
-    """The 95% percentile bootstrap interval of the mean over seeds."""
-    v = torch.tensor(values, dtype=torch.float64)
-    draws = torch.randint(len(v), (RESAMPLES, len(v)), generator=torch.Generator().manual_seed(seed))
-    low, high = torch.quantile(v[draws].mean(1), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
 
 

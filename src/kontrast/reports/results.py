@@ -140,7 +140,7 @@ def _row(place: int, probe: dict[str, Any]) -> dict[str, Any]:
         "features": features,
         "label": FEATURES.get(features, shorten(features)),
         **{key: probe.get(key) for key in ("accuracy", "low", "high", "n", "seed")},
-        "over": "test images",
+        "over": probe.get("over") or "test images",
         "protocol": _protocol(probe),
     }
 

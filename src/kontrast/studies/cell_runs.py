@@ -8,6 +8,7 @@ from pathlib import Path
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe, to_toml
 from kontrast.studies.sweeps import changes
+from kontrast.training.defaults import spelled_out
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.run import Run
 from kontrast.training.start import pretrain
@@ -15,7 +16,7 @@ from kontrast.training.start import pretrain
 
 def refuse_other_recipe(folder: Path, recipe: Recipe, option: str = "--out") -> None:
     """A folder that holds a run with other settings is not gone on with."""
-    different = changes(Run(folder).recipe, recipe) if RunFolder(folder).holds_run else []
+    different = changes(spelled_out(Run(folder).recipe), spelled_out(recipe)) if RunFolder(folder).holds_run else []
     if different:
         raise UsageError(
             f"{folder} was run with other settings ({', '.join(different[:3])}): "

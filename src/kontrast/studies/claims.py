@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kontrast.probes.intervals import over_seeds
 from kontrast.recipes import recipe_text
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import parse_toml
 from kontrast.studies.table_results import find, finished, line, markdown, stored, values_of
 from kontrast.studies.tables import CLAIMS, Table, load_table, table_names
 from kontrast.training.folder import write_atomic
-from kontrast.training.intervals import over_seeds
 
 HOLDS, FAILS, OPEN, NOT_RUN = "holds", "does not hold", "not settled", "not yet run"
 
@@ -109,13 +109,13 @@ def mean_of(table: Table, tree: dict[str, Any], name: str, metric: str) -> Mean 
 
 
 def judge(total: dict[str, float], means: dict[str, Mean]) -> tuple[str, float, float | None]:
-    """The verdict on `total > 0`, the difference, and half its 95% interval."""
+    """The verdict on `total > 0`, the difference, and half its 95% interval; without one nothing is settled."""
     difference = total.get("", 0.0) + sum(total[cell] * mean.value for cell, mean in means.items())
     half = half_of_pairs(total, means)
     shares = [(total[c] ** 2 * m.variance, m.seeds) for c, m in means.items() if m.variance is not None]
     if half is None and len(shares) == len(means):
         half = quantile(shares) * math.sqrt(sum(share for share, _ in shares))
-    if half is not None and abs(difference) <= half:
+    if half is None or abs(difference) <= half:
         return OPEN, difference, half
     return (HOLDS if difference > 0 else FAILS), difference, half
 
@@ -161,8 +161,10 @@ def claim_finding(claim: Claim, table: Table, tree: dict[str, Any]) -> Finding:
     found = [check_finding(table, tree, pair, metric) for check in claim.checks for pair in pairs_of(check)]
     verdicts = [finding.verdict for finding in found]
     verdict = next((v for v in (FAILS, NOT_RUN, OPEN) if v in verdicts), HOLDS)
-    shown = [f for f in found if f.verdict != NOT_RUN]
-    return Finding(verdict, "; ".join(f"{f.words}: {f.verdict}" for f in shown))
+    if set(verdicts) == {NOT_RUN}:
+        return Finding(verdict, "")
+    words = [f.words if f.verdict == NOT_RUN else f"{f.words}: {f.verdict}" for f in found]
+    return Finding(verdict, "; ".join(words))
 
 
 def document(out: Path) -> str:

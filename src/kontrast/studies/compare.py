@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kontrast.probes import ProbeResult, knn, logistic
+from kontrast.probes.intervals import pack_bits
 from kontrast.probes.neighbours import nearest_rows, votes
 from kontrast.probes.regression import fit_logistic, standardise
 from kontrast.registry import DataError, KontrastError, NumbersError, Stopped
@@ -23,7 +24,6 @@ from kontrast.studies.comparison import summarise
 from kontrast.studies.sweeps import Cell, parse_sweeps, plan
 from kontrast.training.evaluation import features_of
 from kontrast.training.folder import RunFolder, disk_faults, read_json, read_lines, write_json
-from kontrast.training.intervals import pack_bits
 from kontrast.training.memory import PeakMemory
 from kontrast.training.run import Run, choose_device
 from kontrast.training.stopping import Interrupted

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.training.intervals import over_images, over_seeds, unpack_bits
+from kontrast.probes.intervals import over_images, over_seeds, unpack_bits, within_one
 
 WORDS = {"knn": "kNN", "linear": "linear probe"}
 COLUMNS = ("recipe", "accuracy", "over seeds", "over images", "difference", "over seeds", "over images")
@@ -73,11 +73,6 @@ def accuracy(done: list[Record], probe: str) -> Record:
         "over_seeds": within_one(over_seeds(values)),
         "over_images": over_images(torch.stack([correct(cell, probe) for cell in done]).double().mean(0)),
     }
-
-
-def within_one(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Student's t of few seeds reaches past what an accuracy can be."""
-    return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
 
 
 def difference(done: list[Record], against: list[Record], probe: str) -> Record | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from kontrast.training.intervals import over_seeds
+from kontrast.probes.intervals import over_seeds
 
 Cell = dict[str, Any]
 BASELINES = ("supervised", "VAE", "untrained")

@@ -19,6 +19,7 @@ from kontrast.objectives import OBJECTIVES, objective
 from kontrast.recipes import apply_overrides, flat, parse_override, recipe_names
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import Recipe, read_recipe, to_tree, toml_value
+from kontrast.training.defaults import spelled_out
 from kontrast.training.learner import check_options
 from kontrast.training.start import fresh_recipe
 
@@ -68,7 +69,7 @@ def parse_sweeps(texts: Sequence[str]) -> Grid:
 
 
 def is_method(name: str) -> bool:
-    """A recipe's name or file, or an objective's name (which then runs in the quick-start recipe)."""
+    """A recipe's name or file, or an objective's name (which then runs in the recipe that the data has by default)."""
     return name in recipe_names() or name.endswith(".toml") or name in OBJECTIVES
 
 
@@ -80,7 +81,8 @@ def resolve_method(
         return fresh_recipe(data, name, list(overrides), device, say)[0]
     if name not in OBJECTIVES:
         raise UsageError(f"unknown recipe or objective {name!r}: {nearest(name, [*OBJECTIVES, *recipe_names()])}")
-    return fresh_recipe(data, None, [f"objective.name={name}", *overrides], device, say)[0]
+    method = [f"objective.name={name}", f"title={toml_value(f'{name}, in the usual recipe')}"]
+    return fresh_recipe(data, None, [*method, *overrides], device, say)[0]
 
 
 def plan(
@@ -145,7 +147,7 @@ def swept(tree: Mapping[str, Any], sweep: Mapping[str, Any], first: Recipe, seed
         scaled = max(1, round(steps * first.training.batch / batch))
         recipe = read_recipe(apply_overrides(to_tree(recipe), [f"training.max_steps={scaled}"]), "compare")
     check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
-    return recipe
+    return spelled_out(recipe)
 
 
 def changes(before: Recipe, after: Recipe) -> list[str]:

@@ -217,7 +217,7 @@ def values_of(runs: list[Record], metric: str) -> list[float]:
 
 
 def interval_words(runs: list[Record], probe: str) -> str:
-    from kontrast.training.intervals import over_seeds
+    from kontrast.probes.intervals import over_seeds
 
     with_it = [run["probes"][probe] for run in runs if probe in run["probes"]]
     if not with_it:

@@ -20,10 +20,10 @@ from kontrast.lens.gallery import write_gallery
 from kontrast.lens.numbers import conditional_entropy
 from kontrast.lens.spectrum import effective_rank
 from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, fine_tune, knn, linear, logistic
+from kontrast.probes.intervals import over_seeds
 from kontrast.registry import DataError, UsageError, nearest
 from kontrast.training.cropped import CROPS, CroppedFeatures
 from kontrast.training.folder import read_json, write_json
-from kontrast.training.intervals import over_seeds
 from kontrast.training.progress import Progress
 from kontrast.training.run import Run, choose_device, evaluation_view, open_split
 

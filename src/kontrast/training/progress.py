@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 SECONDS_BETWEEN_LINES = 15.0
+BAR = 16
+BESIDES = BAR + 17  # the bar, the percentage and the time left, with the gaps between all columns
 
 
 class Progress:
@@ -20,7 +22,7 @@ class Progress:
         self.live = sys.stderr is not None and sys.stderr.isatty() and not silent
         self.facts: dict[str, Any] = {}
         self._bar: Any = None
-        self._start = self._last_line = time.monotonic()
+        self.start = self._last_line = time.monotonic()
         self._first = done
 
     def __enter__(self) -> Progress:
@@ -31,7 +33,7 @@ class Progress:
 
             columns = (
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=BAR),
                 TextColumn("{task.percentage:>3.0f}%"),
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(compact=True),
@@ -48,14 +50,15 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        return (self.done - self._first) / max(time.monotonic() - self._start, 1e-9)
+        return (self.done - self._first) / max(time.monotonic() - self.start, 1e-9)
 
     def advance(self, amount: float, **facts: Any) -> None:
         self.done += amount
         self.facts.update(facts)
         if self._bar is not None:
             rate = f"{self.rate:,.0f} {self.unit}/s"
-            self._bar.update(self._task, completed=self.done, rate=rate, facts=_words(self.facts))
+            room = self._bar.console.width - len(self.title) - len(rate) - BESIDES
+            self._bar.update(self._task, completed=self.done, rate=rate, facts=_words(self.facts, room))
         elif not self.silent and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             self.line()
@@ -75,8 +78,10 @@ class PackingBar:
     def __init__(self, title: str):
         self.title = title
         self._bar: Progress | None = None
+        self._start = time.monotonic()
 
     def __enter__(self) -> PackingBar:
+        self._start = time.monotonic()  # before the first images, which are done when the bar appears
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,8 +91,13 @@ class PackingBar:
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
             self._bar = Progress(self.title, total).__enter__()
+            self._bar.start = self._start
         self._bar.advance(done - self._bar.done)
 
 
-def _words(facts: Mapping[str, Any]) -> str:
-    return "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items())
+def _words(facts: Mapping[str, Any], room: int | None = None) -> str:
+    """Names and numbers, as many of the first as there is room for."""
+    words = [f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items()]
+    while room is not None and words and len("  ".join(words)) > room:
+        words.pop()
+    return "  ".join(words)

@@ -23,6 +23,7 @@ from kontrast.training import checkpoints
 from kontrast.training.adapt import adapt, reasons
 from kontrast.training.breakdowns import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.building import algorithms
+from kontrast.training.defaults import spelled_out
 from kontrast.training.evaluation import OnlineProbe
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.loop import Evaluate, Loop
@@ -226,7 +227,7 @@ def fresh_recipe(
     data: Any, recipe: str | None, overrides: list[str], device: torch.device, say: Callable[[str], None]
 ) -> tuple[Recipe, ImageSet]:
     """The recipe as it will run and its training images."""
-    name = recipe or ("quickstart" if data is None else "folder")
+    name = recipe or ("quickstart" if data in (None, "digits") else "folder")
     tree = load_tree(name)
     if data is not None:
         tree = merge_trees(tree, {"data": {"source": str(data)}})
@@ -240,7 +241,7 @@ def fresh_recipe(
         for line in reasons(resolved, seen, device):
             say(line)
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
-    return resolved, train
+    return spelled_out(resolved), train
 
 
 def resumed_recipe(
@@ -254,7 +255,7 @@ def resumed_recipe(
     else:
         asked = overrides + ([f"data.source={toml_value(str(data))}"] if data is not None else [])
         wanted = read_recipe(apply_overrides(to_tree(stored), asked), str(folder / "recipe.toml"))
-    old, new = flat(to_tree(stored)), flat(to_tree(wanted))
+    old, new = flat(to_tree(spelled_out(stored))), flat(to_tree(spelled_out(wanted)))
     changed = [k for k in sorted(old | new) if old.get(k) != new.get(k) and not k.startswith(MAY_CHANGE)]
     if changed:
         words = ", ".join(f"{k} {old.get(k)} -> {new.get(k)}" for k in changed)
@@ -263,7 +264,8 @@ def resumed_recipe(
 
 
 def default_out(recipe: str | None, data: Any) -> str:
-    stem = (recipe or "quickstart" if data is None else recipe or Path(str(data)).name or "folder").replace("/", "-")
+    stem = recipe or "quickstart" if data in (None, "digits") else recipe or Path(str(data)).name or "folder"
+    stem = stem.replace("/", "-")
     stem = stem.removesuffix(".toml") or "run"
     for number in range(1, 100_000):
         path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")

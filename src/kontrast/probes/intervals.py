@@ -26,6 +26,11 @@ def over_seeds(values: list[float]) -> tuple[float, float] | None:
     return float(v.mean()) - half, float(v.mean()) + half
 
 
+def within_one(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Student's t of few seeds reaches past what an accuracy can be."""
+    return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
+
+
 def over_images(scores: Tensor, seed: int = 0) -> tuple[float, float]:
     """The 95% percentile bootstrap interval of the mean of scores [T]: accuracy per image, or its difference."""
     generator = torch.Generator().manual_seed(seed)
