@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,13 @@ def test_test_images_wear_any_digit():
     settings = DataSettings(source="digits", overlay_digits=3)
     assert len(open_split(settings, "train").factors["overlay"].unique()) == 3
     assert len(open_split(settings, "test").factors["overlay"].unique()) > 100
+
+
+def test_a_test_image_does_not_wear_what_the_train_image_of_its_number_wears():
+    """Folders are ordered by class, so what both wore would tell the class."""
+    train, test = black(400), dataclasses.replace(black(400), split="test")
+    bits = [random_bits(part, 20).factors["bits"] for part in (train, test)]
+    assert 0.45 < (bits[0] == bits[1]).double().mean() < 0.55
+    scans = torch.zeros(8, 28, 28, dtype=torch.uint8), torch.arange(8)
+    worn = [overlay_digits(part, 8, digits=scans).factors["overlay"] for part in (train, test)]
+    assert 0.05 < (worn[0] == worn[1]).double().mean() < 0.2

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import numpy as np
 import pytest
 from made_images import encoded
 from PIL import Image
 
+from kontrast.data import decode as decode_module
 from kontrast.data.decode import BadImage, Limits, decode, decode_file
+from kontrast.registry import Stopped
+from kontrast.training.stopping import Cut, StopWatch
 
 RAMP = np.linspace(0, 255, 32 * 24).reshape(24, 32).astype(np.uint8)
 
@@ -113,3 +120,47 @@ def test_missing_file_carries_its_errno(tmp_path):
     with pytest.raises(BadImage) as caught:
         decode_file(str(tmp_path / "gone.png"))
     assert caught.value.errno == 2
+
+
+def test_a_signal_while_decoding_is_no_damage_to_the_image(monkeypatch):
+    """Whatever its handler raises ends the work: an error with words, or the watch's own ways."""
+    content = encoded(Image.fromarray(RAMP), "PNG")
+    read = decode_module._pixels
+
+    def asked_to_stop(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return read(*arguments)
+
+    def handler(*_):
+        raise Stopped("asked to")
+
+    monkeypatch.setattr(decode_module, "_pixels", asked_to_stop)
+    with pytest.raises(Stopped, match="nothing is lost"), StopWatch("nothing is lost"):
+        decode(content)
+    with pytest.raises(Cut), StopWatch() as stop, stop.cutting():
+        decode(content)
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(Stopped, match="asked to"):
+            decode(content)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    """Nobody writes to it: only after ten seconds, lest a mistake here hangs, it is opened at the other end."""
+    path = tmp_path / "image.png"
+    os.mkfifo(path)
+    writer = threading.Timer(10, os.open, (path, os.O_RDWR))
+    writer.start()
+    with pytest.raises(BadImage, match="not a regular file") as caught:
+        decode_file(str(path))
+    assert caught.value.errno is None and not writer.finished.is_set()
+    writer.cancel()
+
+
+def test_a_device_is_not_read(tmp_path):
+    """/dev/zero would have no end."""
+    (tmp_path / "image.png").symlink_to("/dev/null")
+    with pytest.raises(BadImage, match="not a regular file"):
+        decode_file(str(tmp_path / "image.png"))

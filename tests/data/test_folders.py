@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from PIL import Image
 
 from kontrast.data import open_data, read_labels
+from kontrast.data.listing import cache_home
 from kontrast.data.packing import check_bad
-from kontrast.registry import DataError, UsageError
+from kontrast.registry import DataError, EnvironmentFault, UsageError
 
 
 def test_classes_and_held_out_part(make_folder):
@@ -115,3 +117,47 @@ def test_labels_from_a_csv(make_folder, tmp_path):
     table.write_text("0000.png,cat\n0000.png,dog\n")
     with pytest.raises(DataError, match="two labels"):
         read_labels(images, table)
+
+
+@pytest.mark.parametrize("closed", ["class3", "."])
+def test_a_folder_that_may_not_be_looked_into_is_an_error(make_folder, monkeypatch, closed):
+    """It may hold a quarter of the images: it does not count as one bad image of many."""
+    root = make_folder(classes=4, each=10)
+    look = os.scandir
+
+    def scandir(path):
+        if os.path.abspath(path) == os.path.abspath(root / closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"can't look into the folder .*: Permission denied \(13\)") as caught:
+        open_data(root)
+    assert str(root / closed) in str(caught.value)
+
+
+def test_labels_that_only_look_like_numbers_are_words(make_folder, tmp_path):
+    images = open_data(make_folder(classes=1, each=5))
+    labels = ["10", "²", "9", "7" * 5000, "٣"]
+    table = tmp_path / "labels.csv"
+    table.write_text("".join(f"{name},{label}\n" for name, label in zip(images.names, labels)), encoding="utf-8")
+    assert read_labels(images, table).classes == ["٣", "9", "10", "7" * 5000, "²"]
+
+
+def test_a_user_without_a_home_has_a_cache_of_their_own(monkeypatch, tmp_path):
+    """As in a container that runs under a bare number: not in a folder named ~ of wherever the command is given."""
+    for name in ("KONTRAST_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(number):
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = cache_home()
+    assert place == tmp_path / f"kontrast-{os.getuid()}" and stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert cache_home() == place
+    (tmp_path / "kontrast-4242").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    with pytest.raises(EnvironmentFault, match=r"another user.*set KONTRAST_CACHE"):
+        cache_home()

@@ -94,6 +94,37 @@ def test_mnist_layouts(tmp_path, name, folder, zipped):
     assert found.labels.tolist() == [0, 1, 2, 3, 4] and found.channels == 1
 
 
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (((5, 28, 28), (4,)), "train-labels-idx1-ubyte holds 4 labels, train-images-idx3-ubyte 5 images"),
+        (((5, 28), (5,)), "train-images-idx3-ubyte is damaged .dimensions: 2 where 3 belong"),
+        (((5, 28, 28), (5, 1)), "train-labels-idx1-ubyte is damaged .dimensions: 2 where 1 belong"),
+    ],
+    ids=["counts", "images", "labels"],
+)
+def test_mnist_files_that_do_not_fit_are_refused(tmp_path, arrays, words):
+    for file, shape in zip(("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), arrays):
+        (tmp_path / file).write_bytes(idx(np.zeros(shape, dtype=np.uint8)))
+    with pytest.raises(DataError, match=words):
+        open_data("mnist", root=tmp_path)
+
+
+def test_an_archive_of_changed_bytes_is_refused(tmp_path):
+    content = bytearray(gzip.compress(idx(RANDOM.integers(0, 256, (5, 28, 28), dtype=np.uint8))))
+    content[10:30] = b"\xff" * 20
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz is damaged"):
+        open_data("mnist", root=tmp_path)
+
+
+def test_stl10_with_fewer_labels_than_images_is_refused(tmp_path):
+    (tmp_path / "train_X.bin").write_bytes(bytes(3 * 3 * 96 * 96))
+    (tmp_path / "train_y.bin").write_bytes(bytes([1, 2]))
+    with pytest.raises(DataError, match=r"train_y\.bin holds 2 labels, train_X\.bin 3 images"):
+        open_data("stl10", root=tmp_path)
+
+
 def test_real_mnist():
     if not (SHARED / "mnist").is_dir():
         pytest.skip("no MNIST in ../shared/data")

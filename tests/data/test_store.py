@@ -9,13 +9,16 @@ import sys
 import time
 
 import pytest
+import tiny_run
 import torch
 
 from kontrast.data import open_data, pack
 from kontrast.data import packing as packing_module
 from kontrast.data.listing import cache_home
 from kontrast.data.store import DamagedStore, open_store
-from kontrast.registry import EnvironmentFault, UsageError
+from kontrast.registry import DataError, EnvironmentFault, UsageError
+from kontrast.training.run import Run
+from kontrast.training.streams import open_stream
 
 
 def same(a, b) -> bool:
@@ -193,3 +196,26 @@ def test_opening_is_quick(make_folder, tmp_path):
     start = time.monotonic()
     open_data(tmp_path / "store")
     assert time.monotonic() - start < 0.5
+
+
+@pytest.mark.parametrize(("own", "other"), [("train", "test"), ("test", "train")])
+def test_one_split_of_a_store_has_no_other(make_folder, tmp_path, own, other):
+    """Else a probe would be tested on the images it was fitted to."""
+    root = make_folder(classes=2, each=10)
+    pack(root, tmp_path / "store")
+    for split in (own, "all"):
+        images = open_data(tmp_path / "store" / own, split)
+        assert same(images, open_data(root, own)) and not images.has_test
+    with pytest.raises(DataError, match=f"is the '{own}' split of a packed store and has no '{other}'"):
+        open_data(tmp_path / "store" / own, other)
+
+
+def test_a_stream_of_one_split_has_each_image_once(tmp_path):
+    run, store = Run(tiny_run.trained()), tmp_path / "store"
+    train, test = pack(tiny_run.images(), store)
+    counts = {part: open_stream(run, part).total for part in (store, train, test)}
+    assert counts[train] + counts[test] == counts[store] == tiny_run.IMAGES and counts[test] < counts[train]
+    names = [name for batch in open_stream(run, test).batches(0, 9) for name in batch.images.names]
+    assert names == list(open_data(store, "test").names)
+    with pytest.raises(DataError, match="has no 'test'"):
+        open_stream(run, train, "test")

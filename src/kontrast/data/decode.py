@@ -9,14 +9,16 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from kontrast.registry import UsageError
+from kontrast.registry import KontrastError, UsageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -47,6 +49,12 @@ class Limits:
     max_pixels: int = MAX_PIXELS
     float_range: tuple[float, float] | None = None
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Limits:
+        """From their fields as JSON gives them back."""
+        span = fields["float_range"]
+        return cls(fields["bound"], fields["max_pixels"], None if span is None else (span[0], span[1]))
+
     def __post_init__(self) -> None:
         if self.bound is not None and self.bound < 1:
             raise UsageError(f"size is {self.bound}: give at least 1 pixel, or 0 to leave images as they are")
@@ -67,8 +75,11 @@ def checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:
 def decode_file(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
     """uint8 [3,h,w] from a file or a stretch of one, and a note ("" or what was done); raises `BadImage`."""
     try:
-        with open(path, "rb") as file:
-            size = length if length >= 0 else os.fstat(file.fileno()).st_size
+        with open(path, "rb", opener=_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise BadImage("not a regular file")
+            size = length if length >= 0 else status.st_size
             if size > MAX_BYTES:
                 raise BadImage(f"{size:,} bytes: more than {MAX_BYTES:,}")
             file.seek(offset)
@@ -80,6 +91,11 @@ def decode_file(path: str, offset: int = 0, length: int = -1, limits: Limits = P
     return decode(content, limits)
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting: a pipe that nobody writes to would never open."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def decode(content: bytes, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
     """uint8 [3,h,w] and a note; raises `BadImage`."""
     if not content:
@@ -89,7 +105,7 @@ def decode(content: bytes, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 return _pixels(image, limits)
-    except BadImage:
+    except (BadImage, KontrastError):  # a signal's handler may raise here too, and that is no fault of the image
         raise
     except Image.DecompressionBombError:
         raise BadImage(f"more than {limits.max_pixels / 1e6:g} million pixels") from None

@@ -1,6 +1,6 @@
 """Competing features (paper GCL): easy information laid over images, to see what an objective suppresses.
 
-Everything is fixed by an image's stable index and a seed, so both views of an image and every epoch agree.
+Everything is fixed by an image's stable index, its split and a seed, so both views of an image and every epoch agree.
 Legend: N images, C channels, H x W pixels, n bits or digits.
 """
 
@@ -21,18 +21,18 @@ DIGIT_SHARE = 28 / 224
 _BITS, _DIGIT, _BINARY = 0xB175, 0xD161, 0xB1A2
 
 
-def bits_of(index: Tensor, bits: int, seed: int = 0) -> Tensor:
+def bits_of(index: Tensor, bits: int, seed: int = 0, part: tuple[int, ...] = ()) -> Tensor:
     """uint8 [N,n] of 0 and 1: a seeded hash of each index, every value of n bits equally likely."""
     if not 0 <= bits <= 64:
         raise UsageError(f"random bits are {bits}; allowed: 0 to 64")
-    hashed = words(index.numpy(), seed, _BITS)
+    hashed = words(index.numpy(), seed, _BITS, *part)
     shifts = np.arange(bits, dtype=np.uint64)
     return torch.from_numpy(((hashed[:, None] >> shifts) & np.uint64(1)).astype(np.uint8))
 
 
 def random_bits(images: ImageSet, bits: int, seed: int = 0) -> ImageSet:
     """RandBit: n constant channels of 0 or 255 behind the image's own. Views pass them untouched."""
-    planes = 255 * bits_of(images.index, bits, seed)  # type: ignore[arg-type]
+    planes = 255 * bits_of(images.index, bits, seed, _part(images))  # type: ignore[arg-type]
     factors = {**images.factors, "bits": planes // 255}
     return dataclasses.replace(images, images=WithPlanes(images.images, planes), factors=factors)
 
@@ -56,7 +56,8 @@ def overlay_digits(
     unique = len(scans) if unique is None else unique
     if not 1 <= unique <= len(scans):
         raise UsageError(f"overlay of {unique} different digits; allowed: 1 to {len(scans)}")
-    which = torch.from_numpy(integers(images.index.numpy(), unique, seed, _DIGIT))  # type: ignore[union-attr]
+    drawn = integers(images.index.numpy(), unique, seed, _DIGIT, *_part(images))  # type: ignore[union-attr]
+    which = torch.from_numpy(drawn)
     pixels = images.images.clone()
     height, width = pixels.shape[-2:]
     side = max(8, round(min(height, width) * DIGIT_SHARE))
@@ -68,6 +69,12 @@ def overlay_digits(
             torch.maximum(place, small, out=place)
     factors = {**images.factors, "overlay": which, "overlay_class": classes[which]}
     return dataclasses.replace(images, images=pixels, factors=factors)
+
+
+def _part(images: ImageSet) -> tuple[int, ...]:
+    """Indices begin at 0 in every split: without the split, a test image would wear what a train image wears, and in
+    folders that are ordered by class that tells the class."""
+    return (1,) if images.split == "test" else ()
 
 
 def _shrunk(scans: Tensor, side: int) -> Tensor:

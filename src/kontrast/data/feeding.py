@@ -156,7 +156,7 @@ class Feeder:
         if wanted not in ("auto", "shuffled", "blocks"):
             raise UsageError(f"unknown order {wanted!r}: {nearest(wanted, ('auto', 'shuffled', 'blocks'))}")
         if wanted == "blocks" and self.lazy is None:
-            raise UsageError("order=blocks is for images that are decoded as needed: open shards with pack=false")
+            raise UsageError("order=blocks is for images that are decoded as needed: open shards with data.pack=false")
         return wanted != "shuffled" and self.lazy is not None
 
     def _about(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,9 @@ import torch
 from kontrast.data.imageset import ImageSet
 from kontrast.registry import DataError
 
+LONGEST = 100
+"""Digits of a label that is read as a number: Python refuses to read a few thousand."""
+
 
 def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
     """The images with labels from a CSV of name,label rows; a first row without an image's name is taken as a heading.
@@ -31,12 +34,18 @@ def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
     missing = [name for name in images.names if name not in given]
     if missing:
         raise DataError(f"{path} has no label for {len(missing)} of {len(images)} images, the first {missing[0]!r}")
-    classes = sorted(set(given.values()), key=lambda c: (not c.isdigit(), int(c) if c.isdigit() else 0, c))
+    classes = sorted(set(given.values()), key=_order)
     if len(classes) < 2:
         raise DataError(f"{path} has one class, {classes[0]!r}: a probe needs two or more")
     number = {name: i for i, name in enumerate(classes)}
     labels = torch.tensor([number[given[name]] for name in images.names])
     return dataclasses.replace(images, labels=labels, classes=classes)
+
+
+def _order(label: str) -> tuple[bool, int, str]:
+    """Numbers by their value, then words by their letters; a number of very many digits is a word, as is "²"."""
+    number = label.isdecimal() and len(label) <= LONGEST
+    return not number, int(label) if number else 0, label
 
 
 def _rows(path: Path) -> list[tuple[str, str]]:

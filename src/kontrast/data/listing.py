@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from kontrast.data.counters import mix
 from kontrast.data.decode import SUFFIXES
-from kontrast.registry import DataError
+from kontrast.registry import DataError, EnvironmentFault, printable
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 
@@ -71,9 +72,25 @@ class Listing:
 
 
 def cache_home() -> Path:
-    """Where packed stores and indexes of shards are kept: KONTRAST_CACHE, else the user's cache."""
+    """Where packed stores and indexes of shards are kept: KONTRAST_CACHE, else the user's cache, else, for a user
+    without a home (a bare number in a container), a folder of their own in the temporary directory."""
+    if place := os.environ.get("KONTRAST_CACHE"):
+        return Path(place)
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("KONTRAST_CACHE") or os.path.join(user, "kontrast"))
+    return _temporary_home() if user.startswith("~") else Path(user, "kontrast")
+
+
+def _temporary_home() -> Path:
+    """Made, or found, as this user's own: anybody may put a folder of any name there, and images into it."""
+    place = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        if place.lstat().st_uid == os.getuid():
+            return place
+        reason = "it belongs to another user"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise EnvironmentFault(f"no cache: this user has no home, and {place} can't be used ({reason}); set KONTRAST_CACHE")
 
 
 def scan_folder(root: str, follow_links: bool = False) -> Listing:
@@ -115,7 +132,7 @@ def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict
     stack = [("", root)]
     while stack:
         prefix, folder = stack.pop()
-        for entry in _entries(folder, prefix, follow_links, bad):
+        for entry in _images_and_folders(folder, follow_links):
             name = prefix + entry.name
             if entry.is_symlink() and not follow_links:
                 if name.lower().endswith(SUFFIXES) and not os.path.exists(entry.path):
@@ -126,6 +143,8 @@ def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict
             try:
                 status = entry.stat()
             except OSError as error:
+                if entry.is_dir(follow_symlinks=False):
+                    raise unreadable(entry.path, error) from None
                 if name.lower().endswith(SUFFIXES):
                     bad.append((name, f"{error.strerror} ({error.errno})"))
                 continue
@@ -140,13 +159,26 @@ def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict
                 yield Item(name, entry.path, size=status.st_size, mtime=status.st_mtime_ns)
 
 
-def _entries(folder: str, prefix: str, follow_links: bool, bad: list[tuple[str, str]]) -> list[os.DirEntry[str]]:
+def entries(folder: str) -> list[os.DirEntry[str]]:
+    """What lies in a folder. One that can't be looked into is an error, never a bad image: nobody knows how many it
+    holds."""
     try:
-        with os.scandir(folder) as entries:
-            listed = [e for e in entries if not e.name.startswith(".") and e.name != "__MACOSX"]
+        with os.scandir(folder) as found:
+            return list(found)
     except OSError as error:
-        bad.append((prefix or ".", f"{error.strerror} ({error.errno})"))
-        return []
+        raise unreadable(folder, error) from None
+
+
+def unreadable(folder: str, error: OSError) -> DataError:
+    return DataError(
+        f"can't look into the folder {printable(folder)}: {error.strerror} ({error.errno}); "
+        "make it readable, or move it out of the images"
+    )
+
+
+def _images_and_folders(folder: str, follow_links: bool) -> list[os.DirEntry[str]]:
+    """The entries that may matter: none that are hidden, and none of a run's."""
+    listed = [e for e in entries(folder) if not e.name.startswith(".") and e.name != "__MACOSX"]
     if {"recipe.toml", "run.json"} <= {e.name for e in listed}:  # a run folder: its pictures are no data
         return []
     if follow_links:  # which of two links to one file is kept must not depend on the disk's order

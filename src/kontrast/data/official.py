@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import os
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def member_bytes(root: Path, archives: tuple[str, ...], folders: tuple[str, ...]
                         if member.isfile() and member.name.rsplit("/", 1)[-1] == file:
                             content = tar.extractfile(member)
                             return content.read() if content else None
-            except (tarfile.TarError, OSError, EOFError) as error:
+            except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
                 raise DataError(f"{place} is damaged ({error}): fetch it again") from None
     return None
 
@@ -75,6 +76,14 @@ def _records(content: bytes, width: int, what: str) -> np.ndarray:
     if not content or len(content) % width:
         raise DataError(f"{what} is damaged: {len(content)} bytes are no multiple of {width}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
+
+
+def _check_counts(images: np.ndarray, labels: np.ndarray, image_file: str, label_file: str) -> None:
+    if len(images) != len(labels):
+        raise DataError(
+            f"{label_file} holds {len(labels)} labels, {image_file} {len(images)} images: one is damaged or of another "
+            "set; fetch both again"
+        )
 
 
 def _made(name: str, split: str, images: np.ndarray, labels: np.ndarray | None, classes: list[str] | None) -> ImageSet:
@@ -137,24 +146,26 @@ def stl10(split: str = "train", root: str | Path | None = None) -> ImageSet:
     stem = "unlabeled" if split == "unlabelled" else split
     # The files hold columns first: height and width change places.
     images = _records(read(f"{stem}_X.bin"), 3 * 96 * 96, f"{stem}_X.bin").reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)
-    labels = (
-        None if split == "unlabelled" else np.frombuffer(read(f"{stem}_y.bin"), dtype=np.uint8).astype(np.int64) - 1
-    )
+    if split == "unlabelled":
+        return _made("stl10", split, images, None, STL10)
+    labels = np.frombuffer(read(f"{stem}_y.bin"), dtype=np.uint8).astype(np.int64) - 1
+    _check_counts(images, labels, f"{stem}_X.bin", f"{stem}_y.bin")
     return _made("stl10", split, images, labels, STL10)
 
 
-def _idx(root: Path, folders: tuple[str, ...], file: str) -> np.ndarray | None:
-    """An array from an IDX file, gzipped or not."""
+def _idx(root: Path, folders: tuple[str, ...], file: str, rank: int) -> np.ndarray | None:
+    """An array of so many dimensions from an IDX file, gzipped or not."""
     for folder in (*folders, "."):
         for path in (root / folder / file, root / folder / f"{file}.gz"):
             if not path.is_file():
                 continue
             try:
                 content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-                dimensions = content[3]
-                shape = np.frombuffer(content, dtype=">u4", count=dimensions, offset=4).astype(int)
-                return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-            except (OSError, EOFError, ValueError, IndexError) as error:
+                if content[3] != rank:
+                    raise ValueError(f"dimensions: {content[3]} where {rank} belong")
+                shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4).astype(int)
+                return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
+            except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
                 raise DataError(f"{path} is damaged ({error}): fetch it again") from None
     return None
 
@@ -162,10 +173,11 @@ def _idx(root: Path, folders: tuple[str, ...], file: str) -> np.ndarray | None:
 def _mnist(name: str, split: str, root: Path, folders: tuple[str, ...], url: str, classes: list[str]) -> ImageSet:
     _allowed(name, split, ("train", "test"))
     stem = "train" if split == "train" else "t10k"
-    images = _idx(root, folders, f"{stem}-images-idx3-ubyte")
-    labels = _idx(root, folders, f"{stem}-labels-idx1-ubyte")
+    image_file, label_file = f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"
+    images, labels = _idx(root, folders, image_file, 3), _idx(root, folders, label_file, 1)
     if images is None or labels is None:
-        raise _missing(name, root, f"{stem}-images-idx3-ubyte.gz and {stem}-labels-idx1-ubyte.gz", url)
+        raise _missing(name, root, f"{image_file}.gz and {label_file}.gz", url)
+    _check_counts(images, labels, image_file, label_file)
     return _made(name, split, images[:, None], labels, classes)
 
 

@@ -1,13 +1,12 @@
 """Decode once: a listing or an image set into a packed store, with all cores; a cut packing goes on where it ended.
 
-Pixels are appended chunk by chunk to one file; after each chunk a line in the journal says how far it reaches and what
-its SHA-256 is. A second run reads the journal, checks the pixels, drops what follows the last whole chunk, and goes on.
+A store is made in a folder beside its place. One that has the place already, of older images or damaged, keeps it until
+the new one is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
@@ -18,14 +17,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from kontrast.data.decode import PLAIN, Limits
+from kontrast.data.journal import Journal
 from kontrast.data.listing import Listing
 from kontrast.data.store import MANIFEST, VERSION, DamagedStore, digest_of, is_store, open_store, read_manifest
-from kontrast.data.workers import Chunk, decode_all
+from kontrast.data.workers import decode_all
 from kontrast.registry import DataError, EnvironmentFault, printable
 
 Progress = Callable[[int, int], None]
@@ -70,130 +70,59 @@ def pack_listing(
     listing: Listing,
     out: Path,
     facts: dict[str, Any],
+    origin: dict[str, Any],
     limits: Limits = PLAIN,
     max_bad: float = 0.05,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Path:
-    """Pack what is listed into the folder `out`, or keep it where it is whole and made from the same files."""
+    """Pack what is listed into the folder `out`, or keep it where it is whole and made from the same files.
+
+    facts: its name, split and whether there is a test part; origin: by what it can be found and packed again.
+    """
     key = digest_of({"version": VERSION, "files": listing.fingerprint, "limits": asdict(limits), "facts": facts})
     with _locked(out), _disk_faults(out):
         if _is_done(out, key):
             return out
         work = out.with_name(out.name + ".part")
         journal = Journal(work, key)
-        total = len(listing.items)
-        with journal:
-            for number, chunk in decode_all(listing.items, limits, CHUNK, workers, start=len(journal.lines)):
-                journal.append(chunk)
-                if chunk.bad:
-                    check_bad(journal.bad(listing, CHUNK), total + len(listing.bad), max_bad, listing.root)
-                if progress:
-                    progress(min((number + 1) * CHUNK, total), total)
-        bad = journal.bad(listing, CHUNK)
-        check_bad(bad, total + len(listing.bad), max_bad, listing.root)
+        bad = _decode_into(journal, listing, limits, max_bad, progress, workers)
         kept = journal.kept(CHUNK)
         if not kept:
             raise DataError(
-                f"none of the {total} images in {listing.root} could be read: {bad[0][0]} ({bad[0][1]}), ..."
+                f"none of the {len(bad)} images in {listing.root} could be read: {bad[0][0]} ({bad[0][1]}), ..."
             )
         names = [listing.items[i].name for i in kept]
         labels = None if listing.labels is None else listing.labels[kept]
         sizes = np.array([s for line in journal.lines for s in line["sizes"]], dtype="<i8")
         facts = {**facts, "classes": listing.classes, "notes": journal.notes(listing), "channels": 3, "key": key}
-        facts["fingerprint"] = listing.fingerprint
+        facts |= {"fingerprint": listing.fingerprint, "origin": origin}
         stamps = {"stamps.i64": listing.stamps[kept].astype("<i8").tobytes()}
         _finish(work, out, facts, journal.chunks(), sizes, names, labels, bad, stamps)
     return out
 
 
-class Journal:
-    """The pixels so far and what is known of them; opening it goes on with a cut packing of the same files."""
-
-    def __init__(self, work: Path, key: str):
-        self.work, self.key = work, key
-        self.pixels: BinaryIO
-        self.lines: list[dict[str, Any]] = []
-        work.parent.mkdir(parents=True, exist_ok=True)
-        if work.is_dir():
-            self.lines = self._read()
-            if not self.lines:
-                shutil.rmtree(work)
-        work.mkdir(exist_ok=True)
-
-    def _read(self) -> list[dict[str, Any]]:
-        """The lines whose pixels are there, whole and unchanged, up to the first that are not."""
-        good: list[dict[str, Any]] = []
-        try:
-            text = (self.work / "journal.jsonl").read_text().splitlines()
-            if not text or json.loads(text[0]) != {"key": self.key}:
-                return []
-            with open(self.work / "images.u8", "rb") as file:
-                for line in map(json.loads, text[1:]):
-                    if hashlib.sha256(file.read(line["bytes"])).hexdigest() != line["sha256"]:
-                        break
-                    good.append(line)
-        except (OSError, ValueError, KeyError):
-            pass  # a line that was cut: the chunks before it count
-        return good
-
-    def __enter__(self) -> Journal:
-        end = sum(line["bytes"] for line in self.lines)
-        images = self.work / "images.u8"
-        images.touch()
-        os.truncate(images, end)
-        self.pixels = open(images, "ab")
-        self.text = open(self.work / "journal.jsonl", "w")
-        self.text.write(json.dumps({"key": self.key}) + "\n")
-        for line in self.lines:
-            self.text.write(json.dumps(line) + "\n")
-        self.text.flush()
-        return self
-
-    def append(self, chunk: Chunk) -> None:
-        self.pixels.write(chunk.pixels)
-        self.pixels.flush()
-        line = {
-            "bytes": len(chunk.pixels),
-            "sha256": hashlib.sha256(chunk.pixels).hexdigest(),
-            "sizes": chunk.sizes,
-            "kept": chunk.kept,
-            "bad": chunk.bad,
-            "notes": chunk.notes,
-        }
-        self.lines.append(line)
-        self.text.write(json.dumps(line) + "\n")
-        self.text.flush()
-
-    def __exit__(self, *_: object) -> None:
-        for file in (self.pixels, self.text):
-            os.fsync(file.fileno())
-            file.close()
-
-    def bad(self, listing: Listing, chunk: int) -> list[tuple[str, str]]:
-        found = [
-            (listing.items[n * chunk + position].name, reason)
-            for n, line in enumerate(self.lines)
-            for position, reason in line["bad"]
-        ]
-        return listing.bad + found
-
-    def notes(self, listing: Listing) -> dict[str, int]:
-        counts = dict(listing.notes)
-        for line in self.lines:
-            for what, count in line["notes"].items():
-                counts[what] = counts.get(what, 0) + count
-        return counts
-
-    def kept(self, chunk: int) -> list[int]:
-        return [n * chunk + position for n, line in enumerate(self.lines) for position in line["kept"]]
-
-    def chunks(self) -> list[tuple[int, str]]:
-        return [(line["bytes"], line["sha256"]) for line in self.lines]
+def _decode_into(journal: Journal, listing: Listing, limits: Limits, max_bad: float, progress: Progress | None,
+                 workers: int | None) -> list[tuple[str, str]]:  # fmt: skip
+    """Decode what the journal has not yet, as long as not too much is bad; what is."""
+    total = len(listing.items)
+    with journal:
+        for number, chunk in decode_all(listing.items, limits, CHUNK, workers, start=len(journal.lines)):
+            journal.append(chunk)
+            if chunk.bad:
+                check_bad(journal.bad(listing, CHUNK), total + len(listing.bad), max_bad, listing.root)
+            if progress:
+                progress(min((number + 1) * CHUNK, total), total)
+    bad = journal.bad(listing, CHUNK)
+    check_bad(bad, total + len(listing.bad), max_bad, listing.root)
+    return bad
 
 
 def _is_done(out: Path, key: str) -> bool:
-    """Whether a whole store of the same files and limits is there; another or a damaged one is moved out of the way."""
+    """Whether a whole store of the same files and limits is there; another, or a damaged one, waits for `_exchange`."""
+    replaced = _replaced(out)
+    if is_store(replaced) and not out.exists():  # a kill between the two renames
+        os.rename(replaced, out)
     if not out.exists():
         return False
     if not is_store(out):
@@ -204,8 +133,21 @@ def _is_done(out: Path, key: str) -> bool:
             return True
     except DamagedStore:
         pass
-    shutil.rmtree(out)
     return False
+
+
+def _exchange(work: Path, out: Path) -> None:
+    """Give a whole store its place; the one that had it before goes only now."""
+    replaced = _replaced(out)
+    shutil.rmtree(replaced, ignore_errors=True)
+    if out.exists():
+        os.rename(out, replaced)
+    os.rename(work, out)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _replaced(out: Path) -> Path:
+    return out.with_name(out.name + ".replaced")
 
 
 def _finish(
@@ -229,7 +171,7 @@ def _finish(
     body = json.loads(json.dumps(body))
     _write(work / MANIFEST, json.dumps({**body, "self": digest_of(body)}).encode())
     (work / "journal.jsonl").unlink(missing_ok=True)
-    os.rename(work, out)
+    _exchange(work, out)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -247,12 +189,12 @@ def _locked(out: Path) -> Iterator[None]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = open(out.with_name(out.name + ".lock"), "w")  # noqa: SIM115
+        fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         raise EnvironmentFault(
-            f"can't write the packed store {out}: {error.strerror}; set KONTRAST_CACHE or pack=false"
+            f"can't write the packed store {out}: {error.strerror or error}; set KONTRAST_CACHE or data.pack=false"
         ) from None
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -261,14 +203,13 @@ def _disk_faults(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
         raise EnvironmentFault(
-            f"writing the packed store {out}: {error.strerror}; what is done is kept and resumed"
+            f"writing the packed store {out}: {error.strerror or error}; what is done is kept and resumed"
         ) from None
 
 
-def pack_images(images: Any, out: Path, facts: dict[str, Any], size: int | None, progress: Progress | None) -> Path:
+def pack_images(images: Any, out: Path, facts: dict[str, Any], origin: dict[str, Any], size: int | None = None,
+                progress: Progress | None = None) -> Path:  # fmt: skip
     """Pack an image set that is in memory already (a named or the embedded one)."""
     from safetensors.torch import save
 
@@ -297,6 +238,6 @@ def pack_images(images: Any, out: Path, facts: dict[str, Any], size: int | None,
             if images.factors
             else {}
         )
-        facts = {**facts, "key": key, "fingerprint": images.fingerprint}
+        facts = {**facts, "key": key, "fingerprint": images.fingerprint, "origin": origin}
         _finish(work, out, facts, chunks, sizes, list(images.names), labels, images.bad, made)
     return out

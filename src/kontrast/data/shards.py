@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from kontrast.data.decode import SUFFIXES
-from kontrast.data.listing import Item, Listing, cache_home
+from kontrast.data.listing import Item, Listing, cache_home, entries
 from kontrast.registry import DataError, UsageError
 
 LABEL_SUFFIXES = (".cls", ".txt")
@@ -49,7 +49,7 @@ class _Found:
 def is_shards(spec: str) -> bool:
     path = Path(spec)
     if path.is_dir():
-        return any(entry.name.endswith(".tar") for entry in os.scandir(path))
+        return any(entry.name.endswith(".tar") for entry in entries(spec))
     return spec.endswith(".tar") or bool(_BRACES.search(spec))
 
 
@@ -58,7 +58,7 @@ def expand(spec: str) -> list[str]:
     if spec.startswith("pipe:") or "://" in spec:
         raise UsageError(f"{spec!r}: shards are files; commands and addresses are not run or fetched")
     if os.path.isdir(spec):
-        return sorted(entry.path for entry in os.scandir(spec) if entry.name.endswith(".tar") and entry.is_file())
+        return sorted(entry.path for entry in entries(spec) if entry.name.endswith(".tar") and entry.is_file())
     total = 1
     for low, high in _BRACES.findall(spec):
         total *= max(0, int(high) - int(low) + 1)

@@ -15,45 +15,20 @@ import torch
 
 from kontrast.data import official
 from kontrast.data.decode import MAX_PIXELS, Limits, checked_range
-from kontrast.data.digits import digits
+from kontrast.data.finding import SOURCES, Options, find
 from kontrast.data.imageset import ImageSet
 from kontrast.data.lazy import Lazy
-from kontrast.data.listing import TEST_NAMES, Listing, cache_home, held_out, scan_folder
+from kontrast.data.listing import Listing, cache_home
 from kontrast.data.packing import CHUNK, Progress, check_bad, pack_images, pack_listing
-from kontrast.data.shards import is_shards, scan_shards
-from kontrast.data.store import DamagedStore, is_store, open_store, refuse_place, shape_up
+from kontrast.data.shards import is_shards
+from kontrast.data.store import DamagedStore, is_store, open_store, read_manifest, refuse_place, shape_up
 from kontrast.data.workers import decode_all, decode_chunk
-from kontrast.registry import DataError, Registry, UsageError, nearest
-
-SOURCES = Registry("data set")
-for _name, _source in {
-    "cifar10": official.cifar10,
-    "cifar100": official.cifar100,
-    "stl10": official.stl10,
-    "mnist": official.mnist,
-    "fashion-mnist": official.fashion_mnist,
-    "imagenet": official.imagenet,
-    "imagenet100": official.imagenet100,
-}.items():
-    SOURCES.register(_name)(_source)
-SOURCES.register("digits")(lambda split="train", root=None: _embedded(split))
+from kontrast.registry import DataError, UsageError, nearest
 
 IN_MEMORY = 1024
 """Fewer files than this are decoded at every start; more go through a packed store."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How files are found, decoded and kept."""
-
-    root: str | Path | None = None
-    test_share: float = 0.2
-    max_bad: float = 0.05
-    follow_links: bool = False
-    pack: bool = True
-    progress: Progress | None = None
-    workers: int | None = None
-    limits: Limits = dataclasses.field(default_factory=Limits)
+CHOICES = ("test_share", "max_bad", "follow_links")
+"""Options, besides the limits of decoding, that decide which images of a source are in a store."""
 
 
 def open_data(
@@ -74,11 +49,12 @@ def open_data(
     """The images of one split.
 
     spec: None or "digits" for the embedded set; a named set (looked for under root, KONTRAST_DATA, ./data); a folder;
-    a tar, a folder of tars or a brace pattern; a packed store. split: "train", "test" (a folder's test or val), or
-    "all" for a folder without parts, undivided. size bounds the shorter side. A labelled folder without a test part
-    holds out `test_share` of each class by a hash of the names; an unlabelled one has no test part. Many files are
-    decoded once, into a packed store in the cache (KONTRAST_CACHE, else ~/.cache/kontrast), unless pack=False: then
-    shards, and folders too large for memory, are decoded as their images are asked for.
+    a tar, a folder of tars or a brace pattern; a packed store, or one split of it. split: "train", "test" (a folder's
+    test or val), or "all" for a folder without parts, undivided, and for one split of a store. size bounds the shorter
+    side. A labelled folder without a test part holds out `test_share` of each class by a hash of the names; an
+    unlabelled one has no test part. Many files are decoded once, into a packed store in the cache (KONTRAST_CACHE, else
+    ~/.cache/kontrast), unless pack=False: then shards, and folders too large for memory, are decoded as their images
+    are asked for.
     """
     limits = Limits(size, max_pixels, checked_range(float_range))
     options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits)
@@ -86,15 +62,14 @@ def open_data(
     path = Path(spec)
     if path.is_dir() and (is_store(path) or is_store(path / "train")):
         return _from_store(path, split, options)
-    found, has_test = _find(spec, split, options)
+    found, has_test = find(spec, split, options)
     if isinstance(found, ImageSet):
         return found
     facts = {"name": spec, "split": split, "has_test": has_test}
     if not options.pack and (is_shards(spec) or _too_large(found, options)):
         return _undecoded(found, facts, options)
     if options.pack and len(found.items) >= IN_MEMORY:
-        # Packing has checked every byte already, of a store that it wrote or of one that it found.
-        return open_store(_pack_listing(found, _cache_place(found, options), facts, options), full=False)
+        return _through_cache(found, facts, options)
     return _decoded(found, facts, options)
 
 
@@ -111,83 +86,27 @@ def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, p
     chosen = Options(**options, progress=progress, workers=workers, limits=limits)
     made, split = [], "train"
     while True:
-        found, has_test = _find(spec, split, chosen)
+        found, has_test = find(spec, split, chosen)
         facts = {"name": spec, "split": split, "has_test": has_test}
-        place = Path(out) / split
-        if isinstance(found, Listing):
-            made.append(_pack_listing(found, place, facts, chosen))
-        else:
-            made.append(pack_images(found, place, facts, size, progress))
+        made.append(_packed(found, Path(out) / split, facts, _origin(spec, chosen), chosen))
         if not has_test or split == "test":
             return made
         split = "test"
 
 
-def _embedded(split: str) -> ImageSet:
-    if split not in ("train", "test"):
-        raise UsageError(f"digits has no split {split!r}: {nearest(split, ('train', 'test'))}")
-    return digits(split)
+def _packed(
+    found: ImageSet | Listing, place: Path, facts: dict[str, Any], origin: dict[str, Any], options: Options
+) -> Path:
+    limits, progress = options.limits, options.progress
+    if isinstance(found, ImageSet):
+        return pack_images(found, place, facts, origin, limits.bound, progress)
+    return pack_listing(found, place, facts, origin, limits, options.max_bad, progress, options.workers)
 
 
-def _find(spec: str, split: str, options: Options) -> tuple[ImageSet | Listing, bool]:
-    """What a spec's split holds, decoded or listed, and whether there is a test part."""
-    if spec in SOURCES:
-        found = SOURCES[spec](split, options.root)
-        return (found, found.has_test) if isinstance(found, ImageSet) else (found, True)
-    if is_shards(spec) or spec.startswith("pipe:"):
-        return _divided(scan_shards(spec), split, options)
-    path = Path(spec)
-    if not path.is_dir():
-        raise DataError(f"no folder {spec!r}{_hint(path)}; or a named set: {', '.join(SOURCES)}")
-    train = path / "train"
-    tests = [path / name for name in TEST_NAMES if (path / name).is_dir()]
-    if train.is_dir() and tests:
-        if split not in ("train", "test", *TEST_NAMES):
-            raise UsageError(f"{spec} has no split {split!r}: {nearest(split, ('train', 'test'))}")
-        part = train if split == "train" else (path / split if (path / split).is_dir() else tests[0])
-        listed = scan_folder(str(part), options.follow_links)
-        return _with_classes(listed, train, options), True
-    return _divided(scan_folder(str(train if train.is_dir() else path), options.follow_links), split, options)
-
-
-def _with_classes(listed: Listing, train: Path, options: Options) -> Listing:
-    """The listing with the train part's class numbers, also where a part lacks a class."""
-    names = sorted((e.name for e in os.scandir(train) if e.is_dir() and not e.name.startswith(".")), key=os.fsencode)
-    heads = [item.name.split("/", 1)[0] for item in listed.items if "/" in item.name]
-    if listed.labels is None and (len(heads) < len(listed.items) or len(names) < 2):
-        return listed
-    strange = sorted(set(heads) - set(names))
-    if strange:
-        raise DataError(
-            f"{listed.root} has the class {strange[0]!r}, which {train} has not: {nearest(strange[0], names)}"
-        )
-    number = {name: i for i, name in enumerate(names)}
-    return dataclasses.replace(listed, labels=np.array([number[h] for h in heads], dtype=np.int64), classes=names)
-
-
-def _divided(listed: Listing, split: str, options: Options) -> tuple[Listing, bool]:
-    """A listing without parts: train and test by hash where it has labels, else all of it for training."""
-    if split not in ("train", "test", "all"):
-        raise UsageError(f"{listed.root} has no split {split!r}: {nearest(split, ('train', 'test', 'all'))}")
-    if listed.labels is None or split == "all" or options.test_share == 0:
-        if split == "test":
-            raise DataError(f"{listed.root} has no test part: give class sub-folders, or the folders train and test")
-        return listed, False
-    held = held_out([item.name for item in listed.items], listed.labels, options.test_share)
-    return listed.take(np.flatnonzero(held if split == "test" else ~held)), bool(held.any())
-
-
-def _hint(path: Path) -> str:
-    parent = path.parent
-    beside = [entry.name for entry in os.scandir(parent) if entry.is_dir()][:200] if parent.is_dir() else []
-    import difflib
-
-    close = difflib.get_close_matches(path.name, [*beside, *SOURCES], n=1)
-    return f": did you mean {str(parent / close[0]) if close[0] in beside else close[0]!r}?" if close else ""
-
-
-def _pack_listing(found: Listing, place: Path, facts: dict[str, Any], options: Options) -> Path:
-    return pack_listing(found, place, facts, options.limits, options.max_bad, options.progress, options.workers)
+def _through_cache(found: Listing, facts: dict[str, Any], options: Options) -> ImageSet:
+    """From a packed store in the cache, of which packing has checked every byte, whether it wrote or found it."""
+    origin = _origin(facts["name"], options)
+    return open_store(_packed(found, _cache_place(found, options), facts, origin, options), full=False)
 
 
 def _cache_place(found: Listing, options: Options) -> Path:
@@ -269,31 +188,57 @@ def _free_memory() -> int:
 
 
 def _from_store(path: Path, split: str, options: Options) -> ImageSet:
-    """A split of a packed store; a damaged one is made again where its source is still there."""
-    place = path if is_store(path) else path / split
-    if not is_store(place):
+    """A split of a packed store; or the one that the path itself is, which has no test part: its neighbour may be gone
+    or of other images."""
+    if is_store(path):
+        own = read_manifest(path)["split"]
+        if split not in (own, "all"):
+            raise DataError(
+                f"{path} is the {own!r} split of a packed store and has no {split!r}: "
+                f"give the whole store, or the split {own!r}"
+            )
+        return dataclasses.replace(_stored(path, options), has_test=False)
+    if not is_store(path / split):
         has = [name for name in ("train", "test") if is_store(path / name)]
         raise DataError(f"the packed store {path} has no split {split!r}: {nearest(split, has)}")
+    return _stored(path / split, options)
+
+
+def _stored(place: Path, options: Options) -> ImageSet:
+    """The images of a packed split. A damaged one is made again, and a note says so, where the very images it was made
+    of are still there; else the damage is the answer."""
     try:
         return open_store(place)
-    except DamagedStore as damage:
-        origin = _origin(place)
-        if origin is None or not (origin in SOURCES or os.path.exists(origin)):
-            raise
-        try:
-            found, has_test = _find(origin, split, options)
-        except DataError:
-            raise damage from None
-        facts = {"name": origin, "split": split, "has_test": has_test}
-        if isinstance(found, ImageSet):
-            return open_store(pack_images(found, place, facts, options.limits.bound, options.progress))
-        return open_store(_pack_listing(found, place, facts, options))
-
-
-def _origin(place: Path) -> str | None:
-    """Where a store says it came from, read from a manifest that may be damaged."""
+    except DamagedStore as error:
+        damage = f"{error} (not done by itself: "
+    manifest = read_manifest(place)
+    origin = manifest.get("origin")
+    if origin is None:
+        raise DamagedStore(f"{damage}the store is of an older version and does not say what it was made of)")
+    options = _as_packed(origin, options)
     try:
-        name = json.loads((place / "store.json").read_text(encoding="utf-8")).get("name")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return name if isinstance(name, str) else None
+        found, _ = find(origin["spec"], manifest["split"], options)
+    except (DataError, UsageError) as error:
+        raise DamagedStore(f"{damage}{error})") from None
+    if found.fingerprint != manifest["fingerprint"]:
+        raise DamagedStore(f"{damage}{origin['spec']} has other images now)")
+    facts = {key: manifest[key] for key in ("name", "split", "has_test")}
+    images = open_store(_packed(found, place, facts, origin, options))
+    return dataclasses.replace(images, notes={**images.notes, "packed again after damage": len(images)})
+
+
+def _origin(spec: str, options: Options) -> dict[str, Any]:
+    """All that decides which images a spec means and what is made of them, wherever it is read: for a manifest."""
+    named = spec in SOURCES
+    return {
+        "spec": spec if named else os.path.abspath(spec),
+        "root": os.path.abspath(official.data_root(options.root)) if named else None,
+        **{key: getattr(options, key) for key in CHOICES},
+        "limits": dataclasses.asdict(options.limits),
+    }
+
+
+def _as_packed(origin: dict[str, Any], options: Options) -> Options:
+    """The options that a store was packed with, whatever is asked for today."""
+    choices = {key: origin[key] for key in ("root", *CHOICES)}
+    return dataclasses.replace(options, **choices, limits=Limits.of(origin["limits"]))

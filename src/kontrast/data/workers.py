@@ -75,7 +75,7 @@ def serve() -> None:
     os.dup2(2, 1)  # a library that prints must not break the protocol
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        chunk = decode_chunk([Item(*fields) for fields in task["items"]], _limits(task["limits"]))
+        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits.of(task["limits"]))
         head = {
             "bytes": len(chunk.pixels),
             "sizes": chunk.sizes,
@@ -90,11 +90,6 @@ def serve() -> None:
             answers.flush()
         except BrokenPipeError:
             os._exit(0)  # who asked was killed: nobody is left to tell
-
-
-def _limits(fields: dict) -> Limits:
-    span = fields.pop("float_range")
-    return Limits(**fields, float_range=None if span is None else (span[0], span[1]))
 
 
 class Child:

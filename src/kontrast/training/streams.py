@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,8 +60,8 @@ def open_stream(run: Run, data: str | Path | ImageSet, split: str = "all") -> St
     listed = _listed(run, spec, split)
     if listed is not None:
         return _of_listing(run, listed, spec)
-    options = {"root": run.recipe.data.root or None, "size": run.recipe.data.size or None}
-    if split != "all":
+    options: dict[str, Any] = {"root": run.recipe.data.root or None, "size": run.recipe.data.size or None}
+    if split != "all" or is_store(Path(spec)):  # itself one split of a store
         return _of_images(run, [open_data(spec, split, **options)])
     train = open_data(spec, "train", **options)
     return _of_images(run, [train, open_data(spec, "test", **options)] if train.has_test else [train])
@@ -73,7 +73,7 @@ def one_image(run: Run, path: str | Path) -> ImageSet:
         pixels, _ = decode_file(os.fspath(path), limits=_limits(run))
     except BadImage as error:
         raise DataError(f"can't read the image {path}: {error.reason}") from None
-    return _fitting(run, ImageSet(torch.from_numpy(pixels)[None], [os.fspath(path)]), os.fspath(path))
+    return run.fitting(ImageSet(torch.from_numpy(pixels)[None], [os.fspath(path)]), os.fspath(path))
 
 
 def _limits(run: Run) -> Limits:
@@ -112,14 +112,14 @@ def _decoded(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
     if not names:
         return ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), [])
     flat = torch.from_numpy(np.frombuffer(chunk.pixels, dtype=np.uint8).copy())
-    return _fitting(run, ImageSet(shape_up(flat, torch.tensor(chunk.sizes), 3), names), spec)
+    return run.fitting(ImageSet(shape_up(flat, torch.tensor(chunk.sizes), 3), names), spec)
 
 
 def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
     plan: list[tuple[ImageSet, int, int]] = []  # a batch's set, its first image there and that image's id
     total = 0
     for one in sets:
-        _fitting(run, one, one.name)
+        run.fitting(one, one.name)
         plan += [(one, start, total + start) for start in range(0, len(one), BATCH)]
         total += len(one)
 
@@ -129,14 +129,3 @@ def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
             yield Batch(number, (inside - start + number_of_first).tolist(), one.subset(inside), [])
 
     return Stream(sets[0].name, total, len(plan), "+".join(s.fingerprint for s in sets), batches)
-
-
-def _fitting(run: Run, images: ImageSet, spec: str) -> ImageSet:
-    """Refuse images of another number of channels than the encoder was built for."""
-    wanted = run.channels
-    if images.channels != wanted:
-        raise DataError(
-            f"{spec} has images of {images.channels} channels, the run's encoder takes {wanted}: "
-            "give images like those it was trained on"
-        )
-    return images

@@ -1,0 +1,141 @@
+"""A packed store that is there already: packed over, damaged, or of images that changed since. It is never replaced by
+less, or by other images."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from made_images import folder_of, picture
+from test_store import same
+
+from kontrast.data import open_data, pack
+from kontrast.data.store import MANIFEST, DamagedStore, digest_of, open_store
+from kontrast.registry import DataError, EnvironmentFault
+
+NOTE = "packed again after damage"
+
+
+def damage(place):
+    os.truncate(place / "images.u8", 100)
+
+
+def contents(place):
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+def test_a_damaged_store_is_made_of_its_own_images_wherever_one_stands(tmp_path, monkeypatch):
+    """Its source was named from another folder; here the name means other images."""
+    for number, home in enumerate(("here", "there")):
+        for shade in range(10):
+            place = tmp_path / home / "pictures"
+            place.mkdir(parents=True, exist_ok=True)
+            picture(100 * number + shade).save(place / f"{shade}.png")
+    monkeypatch.chdir(tmp_path / "here")
+    pack("pictures", tmp_path / "store")
+    packed = contents(tmp_path / "store" / "train")
+    damage(tmp_path / "store" / "train")
+    monkeypatch.chdir(tmp_path / "there")
+    again = open_data(tmp_path / "store")
+    assert same(again, open_data(tmp_path / "here" / "pictures")) and again.notes == {NOTE: 10}
+    assert contents(tmp_path / "store" / "train") == packed and not open_data(tmp_path / "store").notes
+
+
+def test_a_damaged_store_is_made_with_its_own_split_and_limits(tmp_path):
+    """Whatever size, share or split are asked for where the damage is found."""
+    root = folder_of(tmp_path / "pictures", 10, classes=2)
+    _, test = pack(root, tmp_path / "store", size=8, test_share=0.4)
+    packed = contents(test)
+    damage(test)
+    again = open_data(test, "all", size=12, test_share=0.1)
+    assert len(again) == 8 and again.images.shape[-1] == 8 and NOTE in again.notes
+    assert contents(test) == packed
+
+
+def test_a_named_set_is_made_again_from_its_own_root(tmp_path, monkeypatch):
+    pack("digits", tmp_path / "store")
+    damage(tmp_path / "store" / "test")
+    monkeypatch.chdir(tmp_path)
+    again = open_data(tmp_path / "store", "test")
+    assert same(again, open_data("digits", "test")) and NOTE in again.notes
+
+
+def test_a_damaged_store_is_not_made_of_images_that_changed(tmp_path):
+    root = folder_of(tmp_path / "pictures", 10)
+    pack(root, tmp_path / "store")
+    damage(tmp_path / "store" / "train")
+    left = contents(tmp_path / "store" / "train")
+    picture(77).save(root / "0003.png")
+    with pytest.raises(DamagedStore, match=r"missing or cut: pack again .*pictures has other images now"):
+        open_data(tmp_path / "store")
+    assert contents(tmp_path / "store" / "train") == left
+    pack(root, tmp_path / "store")
+    assert same(open_data(tmp_path / "store"), open_data(root))
+
+
+def test_a_damaged_store_of_an_older_version_is_not_made_again(tmp_path):
+    """It does not say what it was made of, but by a name that may mean anything."""
+    pack(folder_of(tmp_path / "pictures", 10), tmp_path / "store")
+    manifest = tmp_path / "store" / "train" / MANIFEST
+    body = {k: v for k, v in json.loads(manifest.read_text()).items() if k not in ("origin", "self")}
+    manifest.write_text(json.dumps({**body, "self": digest_of(body)}))
+    assert len(open_data(tmp_path / "store")) == 10
+    damage(tmp_path / "store" / "train")
+    with pytest.raises(DamagedStore, match=r"missing or cut: pack again .*does not say what it was made of"):
+        open_data(tmp_path / "store")
+
+
+def test_packing_again_keeps_the_store_until_the_new_one_is_whole(tmp_path):
+    """The images got worse, or the packing was cut: what was packed before can still be opened."""
+    root = folder_of(tmp_path / "pictures", 12)
+    pack(root, tmp_path / "store")
+    packed = contents(tmp_path / "store" / "train")
+    for number in range(6):
+        (root / f"broken{number}.png").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="6 of 18 images"):
+        pack(root, tmp_path / "store")
+    assert contents(tmp_path / "store" / "train") == packed
+
+    def cut(done, total):
+        raise KeyboardInterrupt
+
+    picture(50).save(root / "new.png")
+    with pytest.raises(KeyboardInterrupt):
+        pack(root, tmp_path / "store", max_bad=0.5, progress=cut)
+    assert len(open_store(tmp_path / "store" / "train")) == 12
+    for path in root.glob("broken*"):
+        path.unlink()
+    pack(root, tmp_path / "store")
+    assert same(open_data(tmp_path / "store"), open_data(root))
+    assert sorted(p.name for p in (tmp_path / "store").iterdir()) == ["train", "train.lock"]
+
+
+def test_a_kill_between_the_two_renames_is_mended(tmp_path, monkeypatch):
+    root = folder_of(tmp_path / "pictures", 12)
+    pack(root, tmp_path / "store")
+    picture(50).save(root / "new.png")
+    rename = os.rename
+
+    def killed(source, target):
+        if str(source).endswith(".part"):
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pack(root, tmp_path / "store")
+    monkeypatch.undo()
+    (root / "broken.png").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="1 of 14 images"):
+        pack(root, tmp_path / "store", max_bad=0)
+    assert len(open_data(tmp_path / "store")) == 12
+    (root / "broken.png").unlink()
+    pack(root, tmp_path / "store")
+    assert len(open_data(tmp_path / "store")) == 13 and not (tmp_path / "store" / "train.replaced").exists()
+
+
+def test_a_cache_that_can_not_be_written_names_the_key_that_helps(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(EnvironmentFault, match=r"set KONTRAST_CACHE or data\.pack=false"):
+        pack(folder_of(tmp_path / "pictures", 3), tmp_path / "file" / "store")
