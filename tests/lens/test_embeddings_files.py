@@ -47,6 +47,14 @@ def test_a_row_that_is_not_finite_is_named(tmp_path, vectors, bad):
         read_embeddings(named(tmp_path / "v.npy", vectors, [f"cat-{i}.png" for i in range(20)]))
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_float32_cant_hold_is_named_and_not_warned_of(tmp_path, vectors):
+    large = vectors.astype(np.float64)
+    large[7, 1] = -1e300
+    with pytest.raises(DataError, match=r"row 7 \(cat-7.png\): NaN or infinity as float32"):
+        read_embeddings(named(tmp_path / "v.npy", large, [f"cat-{i}.png" for i in range(20)]))
+
+
 def test_wrong_shapes_are_refused(tmp_path, vectors):
     path = tmp_path / "v.npy"
     np.save(path, vectors)
@@ -135,6 +143,13 @@ class TestParquet:
             read_embeddings(self.write(tmp_path / "v.parquet", {"path": names}))
         with pytest.raises(DataError, match="lists of numbers"):
             read_embeddings(self.write(tmp_path / "v.parquet", {"vector": names}))
+
+    @pytest.mark.filterwarnings("error")
+    def test_what_float32_cant_hold_is_named(self, tmp_path, vectors):
+        large = vectors.astype(np.float64)
+        large[7, 1] = 1e300
+        with pytest.raises(DataError, match=r"row 7 \(row 7\): NaN or infinity as float32"):
+            read_embeddings(self.write(tmp_path / "v.parquet", {"vector": large.tolist()}))
 
     def test_a_torn_file(self, tmp_path, vectors):
         path = self.write(tmp_path / "v.parquet", {"vector": vectors.tolist()})

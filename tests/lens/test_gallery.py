@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kontrast.lens.gallery import choose_queries, thumbnail, write_gallery
+from kontrast.lens.gallery import choose_queries, directions, replace, thumbnail, write_gallery
+from kontrast.registry import EnvironmentFault
 
 
 def flat_pictures(count: int, channels: int = 3, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -120,6 +123,54 @@ def test_pictures_of_any_size_keep_their_ratio(channels, height, width):
     assert tile.shape == (3, 32, 32)
     long, short = max(height, width), min(height, width)
     assert int((tile == 200).all(0).sum()) == 32 * max(1, round(32 * short / long))
+
+
+def test_directions_of_very_large_and_very_small_rows(features):
+    for scale in (1e38, 1e-38, 1e-44):
+        unit = directions(torch.ones(4, 6) * scale)
+        torch.testing.assert_close(unit, torch.full((4, 6), 6**-0.5))
+    assert not directions(torch.zeros(2, 6)).any()
+
+
+def test_what_a_kill_leaves_is_swept_on_resuming(tmp_path, monkeypatch):
+    """The name of the half-written file is one that the run's holder removes (training.checkpoints.sweep)."""
+    from kontrast.training.checkpoints import sweep
+
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            replace(tmp_path / "gallery.png", b"half")
+    assert len(list(tmp_path.iterdir())) == 1
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, r"no space left to write .*gallery.json \(5 bytes needed\): free some"),
+        (errno.EDQUOT, "no space left to write"),
+        (errno.EROFS, "can't write .*gallery.json: Read-only file system"),
+        (errno.EIO, "can't write .*gallery.json: Input/output error"),
+    ],
+)
+@pytest.mark.parametrize("place", ["fsync", "replace"])
+def test_the_disks_refusals_are_faults_of_the_environment(tmp_path, monkeypatch, number, words, place):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "gallery.json").write_bytes(b"old")
+    monkeypatch.setattr(os, place, refuse)
+    with pytest.raises(EnvironmentFault, match=words) as caught:
+        replace(tmp_path / "gallery.json", b"12345")
+    assert caught.value.exit_code == 6
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_folder_that_is_not_there_is_one_too(tmp_path):
+    with pytest.raises(EnvironmentFault, match=r"can't write .*No such file or directory"):
+        replace(tmp_path / "none" / "gallery.json", b"12345")
 
 
 def test_columns_of_different_length_are_refused_and_nothing_is_written(tmp_path, features):

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from kontrast import lens
 from kontrast.lens import plots
+from kontrast.lens.findings import dimensions
 from kontrast.lens.numbers import conditional_entropy, coupling, mini_batches
 from kontrast.lens.positives import positive_statistics
 from kontrast.lens.weights import extremes, negative_weights, positive_weights
@@ -29,6 +30,16 @@ def test_effective_rank_counts_equal_directions():
     assert lens.effective_rank(corners @ torch.diag(torch.tensor([1.0, 1, 1, 0, 0, 0]))) == pytest.approx(3, abs=1e-6)
     assert lens.effective_rank(torch.ones(5, 4)) == 1.0 == lens.effective_rank(torch.full((5, 4), 0.1))
     assert lens.effective_rank(1e-8 * corners) == pytest.approx(6, abs=1e-6)  # whatever the scale
+
+
+def test_rank_and_dead_dimensions_do_not_ask_for_the_scale(rows):
+    wanted = lens.effective_rank(rows)
+    half_dead = rows * (torch.arange(24) < 12)
+    for scale in (3e37, 1e-25):
+        assert lens.effective_rank(rows * scale) == pytest.approx(wanted, rel=1e-5)
+        numbers = {n["name"]: n["value"] for n in dimensions(half_dead * scale).numbers}
+        assert numbers["dimensions without variance"] == 12
+    assert dimensions(torch.ones(5, 4)).numbers[2]["value"] == 4
 
 
 def test_spectrum_and_dimension_variance_carry_the_same_total(rows):

@@ -173,3 +173,41 @@ def test_a_file_of_vectors_is_looked_at_without_a_run(tmp_path):
     np.save(path, vectors[:2])
     with pytest.raises(DataError, match="at least 3"):
         look_at_file(path)
+
+
+@pytest.mark.parametrize("images", [-4, 0, 2])
+def test_too_few_rows_of_a_file_are_refused(tmp_path, images):
+    np.save(tmp_path / "v.npy", np.eye(8, dtype=np.float32))
+    with pytest.raises(UsageError, match=rf"--images {images}: .* at least 3"):
+        look_at_file(tmp_path / "v.npy", images=images)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [8e37, 1e-30, 1e-40])
+def test_directions_of_a_file_do_not_ask_for_the_scale(tmp_path, scale):
+    """Squares and sums of such values are infinite or zero in float32; their directions are as good as any."""
+    vectors = np.random.default_rng(0).uniform(-4, 4, (50, 8))
+    for name, array in (("plain", vectors), ("scaled", vectors * scale)):
+        np.save(tmp_path / f"{name}.npy", array.astype(np.float32))
+    plain, scaled = (values(look_at_file(tmp_path / f"{name}.npy")) for name in ("plain", "scaled"))
+    assert scaled == pytest.approx(plain, rel=1e-3, abs=1e-4)
+
+
+def test_rows_of_length_zero_are_left_out_and_said(tmp_path):
+    vectors = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+    path, others = tmp_path / "v.npy", tmp_path / "others.npy"
+    labels = tmp_path / "labels.csv"
+    labels.write_text("".join(f"row {i},{'ab'[i % 2]}\n" for i in range(50)))
+    np.save(others, np.delete(vectors, [7, 30], axis=0))
+    vectors[[7, 30]] = 0
+    np.save(path, vectors)
+    tree = look_at_file(path, labels)
+    told, wanted = values(tree), values(look_at_file(others))
+    assert told.pop("rows of length zero") == 2
+    assert "first row 7 (row 7)" in next(n["note"] for n in tree["numbers"] if n["name"] == "rows of length zero")
+    assert {name: told[name] for name in wanted} == pytest.approx(wanted)
+    assert "cosine within a class" in told
+    vectors[2:] = 0
+    np.save(path, vectors)
+    with pytest.raises(DataError, match=r"2 of 50 rows are not all zeros.*row 2 \(row 2\) first; give at least 3"):
+        look_at_file(path)

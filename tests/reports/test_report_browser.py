@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from made_run import CLASSES, write_run
 
-from kontrast.reports import write_report
+from kontrast.reports import curves, write_report
 
 pytestmark = pytest.mark.browser
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
@@ -230,19 +230,55 @@ def test_runs_side_by_side_long_and_unlabelled(browser, finished_run, tmp_path):
     picture(browser, "report-unlabelled")
 
 
+LABELS = """
+const boxes = [...document.querySelectorAll('#training text.halo')].map((t) => [t.textContent, t.getBBox()]);
+const lines = [...document.querySelectorAll('#training line.reference')].map((l) => +l.getAttribute('y1'));
+const struck = boxes.filter(([_, b]) => lines.some((y) => y > b.y && y < b.y + b.height)).map(([text]) => text);
+return [boxes.sort((a, b) => a[1].y - b[1].y).map(([text]) => text), struck];
+"""
+
+
+@pytest.mark.parametrize(("pixels", "untrained"), [(0.469, 0.439), (0.421, 0.42), (0.84, 0.83), (0.02, 0.01)])
+def test_no_dashed_line_strikes_a_label_through(browser, finished_run, tmp_path, pixels, untrained):
+    run = with_controls(finished_run, tmp_path, pixels, untrained)
+    for width in (1280, 500):
+        visit(browser, write_report([run], tmp_path / "page.html"), width)
+        labels, struck = browser.execute_script(LABELS)
+        assert [label.rpartition(" ")[0] for label in labels] == ["raw pixels", "untrained encoder"]
+        assert struck == []
+        check(browser)
+    if pixels == 0.469:
+        picture(browser, "report-close-references")
+
+
 def test_labels_of_close_references_stand_apart(browser, finished_run, tmp_path):
-    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
-    tree = json.loads((run / "probes.json").read_text())
-    for probe in tree["probes"]:
-        if probe["features"] != "trained":
-            probe["accuracy"] = 0.42 if probe["features"] == "pixels" else 0.421
-    (run / "probes.json").write_text(json.dumps(tree))
+    run = with_controls(finished_run, tmp_path, pixels=0.42, untrained=0.421)
     visit(browser, write_report([run], tmp_path / "page.html"), 390)
     tops = browser.execute_script(
         "return [...document.querySelectorAll('#training text.halo')].map((t) => +t.getAttribute('y'))"
     )
     assert len(tops) == 2 and abs(tops[0] - tops[1]) >= 13
     check(browser)
+
+
+def with_controls(finished_run: Path, place: Path, pixels: float, untrained: float) -> Path:
+    """The run with other accuracies of its controls, which its kNN plot has as dashed lines."""
+    run = Path(shutil.copytree(finished_run, place / "run"))
+    tree = json.loads((run / "probes.json").read_text())
+    for probe in tree["probes"]:
+        probe["accuracy"] = {"pixels": pixels, "untrained": untrained}.get(probe["features"], probe["accuracy"])
+    (run / "probes.json").write_text(json.dumps(tree))
+    return run
+
+
+def test_page_and_script_round_alike(browser, page):
+    """One page says a number in a sentence (Python) and in a table (JavaScript)."""
+    visit(browser, page)
+    for value in (0.5625, 0.0625, 0.00125, 0.9375, 0.8625, 0.1, 1 / 3, 1.005):
+        assert browser.execute_script("return formatPercent(arguments[0])", value) == curves.percent(value)
+    for value in (12344.5, 12345.5, -12344.5, 10000.4999, 56250.5, 1234567.5):
+        assert browser.execute_script("return formatNumber(arguments[0])", value) == curves.number(value)
+    assert browser.execute_script("return formatNumber(-1e77)") == "−1.00e+77"
 
 
 def test_weights_and_numbers_of_the_lens_are_shown(browser, finished_run, tmp_path):

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from made_run import write_run
 
 from kontrast.reports import ReportError, write_report
-from kontrast.reports.curves import thin
-from kontrast.reports.folder import read_run
+from kontrast.reports.curves import curve_plots, number, percent, thin
+from kontrast.reports.facts import summary
+from kontrast.reports.folder import Run, read_run
 from kontrast.reports.page import payload, render
 from kontrast.reports.results import verdict
 
@@ -92,7 +93,95 @@ def test_a_finished_run(run, tmp_path):
     assert data["runs"][0]["recipe"] == (run / "recipe.toml").read_text()
     assert dict(data["runs"][0]["facts"])["command"] == "kontrast pretrain --recipe digits/nt-xent"
     assert data["runs"][0]["problems"] == []
-    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_a_kill_leaves_is_swept_on_resuming(run, monkeypatch):
+    """The name of the half-written page is one that the run's holder removes (training.checkpoints.sweep)."""
+    from kontrast.training.checkpoints import sweep
+
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            write_report([run], run / "page.html")
+    assert [path for path in run.iterdir() if path.name.startswith(".")]
+    sweep(run)
+    assert not [path for path in run.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "words"),
+    [(1, "1 epoch"), (1 / 24, "0.04 epochs"), (30.0, "30 epochs"), (5 / 3, "1.67 epochs"), (0.0002, "0.0002 epochs")],
+)
+def test_the_length_is_what_was_trained_and_not_what_the_recipe_asks_for(run, epoch, words):
+    """`training.max_steps=1` of 10 epochs is no 10 epochs."""
+    lines = [{"step": 1, "epoch": epoch, "loss": 5.0}, {"step": 1, "epoch": epoch, "knn": 0.5}, {"note": "no epoch"}]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    parts = summary(read_run(run)).replace("\N{NO-BREAK SPACE}", " ").split(" · ")
+    assert parts[:3] == ["resnet-small", words, "4,000 train images"]
+    (run / "metrics.jsonl").unlink()
+    assert "epoch" not in summary(read_run(run))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5625, "56.3%"), (0.0625, "6.3%"), (0.25, "25.0%"), (0.56249, "56.2%"), (1.0, "100.0%")]
+)
+def test_percents_round_a_half_up_as_the_pages_script_does(value, text):
+    assert percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2.125, "2.13"),
+        (-2.125, "−2.13"),
+        (999.7, "1,000"),
+        (12344.5, "12,345"),
+        (0.04, "0.04"),
+        (5, "5"),
+        (1e20, "1e+20"),
+    ],
+)
+def test_numbers_round_a_half_up_too(value, text):
+    assert number(value) == text
+
+
+def test_margins_are_the_difference_that_a_reader_takes(run):
+    read = read_run(run)
+    for probe in read.probes:
+        value = {"trained": 0.5625, "untrained": 0.25, "pixels": 0.5}[probe["features"]]
+        probe |= {"accuracy": value, "low": value, "high": value}
+    assert "names 56.3% of" in verdict([read]) and "worth 6.3 points over" in verdict([read])
+    for probe in read.probes:
+        probe["accuracy"] = 0.5
+    assert "That is 0.0 points under" in verdict([read])
+
+
+def one_point_each(run: Path, losses: list[float]) -> list[Run]:
+    read = [read_run(run) for _ in losses]
+    for one, loss in zip(read, losses):
+        one.lines, one.speed = [{"step": 1, "epoch": 1, "loss": loss}], []
+    return read
+
+
+def test_runs_of_one_point_did_not_fall(run):
+    titles = lambda runs: [plot["title"] for plot in curve_plots(runs, {})]  # noqa: E731
+    runs = one_point_each(run, [4.25, 5.5, 4.0, 4.75])
+    assert titles(runs) == ["Loss: 4 to 5.5 in 4 runs"]
+    assert titles(one_point_each(run, [4.25, 4.25])) == ["Loss: 4.25 in each of 2 runs"]
+    runs[0].lines.append({"step": 2, "epoch": 2, "loss": 3.0})
+    assert titles(runs) == ["Loss: fell in 1 of 1 runs with more than one point"]
+
+
+@pytest.mark.parametrize("lowest", [-0.5, 0.5])
+def test_a_loss_below_zero_is_said_to_be_no_fault(run, lowest):
+    read = one_point_each(run, [2.0])
+    read[0].lines.append({"step": 2, "epoch": 2, "loss": lowest, "attraction": -3.0})
+    loss, attraction = curve_plots(read, {})
+    assert ("Below zero is no fault" in loss["note"]) == (lowest < 0)
+    assert loss["note"].startswith("What training lowers, in nats")
+    assert "no fault" not in attraction["note"]
 
 
 def test_nothing_of_the_page_asks_the_network(run, tmp_path):

@@ -1,6 +1,6 @@
 """Embeddings files read back: .npy with names beside it, or .parquet with the columns id, path, vector (and label).
 
-N rows, F width.  A row that is no vector of finite numbers is refused by its number and name.
+N rows, F width.  A row that is no vector of finite numbers, as float32, is refused by its number and name.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _stacked(column: Any, path: Path) -> np.ndarray:
             row = sum(map(len, parts)) + int(odd.argmax())
             raise DataError(f"{path}, row {row}: not a vector of width {width} as the first is")
         flat = chunk.flatten().to_numpy(zero_copy_only=False)
-        parts.append(np.asarray(flat, dtype=np.float32).reshape(-1, width or 1))
+        parts.append(_single(flat).reshape(-1, width or 1))
     if not width:
         raise DataError(f"{path}: its vectors have no numbers")
     return np.concatenate(parts)
@@ -171,12 +171,18 @@ def _coded(values: list[Any]) -> tuple[Tensor | None, list[str] | None]:
     return torch.tensor([place[word] for word in words]), classes
 
 
+def _single(values: Any) -> np.ndarray:
+    """As float32; what it can't hold (1e300) becomes infinity without a warning, and `_finite` names its row."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values, dtype=np.float32)
+
+
 def _finite(found: Embeddings) -> None:
     for start in range(0, len(found), ROWS):
-        good = np.isfinite(found.vectors[start : start + ROWS]).all(1)
+        good = np.isfinite(_single(found.vectors[start : start + ROWS])).all(1)
         if not good.all():
             row = start + int(good.argmin())
             raise DataError(
-                f"{found.path}, row {row} ({printable(found.names[row])}): NaN or infinity; remove the row, "
+                f"{found.path}, row {row} ({printable(found.names[row])}): NaN or infinity as float32; remove the row, "
                 "or embed again with a run whose numbers are finite"
             )

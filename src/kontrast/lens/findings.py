@@ -39,6 +39,11 @@ def record(found: list[Findings], **more: Any) -> dict[str, Any]:
     return {"version": 1, **joined, **more}
 
 
+def without_direction(count: int, of: int, first: str) -> Findings:
+    """Rows that are all zeros and that no number here speaks of."""
+    return Findings([number("rows of length zero", count, f"of {of:,}, left out: no direction; first {first}")], [])
+
+
 def spread(rows: Tensor, what: str) -> Findings:
     """Alignment, where there are several views, and uniformity (Wang and Isola)."""
     z = views(rows)
@@ -96,7 +101,7 @@ def dimensions(features: Tensor, what: str = "features") -> Findings:
     """Effective rank, spectrum and variance of each dimension."""
     width = features.shape[1]
     share, variance = shares(features), dimension_variance(features).sort(descending=True).values
-    rank, dead = effective_rank(features), int((variance < DEAD * variance.mean().clamp_min(1e-30)).sum())
+    rank, dead = effective_rank(features), int((variance <= DEAD * variance.mean()).sum())
     found = [
         number("effective rank", rank, f"of {width} dimensions of the {what}; near 1: collapsed"),
         number("variance in the widest direction", share[0].item(), f"share of all variance of the {what}"),

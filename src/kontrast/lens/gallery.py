@@ -9,6 +9,7 @@ Shapes: N test images, T train images, F features, Q queries, R neighbours of ea
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from kontrast.lens.map import FEWEST, LIMIT, embed_2d
+from kontrast.registry import EnvironmentFault
 
 TILE = 32
 COLUMNS = 40
@@ -96,7 +98,8 @@ def directions(features: Tensor) -> Tensor:
     """Rows of length one; a row that is zero or not finite becomes zero, so that its cosines are zero."""
     x = torch.as_tensor(features).detach().to("cpu", torch.float32)
     x = torch.where(x.isfinite().all(1, keepdim=True), x, 0.0)
-    x = x / x.abs().amax(1, keepdim=True).clamp_min(1e-30)
+    largest = x.abs().amax(1, keepdim=True)  # lengths of very large and very small rows are past what float32 can hold
+    x = x / torch.where(largest > 0, largest, 1.0)
     return torch.nn.functional.normalize(x, dim=1)
 
 
@@ -204,14 +207,27 @@ def _agree(features: Any, pictures: Pictures) -> None:
 
 
 def replace(path: Path, content: bytes) -> Path:
-    """Write beside the place, then rename: a reader sees the old file or the new one, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write beside the place, then rename: a reader sees the old file or the new one, never half of one.
+
+    A resumed run sweeps `.tmp-*` out of its folder, so that is the name of what a kill leaves.
+    """
+    beside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+        try:
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise _refused(path, len(content), error) from None
     return path
+
+
+def _refused(path: Path, needed: int, error: OSError) -> EnvironmentFault:
+    """The disk's refusal in one line that names the path; the run itself stands, so the same command may go on."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentFault(f"no space left to write {path} ({needed:,} bytes needed): free some, then try again")
+    return EnvironmentFault(f"can't write {path}: {error.strerror or error}")

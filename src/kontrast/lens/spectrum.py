@@ -15,7 +15,7 @@ NOTHING = 1e-12
 
 def spectrum(features: Tensor) -> Tensor:
     """Eigenvalues [F] of the covariance of features [N,F], largest first."""
-    centred = (features - features.mean(0)).double()
+    centred = features - features.mean(0, dtype=torch.float64)  # in float32 a sum of large features is infinite
     return torch.linalg.eigvalsh(centred.T @ centred / max(len(features) - 1, 1)).clamp_min(0).flip(0)
 
 

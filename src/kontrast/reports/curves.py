@@ -10,16 +10,18 @@ the same "id" in several runs are laid over each other under their "name", since
 
 from __future__ import annotations
 
+import decimal
 import itertools
 import math
 import statistics
 from typing import Any
 
-from kontrast.reports.folder import Run, shorten
+from kontrast.reports.folder import Run, real, shorten
 
 MOST_POINTS = 300
 FEWEST_POINTS = 60
 ALL_POINTS = 60_000
+VAST = 1e15  # from here on a number is said with an exponent, lest its zeros fill the page
 
 ACCURACIES = ("knn", "linear", "logistic", "few-shot", "finetune")
 WORDS = {"knn": "kNN", "lr": "learning rate", "images_per_second": "speed"}
@@ -33,6 +35,10 @@ NOTES = {
     "lr": "The step size that the schedule gave the optimiser.",
     "images_per_second": "Images that entered training each second, all their views together.",
 }
+BELOW_ZERO = (
+    "Below zero is no fault: not every loss has its lower bound at 0. That of DCL, whose denominator leaves the "
+    "positive out, is −2/τ + log of the number of negatives."
+)
 UNITS = {"loss": "loss (nats)", "lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds",
          "conditional_entropy": "H(X⁻|X) (nats)"}  # fmt: skip
 FIRST = ("loss", "attraction", "repulsion")
@@ -81,13 +87,27 @@ def thin(x: list[float], y: list[float], limit: int) -> dict[str, list[float | N
 
 
 def number(value: float) -> str:
-    """A number for a sentence: three figures, thousands apart."""
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    """A number for a sentence: three figures, thousands apart; a half goes up, as in the page's script."""
+    if not math.isfinite(value):
+        return f"{value:g}"
+    short = decimal.Context(prec=3, rounding=decimal.ROUND_HALF_UP).create_decimal(repr(value))
+    text = _half_up(value, ",.0f") if 1000 <= abs(short) < VAST else f"{float(short):.3g}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+    return f"{tenths(100 * value)}%"
+
+
+def tenths(value: float) -> str:
+    """One decimal, as JavaScript's toFixed gives it: the page shows many of these numbers a second time."""
+    return _half_up(value, ".1f")
+
+
+def _half_up(value: float, form: str) -> str:
+    """The value in a fixed form with a half rounded away from zero; Python's own formatting rounds it to even."""
+    with decimal.localcontext(prec=400, rounding=decimal.ROUND_HALF_UP):  # digits for the largest of floats
+        return format(decimal.Decimal(value), form)
 
 
 def is_plot(plot: Any) -> bool:
@@ -97,7 +117,7 @@ def is_plot(plot: Any) -> bool:
             (one["x"], one["y"], one.get("low") or one["y"], one.get("high") or one["y"]) for one in plot["series"]
         ]
         whole = all(isinstance(c, list) and len(c) == len(four[0]) > 0 for four in columns for c in four)
-        numbers = all(any(map(_real, c)) for four in columns for c in four)
+        numbers = all(any(map(real, c)) for four in columns for c in four)
         return bool(columns) and whole and numbers and bool(plot["title"] and plot["x"]["label"] and plot["y"]["label"])
     except (KeyError, TypeError, AttributeError):
         return False
@@ -122,13 +142,13 @@ def _measured(run: Run) -> dict[str, tuple[list[float], list[float]]]:
 
 def _places(lines: list[dict[str, Any]]) -> list[float | None]:
     """Where each line stands, in epochs. Whole epochs that are said of many lines are divided by their steps."""
-    training = [line for line in lines if _real(line.get("epoch")) and _real(line.get("step")) and _trains(line)]
+    training = [line for line in lines if real(line.get("epoch")) and real(line.get("step")) and _trains(line)]
     starts: dict[float, float] = {}
     for line in training:
         starts[line["epoch"]] = min(line["step"], starts.get(line["epoch"], math.inf))
     whole = all(float(epoch).is_integer() for epoch in starts)
     if not whole or len(training) <= len(starts):
-        return [float(line["epoch"]) if _real(line.get("epoch")) else None for line in lines]
+        return [float(line["epoch"]) if real(line.get("epoch")) else None for line in lines]
     order = sorted(starts)
     gaps = [(starts[b] - starts[a]) / (b - a) for a, b in itertools.pairwise(order)]
     steps = statistics.median(gaps) if gaps else max(line["step"] for line in training) - starts[order[0]] + 1
@@ -136,7 +156,7 @@ def _places(lines: list[dict[str, Any]]) -> list[float | None]:
     return [
         line["epoch"] - min(order[0], 1) + (line["step"] - starts[line["epoch"]]) / max(steps, 1)
         if id(line) in inside
-        else (float(line["epoch"]) if _real(line.get("epoch")) else None)
+        else (float(line["epoch"]) if real(line.get("epoch")) else None)
         for line in lines
     ]
 
@@ -149,13 +169,20 @@ def _plot(key: str, series: list[dict[str, Any]], references: list[dict[str, Any
     return {
         "id": key,
         "title": _title(key, series),
-        "note": "Share of test images named right, as training went on." if accuracy else NOTES.get(key, ""),
+        "note": _note(key, min(values)),
         "kind": "line",
         "x": {"label": "epoch", "zero": True, "whole": True},
         "y": {"label": label, "format": "percent" if accuracy else "number", "log": log, "zero": key in LAST},
         "series": series,
         "references": references,
     }
+
+
+def _note(key: str, lowest: float) -> str:
+    """What the metric means, and of a loss below zero that this is as it should be."""
+    if is_accuracy(key):
+        return "Share of test images named right, as training went on."
+    return f"{NOTES['loss']} {BELOW_ZERO}" if key == "loss" and lowest < 0 else NOTES.get(key, "")
 
 
 def _title(key: str, series: list[dict[str, Any]]) -> str:
@@ -171,8 +198,7 @@ def _title(key: str, series: list[dict[str, Any]]) -> str:
         if key == "conditional_entropy":
             best = max(range(len(series)), key=lambda i: ends[i][1])
             return f"{word}: “{shorten(series[best]['name'])}” ends nearest its maximum, at {say(ends[best][1])} nats"
-        fell = sum(b < a for a, b in ends)
-        return word if key in LAST else f"{word}: fell in {fell} of {len(series)} runs"
+        return word if key in LAST else f"{word}: {_movement(series)}"
     (first, last), peak = ends[0], max(v for v in series[0]["y"] if v is not None)
     if key == "images_per_second":
         return f"Median speed: {number(statistics.median(v for v in series[0]['y'] if v is not None))} images/s"
@@ -182,6 +208,17 @@ def _title(key: str, series: list[dict[str, Any]]) -> str:
     if len(series[0]["y"]) == 1 or say(first) == say(last):
         return f"{word}: {say(last)}"
     return f"{word} {'rose' if last > first else 'fell'} from {say(first)} to {say(last)}"
+
+
+def _movement(series: list[dict[str, Any]]) -> str:
+    """In how many of several runs a metric fell; a run of one point did not move, so its value is told instead."""
+    lines = [_ends(one["y"]) for one in series if sum(v is not None for v in one["y"]) > 1]
+    if lines:
+        those = "runs" if len(lines) == len(series) else "runs with more than one point"
+        return f"fell in {sum(b < a for a, b in lines)} of {len(lines)} {those}"
+    points = [_ends(one["y"])[1] for one in series]
+    low, high = number(min(points)), number(max(points))
+    return f"{low} to {high} in {len(series)} runs" if low != high else f"{low} in each of {len(series)} runs"
 
 
 def _ends(values: list[float | None]) -> tuple[float, float]:
@@ -199,10 +236,6 @@ def _rank(key: str) -> tuple[int, int]:
 
 def _trains(line: dict[str, Any]) -> bool:
     return "loss" in line or "images_per_second" in line
-
-
-def _real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _short(value: float) -> float | None:

@@ -7,7 +7,7 @@ import json
 import shlex
 from typing import Any
 
-from kontrast.reports.folder import Run, shorten
+from kontrast.reports.folder import Run, real, shorten
 
 LABELS = {
     "command": "command",
@@ -39,17 +39,25 @@ def title(runs: list[Run]) -> str:
 def summary(run: Run) -> str:
     """One line under the title: encoder, length, data, device, time."""
     data = run.info.get("data") if isinstance(run.info.get("data"), dict) else {}
-    encoder, epochs = run.setting("encoder", "name"), run.setting("training", "epochs")
     images = data.get("train") or data.get("images") or data.get("count")
     seconds = run.info.get("seconds")
     parts = [
-        encoder,
-        f"{epochs} epochs" if epochs else None,
+        run.setting("encoder", "name"),
+        trained_length(run),
         f"{images:,} train images" if isinstance(images, int) else None,
         run.info.get("device"),
         duration(seconds) if isinstance(seconds, int | float) else None,
     ]
     return " · ".join(shorten(part).replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
+
+
+def trained_length(run: Run) -> str | None:
+    """How long the run did train, in epochs: a limit of steps or a stop may end it long before the recipe's length."""
+    epochs = next((line["epoch"] for line in reversed(run.lines) if real(line.get("epoch"))), None)
+    if epochs is None:
+        return None
+    text = f"{epochs:.1g}" if 0 < epochs < 0.1 else f"{round(epochs, 2):,}".removesuffix(".0")
+    return f"{text} epoch{'s' * (text != '1')}"
 
 
 def facts(run: Run) -> list[list[str]]:

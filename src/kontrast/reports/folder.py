@@ -109,6 +109,11 @@ def plain(tree: Any) -> Any:
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
+def real(value: Any) -> bool:
+    """A finite number; JSON's true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _repeated(runs: list[Run]) -> list[Run]:
     names = [run.name for run in runs]
     return [run for run in runs if names.count(run.name) > 1]
@@ -197,9 +202,12 @@ def _whole(gallery: dict[str, Any]) -> bool:
 
 
 def write_atomic(path: Path, content: bytes) -> Path:
-    """Write beside the place, then rename: the page is the old one or the new one, never half of one."""
+    """Write beside the place, then rename: the page is the old one or the new one, never half of one.
+
+    A resumed run sweeps `.tmp-*` out of its folder, so that is the name of what a kill leaves.
+    """
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
         with beside.open("wb") as file:
             file.write(content)

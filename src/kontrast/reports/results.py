@@ -7,7 +7,7 @@ import math
 import statistics
 from typing import Any
 
-from kontrast.reports.curves import number, percent
+from kontrast.reports.curves import number, percent, tenths
 from kontrast.reports.folder import Run, shorten
 
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
@@ -75,10 +75,10 @@ def _one(run: Run) -> str:
 def _margin(trained: dict[str, Any], control: dict[str, Any]) -> str:
     points = 100 * (trained["accuracy"] - control["accuracy"])
     if points > 0 and None not in (trained.get("low"), control.get("high")) and trained["low"] <= control["high"]:
-        return f"That is {points:.1f} points over the better control, but the intervals overlap: not settled."
+        return f"That is {tenths(points)} points over the better control, but the intervals overlap: not settled."
     if points <= 0:
-        return f"That is {-points:.1f} points under the better control: on this measure training did not help."
-    return f"Training is worth {points:.1f} points over the better control."
+        return f"That is {tenths(abs(points))} points under the better control: on this measure training did not help."
+    return f"Training is worth {tenths(points)} points over the better control."
 
 
 def _without_labels(run: Run) -> str:
@@ -104,7 +104,7 @@ def _several(runs: list[Run]) -> str:
     (best, probe, first), (other, _, second) = scored[:2]
     points = 100 * (first["accuracy"] - second["accuracy"])
     text = f"Of {len(runs)} runs “{shorten(best.name)}” is ahead: {percent(first['accuracy'])} by "
-    text += f"{WORDS.get(probe, probe)}, {points:.1f} points over “{shorten(other.name)}”"
+    text += f"{WORDS.get(probe, probe)}, {tenths(points)} points over “{shorten(other.name)}”"
     overlap = None not in (first.get("low"), second.get("high")) and first["low"] <= second["high"]
     return text + ("; their intervals overlap, so the order is not settled." if overlap else ".")
 

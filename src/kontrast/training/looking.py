@@ -16,12 +16,13 @@ from kontrast.data import ImageSet, read_labels
 from kontrast.lens import findings
 from kontrast.lens.embeddings import Embeddings, read_embeddings
 from kontrast.lens.findings import Findings, record
-from kontrast.lens.gallery import choose_queries
+from kontrast.lens.gallery import choose_queries, directions
 from kontrast.lens.numbers import T_MINUS, conditional_entropy
 from kontrast.lens.positives import PositiveStatistics, positive_statistics
 from kontrast.lens.weights import data_address, extremes, negative_weights, positive_weights
 from kontrast.probes import extract_features
-from kontrast.registry import DataError, UsageError
+from kontrast.registry import DataError, UsageError, printable
+from kontrast.training.defaults import temperature_of
 from kontrast.training.embedding import encode, mouthfuls
 from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import disk_faults, write_json
@@ -77,22 +78,40 @@ def look(
 
 def look_at_file(path: Path, labels: Path | None = None, images: int = IMAGES) -> dict[str, Any]:
     """What the vectors of an embeddings file are like; what needs augmentations (alignment, ...) needs a run."""
+    if images < 3:
+        raise UsageError(f"--images {images}: the lens compares images, give at least 3")
     file = read_embeddings(path)
     if len(file) < 3:
         raise DataError(f"{path} has {len(file)} rows: the lens compares images, give at least 3")
-    rows, kept = file.sample(images)
-    what = f"{path.name}, {len(rows):,} rows"
-    value, maximum = conditional_entropy(rows)
+    rows, kept, left_out = _directed(file, images)
+    unit, what = directions(rows), f"{path.name}, {len(rows):,} rows"
+    value, maximum = conditional_entropy(unit)
     found = [
-        findings.spread(rows, what),
+        findings.spread(unit, what),
         findings.entropy([(0.0, value)], maximum, what),
         findings.dimensions(rows, "vectors"),
-        findings.projections(rows, "vectors"),
+        findings.projections(unit, "vectors"),
+        left_out,
     ]
     numbers = _labels(file, labels)
     if numbers is not None:
-        found.append(findings.classes(rows, numbers[kept]))
+        found.append(findings.classes(unit, numbers[kept]))
     return record(found)
+
+
+def _directed(file: Embeddings, images: int) -> tuple[Tensor, Tensor, Findings]:
+    """A sample's rows and positions, less the rows of length zero, which are counted: they have no direction, and would
+    pass for vectors spread perfectly, at right angles to all others."""
+    rows, kept = file.sample(images)
+    directed = rows.any(1)
+    if directed.all():
+        return rows, kept, Findings([], [])
+    first = int(kept[~directed][0])
+    named = f"row {first} ({printable(str(file.names[first]))})"
+    if directed.sum() < 3:
+        few = f"{int(directed.sum())} of {len(rows):,} rows are not all zeros"
+        raise DataError(f"{file.path}: {few}, and zeros have no direction, {named} first; give at least 3 others")
+    return rows[directed], kept[directed], findings.without_direction(int((~directed).sum()), len(rows), named)
 
 
 def write_lens(path: Path, tree: dict[str, Any]) -> Path:
@@ -164,12 +183,11 @@ def _entropy(run: Run, moment: Moment, shown: ImageSet, device: Any, bar: Progre
 
 
 def _of_projections(run: Run, seen: Seen, curve: list[tuple[float, float, float]], word: str) -> list[Findings]:
-    temperature = run.recipe.objective.arguments.get("temperature", 0.1)
     z, what = seen.projections, "projections"
     return [
         findings.spread(z, what),
         findings.entropy([(at, value) for at, value, _ in curve], curve[-1][2], what, word),
-        findings.multiplier(z, float(temperature), run.recipe.training.batch),
+        findings.multiplier(z, temperature_of(run.recipe), run.recipe.training.batch),
         findings.projections(z[0], what),
     ]
 

@@ -25,9 +25,9 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 function formatNumber(value) {
   if (!isNumber(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 10000) return Math.round(value).toLocaleString("en-US");
-  if (size !== 0 && size < 0.001) return value.toExponential(2).replaceAll("-", "−");
-  const text = value.toLocaleString("en-US", { maximumSignificantDigits: size >= 1000 ? 5 : 4 });
+  if (size >= 1e15 || (size !== 0 && size < 0.001)) return value.toExponential(2).replaceAll("-", "−");
+  const form = size >= 10000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: size >= 1000 ? 5 : 4 };
+  const text = value.toLocaleString("en-US", form);
   return text.replace("-", "−");
 }
 

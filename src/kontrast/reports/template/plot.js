@@ -39,7 +39,8 @@ function scales(plot, width, height) {
   if (plot.kind === "bars" || plot.y.zero) [y0, y1] = [Math.min(0, y0), Math.max(0, y1)];
   if (y0 === y1) [y0, y1] = [y0 - (Math.abs(y0) || 1) * 0.1, y1 + (Math.abs(y1) || 1) * 0.1];
   const room = (y1 - y0) * 0.06;
-  if (!log) [y0, y1] = [y0 === 0 ? 0 : y0 - room, y1 + room];
+  const below = (plot.references || []).length > 1 ? 2.2 * room : room;  // so much takes a label under the lowest dashed line
+  if (!log) [y0, y1] = [y0 === 0 ? 0 : y0 - below, y1 + room];
   if (plot.y.format === "percent") [y0, y1] = [Math.max(0, y0), Math.min(1, y1)];
   const yTicks = log ? logTicks(y0, y1) : ticks(y0, y1, 4);
   const format = plot.y.format === "percent" ? (value) => `${Number((100 * value).toFixed(1))}%` : formatNumber;
@@ -111,12 +112,23 @@ function bars(one, place, plot, { x, y, half, inner }) {
   return group;
 }
 
-// Dashed lines, then their labels: each above its line, moved down as far as the label before it asks, and all of them up where the plot ends.
+// Where labels of dashed lines stand (lines and places alike from the top down): above the line or else below it, and where a dashed line or another label is in the way
+// or the plot ends, at the next free place above or below. Sorted, so that the labels keep the order of their lines.
+function labelPlaces(lines, bottom) {
+  const [up, down] = [10, 3];
+  const taken = lines.map((y) => [y - 1, y + 1]);
+  const free = (place) => place - up > 0 && place + down < bottom && taken.every(([top, end]) => end < place - up || place + down < top);
+  const further = Array.from({ length: 100 }, (_, i) => [-6 - i, 14 + i]).flat();
+  for (const y of lines) {
+    const place = y + ([-5, 13, ...further].find((by) => free(y + by)) ?? -5);
+    taken.push([place - up, place + down]);
+  }
+  return taken.slice(lines.length).map(([top]) => top + up).sort((a, b) => a - b);
+}
+
 function references(marks, { inner, y, format }) {
   const sorted = [...marks].sort((a, b) => b.y - a.y);
-  const places = sorted.map((mark) => y(mark.y) - 5);
-  for (let i = 1; i < places.length; i++) places[i] = Math.max(places[i], places[i - 1] + 14);
-  for (let i = places.length - 1, floor = inner.bottom - 4; i >= 0; i--, floor -= 14) places[i] = Math.min(places[i], floor);
+  const places = labelPlaces(sorted.map((mark) => y(mark.y)), inner.bottom);
   return [...sorted.map((mark) => shape("line", { class: "reference", x1: inner.left, x2: inner.right, y1: y(mark.y), y2: y(mark.y) })),
     ...sorted.map((mark, i) => shape("text", { class: "halo", x: inner.right - 2, y: places[i], "text-anchor": "end", text: `${mark.label} ${format(mark.y)}` }))];
 }
