@@ -8,8 +8,9 @@ import pytest
 from tiny_run import images
 
 from kontrast.cli import run
-from kontrast.cli_compare import listed, split_names, text_table
+from kontrast.cli_compare import listed, split_names
 from kontrast.registry import UsageError
+from kontrast.studies.text_tables import aligned, text_table, wrapped
 
 TINY = ["training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16", "views.size=32"]
 
@@ -48,6 +49,12 @@ def test_audit_says_its_verdict_last_but_one(tmp_path, capsys):
         (["audit", "--bits", "99"], 2, "at most 62"),
         (["audit", "no-such-folder"], 3, "no-such-folder"),
         (["audit", "--saturation", "--bits", "0"], 2, "at least 1 bit"),
+        (["audit", "--saturation", "--bits", "1024"], 2, "at most 64 bits"),
+        (["audit", "--saturation", "--temperatures", "0"], 2, "--temperatures 0 with --saturation: allowed are"),
+        (["audit", "--saturation", "--temperatures", "nan"], 2, "--temperatures nan"),
+        (["audit", "--saturation", "--temperatures", "-1"], 2, "--temperatures -1"),
+        (["audit", "--saturation", "--temperatures", "1e-320"], 2, "allowed are 1e-06 to"),
+        (["audit", "--saturation", "--steps", "-5"], 2, "--steps -5: give at least 1"),
     ],
 )
 def test_mistakes_are_one_clear_line(arguments, code, words, tmp_path, capsys):
@@ -73,3 +80,21 @@ def test_lists_of_numbers():
 
 def test_tables_are_aligned():
     assert text_table({"columns": ["a", "long"], "rows": [["wide cell", "1"]]}) == ["a          long", "wide cell  1"]
+
+
+def test_a_wide_table_breaks_between_columns():
+    columns = ["recipe", "accuracy", "over seeds", "over images", "difference", "over seeds", "over images"]
+    row = ["nt-xent", "0.123", "0.100 to 0.200", "0.100 to 0.200", "+0.012", "-0.100 to +0.200", "-0.100 to +0.200"]
+    lines = text_table({"columns": columns, "rows": [row]}, 80)
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines] == [["recipe", "accuracy"], ["nt-xent", "0.123"], [],
+                                                    ["recipe", "difference"], ["nt-xent", "+0.012"]]  # fmt: skip
+    assert len(aligned([row], 110)) == 1 and len(aligned([row])) == 1
+    assert aligned([["name", "wide cell"]], 4) == ["name  wide cell"]  # nothing is cut, however narrow
+
+
+def test_sentences_break_between_words():
+    text = "dcl is highest by linear probe: 0.167, before nt-xent at 0.125; the paired difference is +0.042"
+    lines = wrapped(text, 40)
+    assert " ".join(lines) == text and max(map(len, lines)) <= 40 and wrapped(text) == [text]
+    assert wrapped("name  one two three four five six", 26, 6) == ["name  one two three four", "      five six"]

@@ -66,7 +66,7 @@ def test_list_is_quick_and_needs_no_torch():
 def test_list_of_a_table_says_what_is_there(tmp_path, capsys):
     assert run(["reproduce", "cacr-table-2", "--list", "--out", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["cl", "83.47", "cifar10/cl", "regular", "not", "run"]
+    assert lines[0].split() == ["cl", "83.47", "not", "run", "regular", "cifar10/cl"]
     assert run(["reproduce", "--list", "--json"]) == 0
     assert "dcl-batch-sizes" in json.loads(capsys.readouterr().out)
 
@@ -91,6 +91,60 @@ def test_mistakes_are_one_clear_line(arguments, code, words, tmp_path, capsys):
     said = capsys.readouterr().err.strip().splitlines()
     assert said[-1].startswith("kontrast: ") and words in said[-1], said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("table", ["", "cacr-table-2", "uniclr-figure-2"])
+def test_lists_fit_a_terminal_of_80_columns(table, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert run(["reproduce", *([table] if table else []), "--list", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) > 7
+
+
+GRID = """
+[[groups]]
+name  = "grid"
+title = "Grid"
+where = "figure 1"
+recipe = "quickstart"
+grid = { key = "training.lr", label = "lr", values = [0.1, 0.2], paper = [1.0, 2.0] }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("values = [0.1, 0.2]", 'values = ["a", "b"]', "groups[1].grid.values[0] is no number"),
+        ("paper = [1.0, 2.0]", "paper = [1.0]", "'grid' has 2 values, and of the paper 1"),
+        ('["linear", "knn"]', '["linear", "kn"]', "unknown probe 'kn': did you mean 'knn'?"),
+        ('["linear", "knn"]', "[]", "has no probes"),
+        ('["multiplier", "positives"]', '["multiplyer"]', "unknown measure 'multiplyer': did you mean 'multiplier'?"),
+        ('"training.batch=32"', '"training.batch=32", "training.epochs=0"', "cell 'nt': training.epochs=0"),
+        ('"digits/dcl"', '"digits/dlc"', "cell 'dcl': unknown recipe 'digits/dlc'"),
+        ('"digits/dcl" }', '"digits/dcl", overrides = ["objective.temperature=-1"] }', "cell 'dcl': "),
+        ('"digits/dcl" }', '"quickstart", learner = "VEA" }', "has the learner 'VEA'"),
+        ('label = "DCL"', "label = 3", "groups[0].cells[1].label is no text"),
+    ],
+)
+def test_a_wrong_table_is_refused_before_anything_trains(old, new, words, tiny, tmp_path, capsys):
+    command, table = tiny(), tmp_path / "tiny.toml"
+    text = table.read_text() + GRID
+    assert text.count(old) == 1
+    table.write_text(text.replace(old, new))
+    assert run(command) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert "tiny.toml" in said and words in said
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "results").exists()
+
+
+def test_a_table_without_cells_is_refused(tiny, tmp_path, capsys):
+    command, table = tiny(), tmp_path / "tiny.toml"
+    text = table.read_text()
+    table.write_text("groups = []\n" + text[: text.index("[[groups]]")])
+    assert run(command) == 2
+    assert "tiny.toml' has no cells" in capsys.readouterr().err
+    assert run([*command, "--list"]) == 2
 
 
 def test_a_table_is_run_cell_by_cell_and_merged(tiny, tmp_path, capsys):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kontrast.registry import UsageError
+from kontrast.studies.text_tables import terminal_width, text_table, wrapped
 from kontrast.terminal import Device, Json, emit, say, split_arguments, write_page
 
 CUT = "stopped; what is done is kept: give the same command again to go on"
@@ -37,9 +38,8 @@ def compare(
             names, data, out=out, seeds=seeds, sweeps=sweep or [], overrides=overrides, device=device, say=say
         )
     page = write_page([out / run for run in found["runs"]], out / "report.html", out / "comparison.json")
-    lines = [line for table in found["tables"] for line in [table["title"], *text_table(table), ""]]
     result = {"comparison": str(out / "comparison.json"), "report": str(page), "verdict": found["verdict"]}
-    emit({**result, "rows": found["rows"]}, [*lines, found["verdict"], f"report  {page}"], as_json)
+    emit({**result, "rows": found["rows"]}, [*study_lines(found), f"report  {page}"], as_json)
 
 
 def audit(
@@ -75,9 +75,8 @@ def audit(
             common |= {"digits": unique, "seeds": seeds, "overrides": overrides}
             found = room.audit(data, objectives=names, out=out, **common)
     page = write_page([out / run for run in found["runs"]], out / "report.html", out / "audit.json")
-    lines = [line for table in found["tables"] for line in [table["title"], *text_table(table), ""]]
     result = {"audit": str(out / "audit.json"), "report": str(page), "verdict": found["verdict"]}
-    emit({**result, "cells": found["cells"]}, [*lines, found["verdict"], f"report  {page}"], as_json)
+    emit({**result, "cells": found["cells"]}, [*study_lines(found), f"report  {page}"], as_json)
 
 
 def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]:
@@ -111,11 +110,12 @@ def listed(option: str, text: str, kind: type) -> list[Any]:
         raise UsageError(f"{option} {text!r}: give {word} with commas between, for example 0,5,10") from None
 
 
-def text_table(table: dict[str, Any]) -> list[str]:
-    """A table for the terminal, its columns aligned."""
-    rows = [[str(cell) for cell in row] for row in [table["columns"], *table["rows"]]]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+def study_lines(found: dict[str, Any]) -> list[str]:
+    """A study's tables and then its verdict, as wide as the terminal."""
+    width, lines = terminal_width(), []
+    for table in found["tables"]:
+        lines += [*wrapped(table["title"], width), *text_table(table, width), ""]
+    return [*lines, *wrapped(found["verdict"], width)]
 
 
 def register(app: typer.Typer) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kontrast.registry import UsageError
+from kontrast.studies.text_tables import aligned, terminal_width, wrapped
 from kontrast.terminal import Device, Json, emit, say
 
 
@@ -95,21 +96,34 @@ def listing(name: str, out: Path) -> tuple[dict[str, Any], list[str]]:
     from kontrast.studies.tables import load_table, table_names
 
     if not name:
-        titles = {each: load_table(each) for each in table_names()}
-        width = max(map(len, titles))
-        lines = [f"{each:<{width}}  {len(table.cells):>2} cells  {table.title}" for each, table in titles.items()]
-        return {each: table.title for each, table in titles.items()}, lines
+        return all_tables({each: load_table(each) for each in table_names()})
     table = load_table(name)
-    tree, lines = stored(out, table), []
-    width = max(len(cell.name) for cell in table.cells)
-    entries = {cell.name: {"paper": cell.paper, "recipe": cell.recipe} for cell in table.cells}
+    tree = stored(out, table)
+    entries: dict[str, Any] = {}
     for cell in table.cells:
         seeds = [run["seed"] for run in finished(find(tree, cell, {}))]
-        entries[cell.name] |= {"group": cell.group, "seeds": seeds}
-        paper = "" if cell.paper is None else f"{cell.paper:g}"
-        done = f"seeds {' '.join(map(str, seeds))}" if seeds else "not run"
-        lines.append(f"{cell.name:<{width}}  {paper:>6}  {cell.recipe:<36}  {cell.group:<12}  {done}")
-    return {"table": table.name, "cells": entries}, lines
+        entries[cell.name] = {"paper": cell.paper, "recipe": cell.recipe, "group": cell.group, "seeds": seeds}
+    return {"table": table.name, "cells": entries}, cell_lines(entries)
+
+
+def all_tables(tables: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Names and titles; a title that is too long goes on below itself."""
+    longest, width = max(map(len, tables)), terminal_width()
+    lines = []
+    for name, table in tables.items():
+        before = f"{name:<{longest}}  {len(table.cells):>2} cells  "
+        lines += wrapped(before + table.title, width, len(before))
+    return {name: table.title for name, table in tables.items()}, lines
+
+
+def cell_lines(entries: dict[str, Any]) -> list[str]:
+    """A line for each cell: the paper's number, what was run, the group, and last, being widest, the recipe."""
+    rows = []
+    for name, entry in entries.items():
+        paper = "" if entry["paper"] is None else f"{entry['paper']:g}"
+        done = f"seeds {' '.join(map(str, entry['seeds']))}" if entry["seeds"] else "not run"
+        rows.append([name, f"{paper:>6}", done, entry["group"], entry["recipe"]])
+    return aligned(rows, terminal_width())
 
 
 def register(app: typer.Typer) -> None:

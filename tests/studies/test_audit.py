@@ -16,14 +16,14 @@ from kontrast.cli import run
 from kontrast.data import open_data
 from kontrast.data.features import random_bits
 from kontrast.recipes import resolve
-from kontrast.registry import UsageError
+from kontrast.registry import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.reports import write_report
 from kontrast.studies.audit import audit, base_recipe, in_small_batches, plan, standardised
 from kontrast.studies.autoencoder import VariationalAutoencoder
 from kontrast.studies.baseline import fit
 from kontrast.studies.findings import findings, merged, sentence
 from kontrast.studies.kept import bits_read, factor, retrieval
-from kontrast.studies.saturation import log_sum_exp, saturate, simplex_value
+from kontrast.studies.saturation import log_sum_exp, saturate, simplex_value, trained_term
 from kontrast.studies.supervised import Supervised
 from kontrast.training.learner import build_student
 
@@ -79,6 +79,67 @@ def test_what_is_done_is_not_trained_again(labelled):
     assert again == found and sum("finished already" in line for line in said) == 12
     with pytest.raises(UsageError, match="other settings"):
         audit(str(images()), out=out, **{**arguments, "steps": 2}, say=quiet)
+
+
+@pytest.fixture
+def copied(labelled, tmp_path, monkeypatch):
+    """The audit without its first cell; nothing can be trained in it, and audit.json must stay as it is."""
+    out, _, arguments = labelled
+    place = tmp_path / "audit"
+    shutil.copytree(out, place)
+    (place / "cells" / "nt-xent-0.1-bits0-seed0.json").unlink()
+    trained: list[str] = []
+    monkeypatch.setattr("kontrast.studies.audit.train_and_probe", lambda cell, *_: trained.append(cell.name))
+
+    def again():
+        audit(str(images()), out=place, **arguments, say=quiet)
+
+    yield place, again
+    assert trained == [] and (place / "audit.json").read_bytes() == (out / "audit.json").read_bytes()
+
+
+def test_a_run_with_other_settings_ends_the_audit_before_it_trains(copied):
+    """It is a refusal, no failed cell: none of the others trains, and what was found stays."""
+    place, again = copied
+    folder = place / "runs" / "nt-xent-0.1-digits4-seed0"
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace("lr = 0.1", "lr = 0.2"))
+    info = json.loads((folder / "run.json").read_text())
+    del info["recipe_sha256"]
+    (folder / "run.json").write_text(json.dumps(info))
+    with pytest.raises(UsageError, match=r"other settings \(training.lr 0.2 -> 0.1\)"):
+        again()
+
+
+def test_cells_on_other_images_are_refused(copied):
+    _, again = copied
+    path = sorted(images().rglob("*.png"))[0]
+    before = path.stat()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    try:
+        with pytest.raises(DataError, match=r"other .* images than there are now"):
+            again()
+    finally:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize(("content", "words"), [("[]", "it is no table"), ("{}", "it lacks 'learner'")])
+def test_a_damaged_cell_is_refused_in_words(content, words, copied):
+    place, again = copied
+    (place / "cells" / "vae-bits3-seed0.json").write_text(content)
+    with pytest.raises(CheckpointError, match=f"vae-bits3-seed0.json is damaged .{words}.: remove it"):
+        again()
+
+
+@pytest.mark.parametrize("kind", [UsageError, DataError, CheckpointError])
+def test_a_refusal_as_a_cell_begins_ends_the_audit(kind, tmp_path, monkeypatch):
+    def refused(*_):
+        raise kind("no")
+
+    monkeypatch.setattr("kontrast.studies.audit.train_and_probe", refused)
+    with pytest.raises(kind, match=r"^no$"):
+        audit(str(images()), bits=[0], steps=1, overrides=TINY, out=tmp_path / "out", device="cpu", say=quiet)
+    assert not (tmp_path / "out" / "audit.json").exists()
 
 
 def test_a_cut_run_goes_on(labelled, tmp_path):
@@ -273,6 +334,8 @@ def test_the_reference_of_saturation_is_the_papers_arithmetic():
     found = [round(simplex_value(k, 1.0), 2) for k in (2, 4, 6, 8)]
     assert found == [5.04, 4.89, 4.86, 4.85]
     assert [round(simplex_value(k, 0.1), 2) for k in (2, 4, 6, 8)] == [13.46, 12.07, 10.69, 9.31]
+    # exp(1/0.0001) is no number; where one kind of image decides, log((B - 1)/2^k) + 1/tau is left of the sum.
+    assert simplex_value(1, 0.0001) == pytest.approx(math.log(127 / 2) + 10_000)
     corners = torch.eye(4) - 0.25
     z = corners.repeat(32, 1)
     # 31 others on the same corner instead of the expected 127/4 is all the difference there is.
@@ -288,6 +351,13 @@ def test_saturation_falls_with_bits(tmp_path):
     assert write_report([], tmp_path / "page.html", tmp_path / "audit.json").stat().st_size > 10_000
     with pytest.raises(UsageError, match="at least 1 bit"):
         saturate(out=tmp_path, bits=[0, 1], say=quiet)
+    cold = saturate(out=tmp_path, bits=[2], temperatures=[0.001], steps=1, device="cpu", say=quiet)
+    assert cold["cells"][0]["equal_clusters"] > 1000 and math.isfinite(cold["cells"][0]["loss"])
+
+
+def test_a_term_that_is_no_number_is_an_error():
+    with pytest.raises(NumbersError, match="2 bits became nan"):
+        trained_term(lambda z: z.sum() * float("nan"), 2, 1, CPU)
 
 
 def test_a_signal_between_trainings_stops_the_audit_for_later(tmp_path, monkeypatch, capsys):

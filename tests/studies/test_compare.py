@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 
@@ -14,11 +16,12 @@ from tiny_run import images
 from kontrast.lens.numbers import conditional_entropy
 from kontrast.probes import extract_features, knn, logistic
 from kontrast.probes.intervals import over_images, over_seeds, pack_bits, unpack_bits
-from kontrast.registry import NumbersError, UsageError
+from kontrast.registry import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.reports import ReportError, write_report
 from kontrast.reports.page import payload, read_run
 from kontrast.reports.study import read_study
 from kontrast.studies.compare import compare, named_by_line, named_by_neighbours
+from kontrast.studies.comparison import difference
 from kontrast.studies.sweeps import Cell, parse_sweeps, plan
 from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import read_lines
@@ -124,6 +127,106 @@ def test_other_settings_in_the_same_folder_are_refused(comparison):
     out, _, _ = comparison
     with pytest.raises(UsageError, match=r"training.lr 0.1 -> 0.2.*another --out"):
         compare(["nt-xent"], str(images()), out=out, seeds=1, overrides=[*TINY, "training.lr=0.2"], say=lambda _: None)
+
+
+@pytest.fixture
+def half_done(comparison, tmp_path, monkeypatch):
+    """The comparison without its last run; nothing can be trained in it."""
+    out, _, _ = comparison
+    shutil.copytree(out, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "runs" / "dcl-seed1")
+
+    def refused(*_, **__):
+        raise AssertionError("trained")
+
+    monkeypatch.setattr("kontrast.studies.cell_runs.pretrain", refused)
+
+    def again(**more):
+        names, said = ["nt-xent", "dcl"], []
+        arguments = {"out": tmp_path / "out", "seeds": 2, "overrides": TINY, "device": "cpu", **more}
+        return compare(names, str(images()), **arguments, say=said.append)
+
+    return tmp_path / "out", again
+
+
+@pytest.fixture
+def changed_image():
+    """One image with another date, as one that was written anew has; afterwards as it was."""
+    path = sorted(images().rglob("*.png"))[0]
+    before = path.stat()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    yield path
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_runs_on_other_images_are_not_compared(half_done, changed_image):
+    """Images that were replaced between two calls are refused before the missing run trains."""
+    out, again = half_done
+    with pytest.raises(DataError, match=r"nt-xent-seed0 was run on other .* images than there are now.*another --out"):
+        again()
+    with pytest.raises(DataError, match=r"other .* images"):  # without its run folder's own note, by cell.json alone
+        (out / "runs" / "nt-xent-seed0" / "recipe.toml").unlink()
+        again()
+
+
+def test_cells_of_older_versions_have_no_fingerprints(half_done):
+    out, again = half_done
+    for path in out.glob("runs/*/cell.json"):
+        record = json.loads(path.read_text())
+        assert set(record.pop("images")) == {"train", "test", "trained"}
+        path.write_text(json.dumps(record))
+    with pytest.raises(AssertionError, match="trained"):  # nothing is refused: the missing run begins
+        again()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "it is no table"),
+        ("{}", "it lacks 'recipe'"),
+        ('{"status": "done"}', "neither finished nor failed"),
+        ('{"status": "failed"}', "it lacks 'reason'"),
+        ('{"seconds": "1"}', "seconds is no number"),
+        ('{"probes": {"knn": {"accuracy": 0.5, "n": 3, "correct": "xy"}}}', "probes.knn.correct is no row"),
+    ],
+)
+def test_a_damaged_record_is_refused_in_words(content, words, half_done):
+    out, again = half_done
+    path = out / "runs" / "dcl-seed0" / "cell.json"
+    tree = json.loads(content)
+    if tree:
+        tree = {**json.loads(path.read_text()), **tree}
+    path.write_text(json.dumps(tree))
+    with pytest.raises(CheckpointError, match=f"cell.json is damaged .*{words}.*: remove it"):
+        again()
+
+
+def test_differences_are_taken_on_the_same_test_images():
+    def cell(n, test, bits):
+        probe = {"accuracy": 0.5, "n": n, "correct": bits}
+        return {"seed": 0, "status": "finished", "images": {"test": test}, "probes": {"knn": probe}}
+
+    first = cell(8, "x", "f0")
+    assert difference([cell(8, "x", "fe")], [first], "knn")["mean"] == pytest.approx(3 / 8)
+    assert difference([cell(8, "y", "fe")], [first], "knn") is None
+    assert difference([cell(9, None, "fe00")], [first], "knn") is None
+
+
+def test_arguments_that_objectives_have_at_other_values_are_said():
+    """Each objective has a default temperature of its own: what is compared is then the temperatures as well."""
+
+    def temperatures(**more):
+        said: list[str] = []
+        cells = planned(["dcl", "nt-xent"], str(images()), **more, say=said.append)
+        lines = [line for line in said if line.startswith("objective.")]
+        return [cell.recipe.objective.arguments["temperature"] for cell in cells], lines
+
+    values, (line,) = temperatures()
+    assert values == [0.1, 0.2]
+    words = "objective.temperature: dcl 0.1, nt-xent 0.2; to compare them at one value give objective.temperature=..."
+    assert line == words
+    assert temperatures(overrides=["objective.temperature=0.3"]) == ([0.3, 0.3], [])
+    assert temperatures(grid={"objective.temperature": [0.3]}) == ([0.3, 0.3], [])
 
 
 def test_an_unfinished_cell_goes_on_from_its_checkpoint(comparison, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kontrast.objectives import objective
-from kontrast.registry import DataError, UsageError
+from kontrast.registry import CheckpointError, DataError, UsageError
 from kontrast.studies import claims, table_data, table_results
 from kontrast.studies.measuring import CROPS, MEASURES
 from kontrast.studies.tables import load_table, parse_seeds, read_table, settings_of, table_names
@@ -161,6 +161,64 @@ def test_results_of_two_machines_merge(tmp_path):
     with pytest.raises(UsageError, match="not a results file of made"):
         (tmp_path / "no.json").write_text("{}")
         table_results.merge(tmp_path / "here", table, tmp_path / "no.json")
+
+
+def test_a_merge_is_whole_or_nothing(tmp_path):
+    """A half record, or a cell with other settings, after a good one: neither file of the results is touched."""
+    table = table_of("a", "b")
+    keep(tmp_path / "here", table, "a", 0, 0.60)
+    keep(tmp_path / "there", table, "a", 1, 0.62)
+    keep(tmp_path / "there", table, "b", 0, 0.70)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    file = tmp_path / "there" / "made.json"
+    good = json.loads(file.read_text())
+    probe = good["cells"][1]["runs"][0]["probes"]["linear"]
+    halves = [({"seed": 0}, "it lacks 'kontrast'"), ({}, "it lacks 'seed'"), ({"failed": "NaN"}, "it lacks 'seed'")]
+    for more, words in (
+        ({"seconds": "90"}, "seconds is no number"),
+        ({"seconds": float("nan")}, "seconds is no number"),
+        ({"at_once": True}, "at_once is no whole number"),
+        ({"probes": {"linear": {**probe, "n": 0}}}, r"probes\.linear\.n is no number of at least 1"),
+        ({"curves": {"knn": [[1]]}}, r"curves\.knn\[0\] is no pair of numbers"),
+    ):
+        halves.append((run_of(0, 0.7, **more), words))
+    for record, words in halves:
+        file.write_text(json.dumps({**good, "cells": [good["cells"][0], {**good["cells"][1], "runs": [record]}]}))
+        with pytest.raises(CheckpointError, match=rf"made\.json.* cell 'b', seed .*: {words}"):
+            table_results.merge(tmp_path / "here", table, file)
+    file.write_text(json.dumps({**good, "cells": [good["cells"][0], {"cell": "b", "runs": []}]}))
+    with pytest.raises(CheckpointError, match="cell 'b': it lacks 'changed'"):
+        table_results.merge(tmp_path / "here", table, file)
+    other = {**good["cells"][0], "data": "other", "changed": {}}
+    file.write_text(json.dumps({**good, "cells": [good["cells"][1], other]}))
+    with pytest.raises(UsageError, match="data D -> other"):
+        table_results.merge(tmp_path / "here", table, file)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    with pytest.raises(UsageError, match="no such file"):
+        table_results.merge(tmp_path / "here", table, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{}", "it lacks 'version'"),
+        ("[]", "it is no table"),
+        ('{"version": "9"}', "version is no whole number"),
+        ('{"version": 1}', "it lacks 'cells'"),
+        ('{"version": 1, "cells": [3]}', r"cells\[0\] is no table"),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_results_file_of_another_form_is_called_damaged(content, words, tmp_path):
+    (tmp_path / "made.json").write_text(content)
+    with pytest.raises(CheckpointError, match=rf"made\.json is damaged.*{words}"):
+        table_results.stored(tmp_path, table_of("a"))
+
+
+def test_a_results_file_of_a_newer_version_says_so(tmp_path):
+    (tmp_path / "made.json").write_text('{"version": 2, "cells": []}')
+    with pytest.raises(UsageError, match="newer kontrast"):
+        table_results.stored(tmp_path, table_of("a"))
 
 
 def test_one_seed_has_the_interval_of_its_images(tmp_path):

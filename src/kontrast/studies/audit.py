@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from kontrast.data import ImageSet
 from kontrast.objectives import OBJECTIVES, objective
 from kontrast.recipes import apply_overrides
-from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, UsageError
+from kontrast.registry import CheckpointError, DataError, KontrastError, NumbersError, Stopped, UsageError
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_tree
 from kontrast.studies.autoencoder import VariationalAutoencoder
 from kontrast.studies.baseline import fit
-from kontrast.studies.cell_runs import finished_run, refuse_other_recipe
-from kontrast.studies.findings import findings
+from kontrast.studies.cell_images import Marks, images_at_hand, marks_of, refuse_other_images
+from kontrast.studies.cell_runs import finished_run, refuse_other_cell, stored_cell
+from kontrast.studies.findings import CELL_FACTS, CELL_NUMBERS, findings
 from kontrast.studies.kept import what_was_kept
 from kontrast.studies.supervised import Supervised
 from kontrast.training.building import build_views
@@ -82,9 +84,12 @@ def audit(
     cells = plan(base, objectives, temperatures, amounts, labelled=labelled, seeds=seeds)
     with disk_faults(out):
         (out / "cells").mkdir(parents=True, exist_ok=True)
+    marks = images_at_hand([cell.recipe for cell in cells])
+    for cell, now in zip(cells, marks):
+        refuse_other(cell, out, now)
     records, errors = [], []
-    for number, cell in enumerate(cells, 1):
-        record, error = run_cell(cell, out, device, say, f"[{number}/{len(cells)}] {cell.name}")
+    for number, (cell, now) in enumerate(zip(cells, marks), 1):
+        record, error = run_cell(cell, now, out, device, say, f"[{number}/{len(cells)}] {cell.name}")
         records.append(record)
         errors += [error] if error else []
         tree = {"version": 1, "kind": "audit", "finished": number == len(cells), "data": images.name}
@@ -159,26 +164,38 @@ def plan(
     return cells
 
 
-def run_cell(cell: AuditCell, out: Path, device: str, say: Say, title: str) -> tuple[dict[str, Any], Any]:
-    """One cell's record, and its error where it failed; what is done with the same settings is only read."""
-    place, mark = out / "cells" / f"{cell.name}.json", fingerprint(cell.recipe)
-    if place.is_file():
-        record = read_json(place)
-        if record.get("fingerprint") != mark:
-            raise UsageError(
-                f"{place} is of an audit with other settings: give the same ones to go on, or another --out"
-            )
+def done_cell(cell: AuditCell, out: Path) -> dict[str, Any] | None:
+    return stored_cell(out / "cells" / f"{cell.name}.json", CELL_FACTS, CELL_NUMBERS)
+
+
+def refuse_other(cell: AuditCell, out: Path, now: Marks) -> None:
+    """Refuse a cell that is done, or begun, with other settings or on other images."""
+    record = done_cell(cell, out)
+    refuse_other_cell(out / "runs" / cell.name, cell.recipe, record, now)
+    if record is not None and record["fingerprint"] != fingerprint(cell.recipe):
+        place = out / "cells" / f"{cell.name}.json"
+        raise UsageError(f"{place} is of an audit with other settings: give the same ones to go on, or another --out")
+
+
+def run_cell(
+    cell: AuditCell, images: Marks, out: Path, device: str, say: Say, title: str
+) -> tuple[dict[str, Any], KontrastError | None]:
+    """One cell's record, and its error where it failed; what is done is only read. A refusal is no failure: it ends
+    the audit. images: fingerprints of the images that the cell is to see."""
+    place, record = out / "cells" / f"{cell.name}.json", done_cell(cell, out)
+    if record is not None:
         say(f"{title}: {record['status']} already")
         return record, NumbersError(record["reason"]) if record["status"] == "failed" else None
     say(title)
     facts = {"learner": cell.learner, "feature": cell.feature, "amount": cell.amount, "seed": cell.recipe.seed}
-    facts["fingerprint"] = mark
+    facts |= {"fingerprint": fingerprint(cell.recipe), "images": images}
     start = time.monotonic()
     try:
         kept = train_and_probe(cell, out, device)
+        refuse_other_images(out / "runs" / cell.name, kept, images)  # they may have changed as it trained
     except (Stopped, Interrupted) as error:
         raise type(error)(f"stopped in {cell.name}; give the same command again to go on") from None
-    except DataError:
+    except (UsageError, DataError, CheckpointError):
         raise
     except KontrastError as error:
         say(f"{title}: failed: {error}")
@@ -193,25 +210,31 @@ def run_cell(cell: AuditCell, out: Path, device: str, say: Say, title: str) -> t
 
 
 def train_and_probe(cell: AuditCell, out: Path, device: str) -> dict[str, Any]:
+    """What the cell's encoder kept, and the fingerprints of the images that it was probed on."""
     on, recipe = choose_device(device), cell.recipe
     train = open_split(recipe.data, "train", seed=recipe.seed)
     test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
-    if cell.learner not in (SUPERVISED, VAE, UNTRAINED):
-        run = contrastive(cell, out, device)
-        return {"run": f"runs/{cell.name}", **what_was_kept(run.encoder(on), recipe, train, test, on)}
+    if cell.learner in (SUPERVISED, VAE, UNTRAINED):
+        encoder, made = baseline(cell, train, on), {}
+    else:
+        encoder, made = contrastive(cell, out, device).encoder(on), {"run": f"runs/{cell.name}"}
+    return {**made, "images": marks_of(train, test), **what_was_kept(encoder, recipe, train, test, on)}
+
+
+def baseline(cell: AuditCell, train: ImageSet, device: torch.device) -> nn.Module:
+    """The encoder that a learner without contrast trained, or nobody did."""
+    recipe = cell.recipe
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         if cell.learner == UNTRAINED:
-            encoder = build_student(recipe, train.channels).encoder.to(on).eval()
-        elif cell.learner == VAE:
+            return build_student(recipe, train.channels).encoder.to(device).eval()
+        if cell.learner == VAE:
             vae = VariationalAutoencoder(recipe, train.channels)
-            fit(vae, vae.loss, in_small_batches(recipe), train, on, cell.name)
-            encoder = vae.encoder
-        else:
-            supervised = Supervised(recipe, train.channels, int(train.labels.max()) + 1)  # type: ignore[union-attr]
-            fit(supervised, supervised.loss, recipe, train, on, cell.name)
-            encoder = supervised.encoder
-    return what_was_kept(encoder, recipe, train, test, on)
+            fit(vae, vae.loss, in_small_batches(recipe), train, device, cell.name)
+            return vae.encoder
+        supervised = Supervised(recipe, train.channels, int(train.labels.max()) + 1)  # type: ignore[union-attr]
+        fit(supervised, supervised.loss, recipe, train, device, cell.name)
+        return supervised.encoder
 
 
 def in_small_batches(recipe: Recipe) -> Recipe:
@@ -225,6 +248,5 @@ def in_small_batches(recipe: Recipe) -> Recipe:
 
 def contrastive(cell: AuditCell, out: Path, device: str) -> Run:
     """The cell's run, finished: read, gone on with, or trained."""
-    folder = out / "runs" / cell.name
-    refuse_other_recipe(folder, cell.recipe)
-    return finished_run(cell.recipe, folder, out / "cells" / f"{cell.name}.toml", device, lambda _: None)
+    folder, file = out / "runs" / cell.name, out / "cells" / f"{cell.name}.toml"
+    return finished_run(cell.recipe, folder, file, device, lambda _: None)

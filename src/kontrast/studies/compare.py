@@ -14,16 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.data import ImageSet
 from kontrast.probes import ProbeResult, knn, logistic
 from kontrast.probes.intervals import pack_bits
 from kontrast.probes.neighbours import nearest_rows, votes
 from kontrast.probes.regression import fit_logistic, standardise
 from kontrast.registry import DataError, KontrastError, NumbersError, Stopped
-from kontrast.studies.cell_runs import finished_run, refuse_other_recipe
-from kontrast.studies.comparison import summarise
+from kontrast.studies.cell_images import Marks, images_at_hand, marks_of, refuse_other_images
+from kontrast.studies.cell_runs import finished_run, refuse_other_cell, stored_cell
+from kontrast.studies.comparison import CELL_FACTS, CELL_NUMBERS, summarise
 from kontrast.studies.sweeps import Cell, parse_sweeps, plan
 from kontrast.training.evaluation import features_of
-from kontrast.training.folder import RunFolder, disk_faults, read_json, read_lines, write_json
+from kontrast.training.folder import RunFolder, disk_faults, read_lines, write_json
 from kontrast.training.memory import PeakMemory
 from kontrast.training.run import Run, choose_device
 from kontrast.training.stopping import Interrupted
@@ -49,11 +51,12 @@ def compare(
     cells = plan(names, data, seeds=seeds, grid=grid, overrides=overrides, device=on, say=say)
     with disk_faults(out):
         (out / "recipes").mkdir(parents=True, exist_ok=True)
-    for cell in cells:
-        refuse_other_recipe(out / "runs" / cell.folder, cell.recipe)
+    images = images_at_hand([cell.recipe for cell in cells])
+    for cell, now in zip(cells, images):
+        refuse_other_cell(out / "runs" / cell.folder, cell.recipe, done_cell(cell, out), now)
     records, errors = [], []
-    for number, cell in enumerate(cells, 1):
-        record, error = run_cell(cell, out, device, say, f"[{number}/{len(cells)}] {cell.folder}")
+    for number, (cell, now) in enumerate(zip(cells, images), 1):
+        record, error = run_cell(cell, now, out, device, say, f"[{number}/{len(cells)}] {cell.folder}")
         records.append(record)
         errors += [error] if error else []
         write_comparison(out, names, grid, records, whole=number == len(cells))
@@ -69,19 +72,25 @@ def write_comparison(out: Path, names: Sequence[str], grid: Any, records: list[A
     return tree
 
 
-def run_cell(cell: Cell, out: Path, device: str, say: Say, title: str) -> tuple[dict[str, Any], KontrastError | None]:
-    """One cell's record, and its error where it failed; a finished cell, or one whose numbers failed, is only read."""
+def done_cell(cell: Cell, out: Path) -> dict[str, Any] | None:
+    return stored_cell(out / "runs" / cell.folder / "cell.json", CELL_FACTS, CELL_NUMBERS)
+
+
+def run_cell(
+    cell: Cell, images: Marks, out: Path, device: str, say: Say, title: str
+) -> tuple[dict[str, Any], KontrastError | None]:
+    """One cell's record, and its error where it failed; a finished cell, or one whose numbers failed, is only read.
+    images: fingerprints of the images that it is to see."""
     folder = out / "runs" / cell.folder
-    done = folder / "cell.json"
-    if done.is_file():
-        record = read_json(done)
+    record = done_cell(cell, out)
+    if record is not None:
         say(f"{title}: {record['status']} already")
         return record, NumbersError(record["reason"]) if record["status"] == "failed" else None
     say(f"{title}: {'going on' if RunFolder(folder).holds_run else 'training'}")
     facts = {"recipe": cell.name, "configuration": cell.configuration, "sweep": cell.sweep, "seed": cell.seed}
-    facts["run"] = f"runs/{cell.folder}"
+    facts |= {"run": f"runs/{cell.folder}", "images": images}
     try:
-        record = {**facts, "status": "finished", **train_and_probe(cell, out, device, say)}
+        record = {**facts, "status": "finished", **train_and_probe(cell, images, out, device, say)}
     except (Stopped, Interrupted) as error:
         raise type(error)(f"stopped and saved in {cell.folder}; give the same command again to go on") from None
     except (DataError, KeyboardInterrupt):
@@ -90,17 +99,20 @@ def run_cell(cell: Cell, out: Path, device: str, say: Say, title: str) -> tuple[
         say(f"{title}: failed: {error}")
         record = {**facts, "status": "failed", "reason": str(error), "exit_code": error.exit_code}
         if isinstance(error, NumbersError):  # the same numbers would come again; a full disk need not
-            write_json(done, record)
+            write_json(folder / "cell.json", record)
         return record, error
-    write_json(done, record)
+    write_json(folder / "cell.json", record)
     return record, None
 
 
-def train_and_probe(cell: Cell, out: Path, device: str, say: Say) -> dict[str, Any]:
+def train_and_probe(cell: Cell, images: Marks, out: Path, device: str, say: Say) -> dict[str, Any]:
     folder, recipe = out / "runs" / cell.folder, out / "recipes" / f"{cell.folder}.toml"
     with PeakMemory(choose_device(device)) as memory:
         run = finished_run(cell.recipe, folder, recipe, device, say)
-    results, rows = probe_trained(run, choose_device(device))
+    train = run.data("train")
+    test = run.data("test") if train.has_test else None
+    refuse_other_images(folder, {"images": marks_of(train, test)}, images)  # they may have changed as it trained
+    results, rows = probe_trained(run, train, test, choose_device(device))
     if results:
         write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results.values()]})
     info = run.folder.info()
@@ -119,11 +131,11 @@ def train_and_probe(cell: Cell, out: Path, device: str, say: Say) -> dict[str, A
     }
 
 
-def probe_trained(run: Run, device: torch.device) -> tuple[dict[str, ProbeResult], dict[str, Tensor]]:
+def probe_trained(
+    run: Run, train: ImageSet, test: ImageSet | None, device: torch.device
+) -> tuple[dict[str, ProbeResult], dict[str, Tensor]]:
     """kNN and the linear probe of the trained encoder, and which test images each names right, booleans [T], so that
     runs can be compared image by image; nothing without labels. Controls are left out: `kontrast probe` adds them."""
-    train = run.data("train")
-    test = run.data("test") if train.has_test else None
     if test is None or train.labels is None or test.labels is None:
         return {}, {}
     encoder, transform, settings = run.encoder(device), run.transform(), run.recipe.evaluation

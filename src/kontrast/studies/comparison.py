@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from kontrast.probes.intervals import over_images, over_seeds, unpack_bits, within_one
+from kontrast.studies.shapes import ANY, BYTES, COUNT, MAYBE_NUMBER, NUMBER, SHARE, TEXT, WHOLE
 
 WORDS = {"knn": "kNN", "linear": "linear probe"}
 COLUMNS = ("recipe", "accuracy", "over seeds", "over images", "difference", "over seeds", "over images")
+CELL_FACTS = {"recipe": TEXT, "configuration": TEXT, "sweep": {}, "seed": WHOLE, "run": TEXT}
+PROBE = {"accuracy": SHARE, "n": COUNT, "correct": BYTES}
+CELL_NUMBERS = {"seconds": NUMBER, "peak_memory_bytes": MAYBE_NUMBER, "probes": {ANY: PROBE}}
+"""What cell.json must hold: of every cell, and of a finished one."""
 Record = dict[str, Any]
 
 
@@ -24,7 +29,7 @@ def summarise(out: Path, names: list[str], grid: dict[str, list[Any]], records: 
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record["configuration"], []).append(record)
-    rows = [row_of(cells, reference_of(cells[0], names, grid, groups)) for cells in groups.values()]
+    rows = [row_of(cells, reference_of(cells[0], names, groups)) for cells in groups.values()]
     return {
         "names": names,
         "sweeps": grid,
@@ -38,7 +43,7 @@ def summarise(out: Path, names: list[str], grid: dict[str, list[Any]], records: 
     }
 
 
-def reference_of(cell: Record, names: list[str], grid: dict[str, list[Any]], groups: dict[str, Any]) -> list[Record]:
+def reference_of(cell: Record, names: list[str], groups: dict[str, Any]) -> list[Record]:
     """What a configuration is measured against: the first recipe at the same swept values; for the first recipe itself
     its first swept values; nothing for the very first."""
     firsts = [cells for cells in groups.values() if cells[0]["recipe"] == names[0]]
@@ -76,9 +81,11 @@ def accuracy(done: list[Record], probe: str) -> Record:
 
 
 def difference(done: list[Record], against: list[Record], probe: str) -> Record | None:
-    """This minus the reference, seed by seed and image by image; None where no seed finished in both."""
+    """This minus the reference, seed by seed and image by image; None where no seed finished in both on the same test
+    images (a sweep may be over the data)."""
     others = {cell["seed"]: cell for cell in against if cell["status"] == "finished"}
     pairs = [(cell, others[cell["seed"]]) for cell in done if cell["seed"] in others]
+    pairs = [(a, b) for a, b in pairs if same_test(a, b, probe)]
     if not pairs:
         return None
     by_image = torch.stack([correct(a, probe).double() - correct(b, probe).double() for a, b in pairs])
@@ -89,6 +96,14 @@ def difference(done: list[Record], against: list[Record], probe: str) -> Record 
         "over_seeds": over_seeds(values),
         "over_images": over_images(by_image.mean(0)),
     }
+
+
+def same_test(a: Record, b: Record, probe: str) -> bool:
+    """Whether two cells were probed on the same images; cells of older versions know only how many they were."""
+    if probe not in a["probes"] or probe not in b["probes"]:
+        return False
+    marks = [cell.get("images", {}).get("test") for cell in (a, b)]
+    return a["probes"][probe]["n"] == b["probes"][probe]["n"] and (None in marks or marks[0] == marks[1])
 
 
 def correct(cell: Record, probe: str) -> Tensor:
@@ -122,7 +137,7 @@ def settled(best: list[Record], second: list[Record], probe: str) -> str:
     """Whether the first two are apart: by paired seeds where there are several, else by paired test images."""
     gap = difference([cell for cell in best if cell["status"] == "finished"], second, probe)
     if gap is None:
-        return "no seed finished in both"
+        return "no seed finished in both on the same test images"
     kind, word = ("over_seeds", "seeds") if gap["over_seeds"] else ("over_images", "test images")
     text = f"the paired difference over {word} is {span(gap[kind], '+')}"
     return text if gap[kind][0] > 0 else f"{text}, so the order is not settled"

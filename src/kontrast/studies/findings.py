@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from kontrast.probes.intervals import over_seeds
+from kontrast.studies.shapes import ANY, MAYBE_NUMBER, NUMBER, TEXT, WHOLE
 
 Cell = dict[str, Any]
 BASELINES = ("supervised", "VAE", "untrained")
@@ -17,6 +18,11 @@ SHARED = (
     "smaller batches, and to its likelihood a bit counts once."
 )
 SCORES = {"background": "accuracy", "hue": "accuracy", "position": "R²", "size": "R²"}
+
+CELL_FACTS = {"learner": TEXT, "feature": TEXT, "amount": WHOLE, "seed": WHOLE, "fingerprint": TEXT}
+CELL_NUMBERS: Cell = {"target": TEXT, "accuracy": NUMBER, "low": NUMBER, "high": NUMBER, "injected": MAYBE_NUMBER}
+CELL_NUMBERS |= {"factors": {ANY: NUMBER}, "run?": TEXT}
+"""What a cell's record must hold: every one, and a finished one."""
 
 
 def findings(records: list[Cell], data: str, classes: int | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from kontrast.lens.numbers import coupling
 from kontrast.probes import PROTOCOLS, linear
 from kontrast.training.cropped import CROPS, CroppedFeatures
+from kontrast.training.defaults import temperature_of
 from kontrast.training.evaluation import PROBES, features_of
 from kontrast.training.folder import read_lines
 from kontrast.training.looking import pictures, projected, see
@@ -60,7 +61,7 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
     training batch and at the run's own temperature (DCL, proposition 1)."""
     shown, policy = pictures(run, IMAGES), run.recipe.views
     views = Views(policy.policy, count=2, size=policy.size, **policy.arguments)
-    temperature, batch = run.recipe.objective.arguments["temperature"], run.recipe.training.batch
+    temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
     curve = []
     for moment in moments(run, MOMENTS, device, say)[0]:
         z = projected(run, moment.student, shown, views, device, 2)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from kontrast.data import ImageSet
-from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, UsageError
+from kontrast.objectives import objective
+from kontrast.registry import DataError, KontrastError, NumbersError, Stopped, UsageError, nearest
 from kontrast.settings import Recipe
 from kontrast.studies import audit
 from kontrast.studies.cell_runs import finished_run, refuse_other_recipe
@@ -27,7 +28,9 @@ from kontrast.studies.table_results import add, find, has_seed, refuse_other_set
 from kontrast.studies.tables import Table, TableCell, settings_of
 from kontrast.training import checkpoints
 from kontrast.training.building import precision
+from kontrast.training.evaluation import PROBES
 from kontrast.training.folder import disk_faults, read_lines
+from kontrast.training.learner import check_options
 from kontrast.training.run import choose_device, open_split
 from kontrast.training.start import device_words, now
 from kontrast.training.stopping import Interrupted, StopWatch
@@ -73,13 +76,24 @@ class Reproduction:
         local = [*self.overrides, f"seed={seed}", *locate(source, self.data)]
         return Job(cell, seed, self.table.changed(cell, self.overrides), self.table.recipe(cell, local), source)
 
+    def possible(self, cell: TableCell, seed: int) -> Job:
+        """The job, if it can be run: a mistake in the last cell is told before the first one trains."""
+        try:
+            job = self.job(cell, seed)
+            check_recipe(job.recipe)
+        except UsageError as error:
+            raise UsageError(f"table {self.table.origin!r}, cell {cell.name!r}: {error}") from None
+        return job
+
     def left(self, cells: Sequence[TableCell], seeds: Sequence[int]) -> list[Job]:
-        """What is still to run, the first seed of every cell before the second of any; other settings are refused."""
+        """What is still to run, the first seed of every cell before the second of any; other settings, and what can't
+        be run, are refused."""
+        check_names(self.table)
         tree = stored(self.out, self.table)
         jobs = []
         for seed in seeds:
             for cell in cells:
-                job = self.job(cell, seed)
+                job = self.possible(cell, seed)
                 entry = find(tree, cell, job.changed)
                 if entry is not None:
                     refuse_other_settings(self.out / f"{self.table.name}.json", entry, settings_of(job.recipe))
@@ -94,7 +108,11 @@ class Reproduction:
         jobs = self.left(cells, seeds)
         for job in {job.source: job for job in jobs}.values():
             for split in ("train", "test"):
-                open_split(job.recipe.data, split, seed=job.seed)  # packed once, before several processes want it
+                part = open_split(
+                    job.recipe.data, split, seed=job.seed
+                )  # packed once, before several processes want it
+                if part.labels is None:
+                    raise DataError(f"{job.source}: its {split} images have no labels, and a table's probes need them")
         with disk_faults(self.runs):
             (self.runs / self.table.name).mkdir(parents=True, exist_ok=True)
         if together > 1 and len(jobs) > 1:
@@ -179,3 +197,18 @@ class Reproduction:
         probe = {key: kept[key] for key in ("accuracy", "low", "high", "n")}
         took = {"seconds": time.monotonic() - began, "epochs": job.recipe.training.epochs, "precision": "float32"}
         return {**took, "probes": {"linear": probe}, "numbers": {}, "curves": {}}
+
+
+def check_names(table: Table) -> None:
+    """Refuse a table that asks for probes or measures that there are not."""
+    for word, names, known in (("probe", table.probes, PROBES), ("measure", table.measures, MEASURES)):
+        for name in names:
+            if name not in known:
+                raise UsageError(f"table {table.origin!r}: unknown {word} {name!r}: {nearest(name, known)}")
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse a cell that could not be trained, or not be measured afterwards."""
+    check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
+    if recipe.training.epochs < 1:
+        raise UsageError("training.epochs=0 trains nothing; give at least 1")

@@ -6,6 +6,7 @@ Images are k binary channels, constant over space, without augmentation. B image
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from kontrast.data import Feeder
 from kontrast.data.features import binary_channels
 from kontrast.kernels import row_statistics
 from kontrast.objectives import objective
-from kontrast.registry import UsageError
+from kontrast.registry import NumbersError, UsageError
 from kontrast.training.folder import disk_faults, write_json
 from kontrast.training.run import choose_device
 
 BITS = (1, 2, 3, 4, 6, 8, 10)
 STEPS, IMAGES, BATCH, SIZE, WIDTH = 150, 4096, 128, 32, 64
+MOST_BITS = 64
+COLDEST, HOTTEST = 1e-6, 1e6  # beyond, float32 tells no two similarities apart once they are divided
 LAST = 20  # the loss is the mean over this many last steps
 Say = Callable[[str], None]
 
@@ -40,8 +43,7 @@ def saturate(
 ) -> dict[str, Any]:
     """Train each term for each k, write audit.json and return what is in it."""
     on, chosen = choose_device(device), sorted(set(bits or BITS))
-    if chosen[0] < 1:
-        raise UsageError(f"--bits {chosen[0]} with --saturation: at least 1 bit, since images need a channel")
+    check(chosen, temperatures, steps)
     terms: dict[str, tuple[Callable[[Tensor], Tensor], float | None]] = {
         f"log-sum-exp, temperature {t:g}": (lambda z, t=t: log_sum_exp(z, t), t) for t in temperatures
     }
@@ -69,6 +71,20 @@ def saturate(
     return tree
 
 
+def check(bits: Sequence[int], temperatures: Sequence[float], steps: int) -> None:
+    """Refuse what can't be trained, before anything is."""
+    for k in bits:
+        if k < 1:
+            raise UsageError(f"--bits {k} with --saturation: at least 1 bit, since images need a channel")
+        if k > MOST_BITS:
+            raise UsageError(f"--bits {k} with --saturation: at most {MOST_BITS} bits")
+    for t in temperatures:
+        if not COLDEST <= t <= HOTTEST:  # nor is NaN
+            raise UsageError(f"--temperatures {t:g} with --saturation: allowed are {COLDEST:g} to {HOTTEST:g}")
+    if steps < 0:
+        raise UsageError(f"--steps {steps}: give at least 1, or 0 for {STEPS}")
+
+
 def log_sum_exp(z: Tensor, temperature: float) -> Tensor:
     """mean_i log sum_{j != i} exp(<z_i, z_j>/tau): NT-Xent's distribution term."""
     ids = torch.arange(len(z), device=z.device)
@@ -77,11 +93,12 @@ def log_sum_exp(z: Tensor, temperature: float) -> Tensor:
 
 def simplex_value(bits: int, temperature: float) -> float:
     """The term where the 2^k kinds of image sit on the corners of a simplex, or orthogonal where D has no room for it;
-    a reference, not a proven optimum."""
+    a reference, not a proven optimum. In logarithms, since exp(1/tau) of a low temperature is past all numbers."""
     kinds = 2.0**bits
     apart = -1 / (kinds - 1) if kinds <= WIDTH + 1 else 0.0
     same, other = (BATCH - 1) / kinds, (BATCH - 1) * (1 - 1 / kinds)
-    return math.log(same * math.exp(1 / temperature) + other * math.exp(apart / temperature))
+    high, low = math.log(same) + 1 / temperature, math.log(other) + apart / temperature
+    return max(high, low) + math.log1p(math.exp(-abs(high - low)))
 
 
 def trained_term(term: Callable[[Tensor], Tensor], bits: int, steps: int, device: torch.device) -> float:
@@ -103,8 +120,10 @@ def trained_term(term: Callable[[Tensor], Tensor], bits: int, steps: int, device
             if len(values) == steps:
                 break
         epoch += 1
-    last = values[-LAST:]
-    return sum(last) / len(last)
+    mean = statistics.fmean(values[-LAST:])
+    if not math.isfinite(mean):
+        raise NumbersError(f"the distribution term of {bits} bits became {mean}: try a higher temperature")
+    return mean
 
 
 def enough(cells: list[dict[str, Any]]) -> int:

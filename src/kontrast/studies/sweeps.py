@@ -104,6 +104,8 @@ def plan(
     if count > MOST_CELLS:
         raise UsageError(f"{count:,} runs; allowed: {MOST_CELLS:,}: sweep fewer values")
     own = [resolve_method(name, data, overrides, device, say) for name in names]
+    for line in differing_arguments(names, own, grid):
+        say(line)
     cells = []
     for name, recipe in zip(names, own):
         tree = shared_tree(own[0], recipe)
@@ -118,6 +120,21 @@ def plan(
     if twice:
         raise UsageError(f"two of these runs would share the folder {twice}: give recipes of different names")
     return cells
+
+
+def differing_arguments(names: Sequence[str], recipes: Sequence[Recipe], grid: Grid) -> list[str]:
+    """A line for each argument that several objectives have, each at a value of its own: a difference between them may
+    be this value's and not the objective's."""
+    values: dict[str, dict[str, Any]] = {}
+    for name, recipe in zip(names, recipes):
+        for key, value in recipe.objective.arguments.items():
+            values.setdefault(f"objective.{key}", {})[name] = value
+    lines = []
+    for key, found in values.items():
+        if key not in grid and any(value != next(iter(found.values())) for value in found.values()):
+            each = ", ".join(f"{name} {_text(value)}" for name, value in found.items())
+            lines.append(f"{key}: {each}; to compare them at one value give {key}=...")
+    return lines
 
 
 def shared_tree(first: Recipe, own: Recipe) -> dict[str, Any]:

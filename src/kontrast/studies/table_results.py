@@ -16,10 +16,10 @@ from typing import Any
 
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe
+from kontrast.studies.table_records import VERSION, checked
 from kontrast.studies.tables import Table, TableCell, settings_of
 from kontrast.training.folder import disk_faults, read_json, write_atomic, write_json
 
-VERSION = 1
 WORDS = {
     "knn": "kNN",
     "linear": "linear (logistic regression)",
@@ -46,10 +46,7 @@ def stored(out: Path, table: Table) -> Record:
     path = out / f"{table.name}.json"
     if not path.is_file():
         return {"version": VERSION, "table": table.name, "title": table.title, "cells": []}
-    tree = read_json(path)
-    if not isinstance(tree, dict) or tree.get("version", 0) > VERSION:
-        raise UsageError(f"{path} was written by a newer kontrast: upgrade, or give another --out")
-    return tree
+    return checked(read_json(path), path, "give another --out")
 
 
 def find(tree: Record, cell: TableCell, changed: Record) -> Record | None:
@@ -78,49 +75,61 @@ def refuse_other_settings(path: Path, entry: Record, settings: Record, data: str
 
 
 @contextlib.contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """One writer at a time: several processes add to the same file."""
+def changing(out: Path, table: Table) -> Iterator[Record]:
+    """What is stored, to be changed; then both files are written. One writer at a time, since several processes add to
+    the same file, and nothing is written where something goes wrong on the way."""
     with disk_faults(out):
         out.mkdir(parents=True, exist_ok=True)
         handle = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        tree = stored(out, table)
+        yield tree
+        order = {c.name: place for place, c in enumerate(table.cells)}
+        tree["cells"].sort(key=lambda c: (order.get(c["cell"], len(order)), len(c["changed"]), str(c["changed"])))
+        text = markdown(table, tree)
+        write_json(out / f"{table.name}.json", tree)
+        write_atomic(out / f"{table.name}.md", text)
     finally:
         os.close(handle)
 
 
+def lay(tree: Record, path: Path, cell: TableCell, facts: Record, run: Record) -> None:
+    """Lay one seed's record over the stored ones. facts: the cell's `changed`, `settings` and `data`."""
+    entry = find(tree, cell, facts["changed"])
+    if entry is None:
+        entry = {"cell": cell.name, "recipe": cell.recipe, "changed": facts["changed"], "data": facts["data"]}
+        entry |= {"settings": facts["settings"], "runs": []}
+        tree["cells"].append(entry)
+    refuse_other_settings(path, entry, facts["settings"], facts["data"])
+    others = [r for r in entry["runs"] if r["seed"] != run["seed"]]
+    entry["runs"] = sorted([*others, run], key=lambda r: r["seed"])
+
+
 def add(out: Path, table: Table, cell: TableCell, changed: Record, settings: Record, data: str, run: Record) -> None:
     """Lay one seed's record over the stored ones and write both files."""
-    with locked(out):
-        tree = stored(out, table)
-        entry = find(tree, cell, changed)
-        if entry is None:
-            entry = {"cell": cell.name, "recipe": cell.recipe, "changed": changed, "data": data, "settings": settings}
-            tree["cells"].append({**entry, "runs": []})
-            entry = tree["cells"][-1]
-        refuse_other_settings(out / f"{table.name}.json", entry, settings, data)
-        others = [r for r in entry["runs"] if r["seed"] != run["seed"]]
-        entry["runs"] = sorted([*others, run], key=lambda r: r["seed"])
-        order = {c.name: place for place, c in enumerate(table.cells)}
-        tree["cells"].sort(key=lambda c: (order.get(c["cell"], len(order)), len(c["changed"]), str(c["changed"])))
-        write_json(out / f"{table.name}.json", tree)
-        write_atomic(out / f"{table.name}.md", markdown(table, tree))
+    with changing(out, table) as tree:
+        facts = {"changed": changed, "settings": settings, "data": data}
+        lay(tree, out / f"{table.name}.json", cell, facts, run)
 
 
 def merge(out: Path, table: Table, path: Path) -> int:
-    """Add what another results file holds of the table, run on another machine; how many runs it was."""
-    known, count = {cell.name: cell for cell in table.cells}, 0
-    tree = read_json(path)
+    """Add what another results file holds of the table, run on another machine, all of it or nothing; how many runs
+    it was."""
+    if not path.is_file():
+        raise UsageError(f"--merge {path}: no such file; give the {table.name}.json of another results folder")
+    known, tree = {cell.name: cell for cell in table.cells}, read_json(path)
     if not isinstance(tree, dict) or tree.get("table") != table.name:
         raise UsageError(f"{path} is not a results file of {table.name}")
-    for entry in tree["cells"]:
+    entries = checked(tree, path, "merge another file")["cells"]
+    for entry in entries:
         if entry["cell"] not in known:
             raise UsageError(f"{path} has the cell {entry['cell']!r}, which {table.name} has not")
-        for run in entry["runs"]:
-            add(out, table, known[entry["cell"]], entry["changed"], entry["settings"], entry["data"], run)
-            count += 1
-    return count
+    with changing(out, table) as own:
+        for entry in entries:
+            for run in entry["runs"]:
+                lay(own, out / f"{table.name}.json", known[entry["cell"]], entry, run)
+    return sum(len(entry["runs"]) for entry in entries)
 
 
 def finished(entry: Record | None) -> list[Record]:

@@ -13,6 +13,7 @@ from typing import Any
 from kontrast.recipes import flat, recipe_text, resolve
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import Recipe, parse_toml, to_tree, toml_value
+from kontrast.studies.shapes import NUMBER, TEXT, fault
 
 FOLDER = Path(__file__).parent / "papers"
 CLAIMS = FOLDER / "claims.toml"
@@ -22,6 +23,21 @@ NOT_SETTINGS = (
     "training.compile", "training.log_every", "evaluation.", "checkpoints.",
 )  # fmt: skip
 """What may differ between two runs of one cell: the seed, where the images lie, what is logged and kept."""
+
+CELL = {
+    "name": TEXT, "label": TEXT, "recipe?": TEXT, "overrides?": [TEXT], "paper?": NUMBER, "where?": TEXT,
+    "learner?": TEXT,
+}  # fmt: skip
+GRID = {"key": TEXT, "values": [NUMBER], "label": TEXT, "paper?": [NUMBER]}
+GROUP = {
+    "name": TEXT, "title": TEXT, "recipe?": TEXT, "overrides?": [TEXT], "where?": TEXT, "learner?": TEXT,
+    "cells?": [CELL], "grid?": GRID,
+}  # fmt: skip
+TABLE = {
+    "groups": [GROUP], "title": TEXT, "paper": TEXT, "about": TEXT, "probes": [TEXT], "settings": [TEXT],
+    "measures?": [TEXT],
+}  # fmt: skip
+LEARNERS = ("", "VAE")
 
 
 @dataclass(frozen=True)
@@ -87,24 +103,37 @@ def load_table(name: str) -> Table:
 
 
 def read_table(name: str, tree: dict[str, Any], origin: str) -> Table:
+    """The table of a file's tree; one that is no table, or an impossible one, is refused."""
+    named = f"table {origin!r}"
+    wrong = fault(tree, TABLE)
+    if wrong:
+        beside = FOLDER / "cacr-table-2.toml"
+        raise UsageError(f"{named} can't be read: {wrong}; {beside} is one that can")
     try:
-        groups = tree["groups"]
-        cells = [cell for group in groups for cell in read_group(group)]
-        table = Table(
-            name, tree["title"], tree["paper"], tree["about"], tuple(tree["probes"]), tuple(tree["settings"]),
-            tuple(tree.get("measures", ())), {g["name"]: g["title"] for g in groups}, tuple(cells), origin,
-        )  # fmt: skip
-    except KeyError as missing:
-        raise UsageError(
-            f"table {name!r} lacks {missing}: see the files beside {FOLDER / 'cacr-table-2.toml'}"
-        ) from None
+        cells = [cell for group in tree["groups"] for cell in read_group(group)]
     except TypeError as error:
-        raise UsageError(f"table {name!r} has a cell that can't be read: {error}") from None
+        raise UsageError(f"{named} has a cell that can't be read: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{named}: {error}") from None
+    table = Table(
+        name, tree["title"], tree["paper"], tree["about"], tuple(tree["probes"]), tuple(tree["settings"]),
+        tuple(tree.get("measures", ())), {g["name"]: g["title"] for g in tree["groups"]}, tuple(cells), origin,
+    )  # fmt: skip
+    check_table(table, named)
+    return table
+
+
+def check_table(table: Table, named: str) -> None:
     names = [cell.name for cell in table.cells]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice:
-        raise UsageError(f"table {name!r} has two cells named {twice!r}")
-    return table
+        raise UsageError(f"{named} has two cells named {twice!r}")
+    for what, found in (("cells", table.cells), ("probes", table.probes)):
+        if not found:
+            raise UsageError(f"{named} has no {what}: give at least one")
+    for cell in table.cells:
+        if cell.learner not in LEARNERS:
+            raise UsageError(f"{named}: cell {cell.name!r} has the learner {cell.learner!r}; allowed: VAE, or none")
 
 
 def read_group(group: dict[str, Any]) -> list[TableCell]:
@@ -124,6 +153,11 @@ def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
     if not grid:
         return []
     papers = grid.get("paper") or [None] * len(grid["values"])
+    if len(papers) != len(grid["values"]):
+        raise UsageError(
+            f"the grid of group {group['name']!r} has {len(grid['values'])} values, and of the paper {len(papers)}: "
+            "give one for each, or none"
+        )
     before = grid["label"].endswith("=")  # "λ = 2", but "2 bits"
     return [
         {
@@ -132,7 +166,7 @@ def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
             "overrides": [f"{grid['key']}={toml_value(value)}"],
             "paper": paper,
         }
-        for value, paper in zip(grid["values"], papers, strict=True)
+        for value, paper in zip(grid["values"], papers)
     ]
 
 
