@@ -33,7 +33,6 @@ MAY_IMPORT["studies"] = {*MAY_IMPORT["training"], "training"}
 
 # Heavy things stand inside the functions that use them, so that a command pays only for what it needs.
 NEVER_AT_THE_TOP = {"torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton"}
-TRITON_FILES = {"triton"}  # files that are Triton kernels begin so
 
 
 def imports(path: Path, top_only: bool = False) -> set[str]:

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from kontrast import __version__, cli_compare, cli_reproduce, cli_studies
-from kontrast.registry import KontrastError, UsageError
+from kontrast.registry import EnvironmentFault, KontrastError, UsageError
 from kontrast.terminal import Device, Json, MaxBad, emit, keep_streams, say, split_arguments, write_page
+from kontrast.training.stopping import StopWatch
 
 app = typer.Typer(
     name="kontrast",
@@ -44,12 +45,11 @@ def pretrain(
 ) -> None:
     """Train an encoder on DATA (a folder, a named set, shards or a store; default: the embedded digits)."""
     from kontrast import distributed, training
-    from kontrast.training.stopping import StopWatch
 
     data, overrides = split_arguments(arguments)
     overrides += [] if max_bad is None else [f"data.max_bad={max_bad}"]
     overrides += ["data.allow_small=true"] * allow_small + ["data.follow_links=true"] * follow_links
-    distributed.initialize()
+    join_ranks()
     try:
         run = training.pretrain(
             data,
@@ -78,13 +78,23 @@ def pretrain(
     )
 
 
+def join_ranks() -> None:
+    from kontrast import distributed
+
+    try:
+        distributed.initialize()
+    except ValueError as error:
+        names = "WORLD_SIZE, RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        raise EnvironmentFault(f"can't join the ranks: {error}; start with torchrun, or unset {names}") from None
+
+
 @app.command()
 def probe(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     kind: Annotated[
         str, typer.Argument(help="knn, linear, few-shot, finetune or a protocol; default: knn and linear.")
     ] = "",
-    protocol: Annotated[str, typer.Option(help="Of linear: cacr, moco, dcl-lars, uniclr or simclr.")] = "",
+    protocol: Annotated[str, typer.Option(help="Of linear: cacr, moco, simclr, ...; a wrong one lists all.")] = "",
     cached: Annotated[
         bool, typer.Option("--cached/--augmented", help="Protocols: plain pictures once, or fresh crops every epoch.")
     ] = False,
@@ -98,7 +108,6 @@ def probe(
 ) -> None:
     """Measure what the frozen encoder of RUN can do, beside raw pixels and the untrained encoder."""
     from kontrast import training
-    from kontrast.training.stopping import StopWatch
 
     again = shlex.join(["kontrast", *sys.argv[1:]])
     with StopWatch(f"stopped before the probe was done; what was done is kept; go on with: {again}"):
@@ -208,7 +217,8 @@ def run(argv: list[str]) -> int:
     debug = "--debug" in argv
     argv = [a for a in argv if a != "--debug"] or ["--help"]
     try:
-        code = app(args=argv, standalone_mode=False)
+        with StopWatch("stopped; give the same command again"):
+            code = app(args=argv, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KontrastError as error:
         if debug:
@@ -216,6 +226,11 @@ def run(argv: list[str]) -> int:
         return fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return fail("stopped by Ctrl-C", 130)
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        what = f"{error.filename}: " if error.filename is not None else ""
+        return fail(f"{what}{error.strerror or error}", 6)
     except SystemExit:  # typer's way to leave where the reader of --help went away (`| head`)
         return 0
     except Exception as error:

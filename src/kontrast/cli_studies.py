@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,4 +107,9 @@ def export(
 def number_table(numbers: list[dict[str, Any]]) -> list[str]:
     """Name, value and what it means, for the terminal."""
     width = max((len(n["name"]) for n in numbers), default=0)
-    return [f"{n['name']:<{width}}  {n['value']:>9.4g}  {n['note']}" for n in numbers]
+    room = max(24, shutil.get_terminal_size().columns - width - 13) if sys.stdout.isatty() else sys.maxsize
+    lines = []
+    for n in numbers:
+        first, *rest = textwrap.wrap(n["note"], room) or [""]
+        lines += [f"{n['name']:<{width}}  {n['value']:>9.4g}  {first}", *(" " * (width + 13) + more for more in rest)]
+    return lines

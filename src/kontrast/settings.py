@@ -93,6 +93,7 @@ class TrainingSettings:
     lr: float = 0.06
     lr_scaling: str = "none"
     momentum: float = 0.9
+    lr_inside: bool = False  # LARS as TensorFlow's SimCLR has it: the rate is inside the momentum
     weight_decay: float = 5e-4
     decay_all: bool = True  # false: biases and norms go without weight decay
     schedule: str = "cosine"
@@ -160,41 +161,25 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Settings that take one of a few words."""
 
+NOT_NEGATIVE = """
+    seed views.local_count views.local_size data.size data.random_bits data.overlay_digits data.max_bad
+    data.test_share teacher.momentum training.epochs training.lr training.momentum training.weight_decay
+    training.warmup training.gamma training.max_steps evaluation.every evaluation.gallery checkpoints.every
+"""
+AT_LEAST_ONE = """
+    views.count views.size bank.size batch_norm.splits training.accumulate training.log_every evaluation.k
+    checkpoints.keep
+"""
 AT_LEAST: dict[str, float] = {
-    "seed": 0,
-    "views.count": 1,
-    "views.size": 1,
-    "views.local_count": 0,
-    "views.local_size": 0,
-    "data.size": 0,
-    "data.random_bits": 0,
-    "data.overlay_digits": 0,
-    "data.max_bad": 0,
-    "data.test_share": 0,
-    "teacher.momentum": 0,
-    "bank.size": 1,
-    "batch_norm.splits": 1,
-    "training.epochs": 0,
+    **dict.fromkeys(NOT_NEGATIVE.split(), 0),
+    **dict.fromkeys(AT_LEAST_ONE.split(), 1),
     "training.batch": 2,
-    "training.lr": 0,
-    "training.momentum": 0,
-    "training.weight_decay": 0,
-    "training.warmup": 0,
-    "training.gamma": 0,
-    "training.accumulate": 1,
-    "training.max_steps": 0,
-    "training.log_every": 1,
-    "evaluation.every": 0,
-    "evaluation.k": 1,
     "evaluation.temperature": 1e-6,
     "evaluation.crop": 1e-3,
-    "evaluation.gallery": 0,
-    "checkpoints.every": 0,
-    "checkpoints.keep": 1,
 }
-AT_MOST: dict[str, float] = {"teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62}
-
-
+AT_MOST: dict[str, float] = {
+    "teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62, "evaluation.crop": 1,
+}  # fmt: skip
 DEEPEST = 8
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kontrast.registry import UsageError, printable
+from kontrast.registry import EnvironmentFault, UsageError, printable
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
 MaxBad = Annotated[float | None, typer.Option(help="The share of damaged images to go on with; 0.05.", min=0, max=1)]
@@ -29,9 +29,10 @@ def emit(tree: dict[str, Any], lines: list[str], as_json: bool) -> None:
     text = json.dumps(tree) if as_json else "\n".join(_writable(line, sys.stdout) for line in lines)
     try:
         print(text, flush=True)
-    except BrokenPipeError:
-        # The reader went away (`| head`): not an error, and nothing more can be said on that pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more can be said there
+        if not isinstance(error, BrokenPipeError):  # a reader that went away (`| head`) is no error
+            raise EnvironmentFault(f"can't write the result to standard output: {error.strerror}") from None
 
 
 def keep_streams() -> None:

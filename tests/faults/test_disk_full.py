@@ -15,7 +15,7 @@ import pytest
 from forked import TINY, Command, ends, steps_logged, until
 
 from kontrast import cli
-from kontrast.training import checkpoints, folder, loop
+from kontrast.training import checkpoints, folder
 from kontrast.training.folder import read_lines
 
 SHORT = [*TINY, "training.max_steps=12", "training.log_every=1"]
@@ -65,7 +65,7 @@ def test_the_disk_fills_up_while_a_checkpoint_is_written(small_disk, tmp_path):
 
 def filled_at(argv: list[str], place: Path, name: str) -> int:
     """Run the command; the disk is filled just before the first line, or the whole, of the file of this name."""
-    inner_atomic, inner_line = loop.write_atomic, folder.Lines.write
+    inner_atomic, inner_line = checkpoints.write_atomic, folder.Lines.write
 
     def write_atomic(path: Path, content: str | bytes) -> None:
         if path.name == name:
@@ -77,7 +77,7 @@ def filled_at(argv: list[str], place: Path, name: str) -> int:
             fill(place, 0)
         inner_line(self, **record)
 
-    loop.write_atomic, folder.Lines.write = write_atomic, write
+    checkpoints.write_atomic, folder.Lines.write = write_atomic, write
     return cli.run(argv)
 
 
@@ -158,7 +158,7 @@ def pretrain_without_data(tmp_path: Path, out: Path) -> str:
 def test_a_read_only_output_is_refused_before_the_data_is_read(tmp_path, read_only):
     """Seen: exit 6 naming the place and another --out. Remains: the place as it was."""
     said = pretrain_without_data(tmp_path, read_only / "run")
-    assert f"can't write {read_only / 'run'}: " in said and "choose another --out" in said
+    assert f"can't write {read_only / 'run'}: " in said and "choose another place" in said
     assert not list(read_only.iterdir())
 
 

@@ -245,11 +245,12 @@ def test_channels_last_images_give_the_same_views_and_features():
 
 @pytest.mark.fault(19)
 def test_a_bank_larger_than_the_data_and_an_empty_one(tmp_path):
-    """A bank of 4,096 rows over 40 images trains from an empty start; a bank without rows is refused, exit 2."""
+    """A bank of 4,096 rows over 40 images trains, and says both counts and what to do; one without rows: exit 2."""
     root = folder_of(tmp_path / "p", 40)
     bank = ["teacher.momentum=0.9", "objective.name=info-nce"]
     done = pretrain(root, tmp_path / "run", *bank, "bank.size=4096")
     assert done.returncode == 0 and all(map(math.isfinite, losses(tmp_path / "run"))), done.stderr
+    assert "the bank of 4,096 rows holds 102.4 epochs of 40 images" in done.stderr and "bank.size=20" in done.stderr
     one_line(pretrain(root, tmp_path / "other", *bank, "bank.size=0"), 2, "bank.size", "at least 1")
     z, keys = torch.randn(2, 4, 3), torch.randn(2, 4, 3)
     with pytest.raises(ValueError, match="bank has shape"):

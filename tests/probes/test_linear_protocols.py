@@ -45,13 +45,15 @@ def test_protocols_are_those_of_the_papers():
         90,
         4096,
     )
+    assert PROTOCOLS["uniclr-imagenet"].lr == pytest.approx(0.08) and PROTOCOLS["simclr-imagenet"].lr == 1.6
+    assert rate["jcl-imagenet100"] == pytest.approx([10, 10, 1, 0.1]) and rate["hcl"] == [1e-3] * 4
 
 
 @pytest.mark.parametrize("name", list(PROTOCOLS))
 def test_every_protocol_learns_and_reports_its_last_epoch(name):
     protocol = PROTOCOLS[name]
-    if name == "dcl-lars":  # made for 1,100 steps and more: on 300 images as many epochs
-        protocol = dataclasses.replace(protocol, epochs=1100)
+    steps = {"dcl-lars": 1100, "uniclr-imagenet": 8000, "hcl": 1000}  # what they are made for: on 300 images as many
+    protocol = dataclasses.replace(protocol, epochs=steps.get(name, protocol.epochs))
     found = linear(*blobs(noise=0.5), protocol)
     assert found.probe == f"linear-{name}" and found.accuracy > 0.9
     assert found.accuracy == found.extra["curve"][-1] <= found.extra["best"] == max(found.extra["curve"])

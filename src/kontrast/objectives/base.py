@@ -54,12 +54,8 @@ class Objective(nn.Module):
     """
 
     paper: str
-    takes_keys = True
-    needs_keys = False
     takes_bank = False
-    needs_bank = False
     takes_ids = False
-    min_views = 2
     no_bank = "it has no negatives to take from there"
 
     def __init__(self, *, normalize: bool = True, reduction: str = "mean"):
@@ -97,6 +93,9 @@ class Objective(nn.Module):
         with torch.autocast(z.device.type, enabled=False):
             pairs = self.pairs(inputs)
             terms = self.contrast(pairs)
+            empty = [name for name, term in terms.items() if not term.numel()]
+            if empty:
+                raise ValueError(f"{self}: its {' and '.join(empty)} is empty; means are made where with_mean=True")
             means = {name: term.mean() for name, term in terms.items() if term.ndim}
             if self.reduction != "mean":
                 means = self._scaled(means, terms, pairs.N)

@@ -15,7 +15,8 @@ class DecoupledNTXent(Objective):
 
     At lambda = tau it is tau times NT-Xent. The paper's lambda = 0.1 goes with its code, whose attraction is the mean
     over dimensions, (1 - <z_i, z_i+>)/D: that is `align_reduction="mean"`. With equation 4 as written (`"sum"`) such a
-    weight lets the representation collapse; 0.1 D is its equal there.
+    weight lets the representation collapse; 0.1 D is its equal there. `loss_scale` multiplies all; the paper takes 1000
+    where attraction is that mean, which is small for unit z.
 
     Reference: Chen, Luo and Li, Intriguing Properties of Contrastive Losses, NeurIPS 2021.
     """
@@ -26,16 +27,17 @@ class DecoupledNTXent(Objective):
 
     def __init__(
         self, temperature: float = 1.0, distribution_weight: float = 0.1, *, align_reduction: str = "sum",
-        normalize: bool = True, reduction: str = "mean",
+        loss_scale: float = 1.0, normalize: bool = True, reduction: str = "mean",
     ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature)
         self.distribution_weight = weight("distribution_weight", distribution_weight)
+        self.loss_scale = positive("loss_scale", loss_scale)
         self.align_reduction = choice("align_reduction", align_reduction, ("sum", "mean"))
 
     def contrast(self, pairs: Pairs) -> Terms:
         attraction = -pairs.positive if self.align_reduction == "sum" else (1 - pairs.positive) / pairs.D
         return Terms(
-            attraction=attraction,
-            repulsion=self.distribution_weight * pairs.others(scale=1 / self.temperature),
+            attraction=self.loss_scale * attraction,
+            repulsion=self.loss_scale * self.distribution_weight * pairs.others(scale=1 / self.temperature),
         )

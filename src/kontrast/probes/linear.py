@@ -56,7 +56,13 @@ PROTOCOLS = {
         # DCL's "base lr 1.2" is taken as the rate at batch 4096: SimSiam, whose protocol it is, has 1.6 there.
         LinearProtocol("dcl-lars", "lars", 1.2, 4096, 90),
         LinearProtocol("uniclr", "sgd", 30.0, 256, 100),
+        LinearProtocol("uniclr-imagenet", "lars", 0.02 * 1024 / 256, 1024, 90),
         LinearProtocol("simclr", "sgd", 0.1 * 512 / 256, 512, 100, nesterov=True, deviation=0.0),
+        LinearProtocol(
+            "simclr-imagenet", "sgd", 0.1 * 4096 / 256, 4096, 90, nesterov=True, weight_decay=1e-6, deviation=0.0
+        ),
+        LinearProtocol("jcl-imagenet100", "sgd", 10.0, 256, 100, milestones=(60, 80)),
+        LinearProtocol("hcl", "adam", 1e-3, 512, 100, weight_decay=1e-6, milestones=(100,), factor=1.0, deviation=None),
     )
 }
 

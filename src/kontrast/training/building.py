@@ -57,7 +57,9 @@ def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
     t = recipe.training
     momentum = t.momentum if t.optimizer in ("sgd", "lars") else None
     exclude = {"exclude_1d": True} if t.optimizer == "lars" or not t.decay_all else {}
-    return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=t.weight_decay, **exclude)
+    inside = {"lr_inside": True} if t.optimizer == "lars" and t.lr_inside else {}
+    decay = t.weight_decay
+    return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=decay, **exclude, **inside)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.registry import CheckpointError
-from kontrast.training.folder import disk_faults
+from kontrast.registry import CheckpointError, EnvironmentFault
+from kontrast.training.folder import disk_faults, write_atomic
 
 SCHEMA = 1
 
@@ -99,13 +99,19 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
-def newest(folder: Path, say: Any = None) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]] | None:
-    """Tensors, state and manifest of the newest valid checkpoint; None where there is none at all."""
+def newest(
+    folder: Path, say: Any = None, recipe: str | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]] | None:
+    """Tensors, state and manifest of the newest valid checkpoint of this recipe (its fingerprint, where it is known);
+    None where there is none at all."""
     found = checkpoints(folder)
     reasons = []
     for path in reversed(found):
         try:
-            return load(path)
+            tensors, state, manifest = load(path)
+            if recipe is not None and manifest.get("recipe") not in (None, recipe):
+                raise CheckpointError(f"checkpoint {path.name}: of a run by another recipe")
+            return tensors, state, manifest
         except CheckpointError as error:
             reasons.append(str(error))
             if say:
@@ -127,6 +133,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
         files = manifest["files"]
         if manifest["schema"] > SCHEMA:
             raise CheckpointError(f"checkpoint {path.name}: written by a newer kontrast; upgrade to read it")
+        if name_of(manifest["step"]) != path.name:
+            raise CheckpointError(f"checkpoint {path.name}: it is of step {manifest['step']}")
         content = {}
         for name in ("state.safetensors", "state.json"):
             content[name] = (path / name).read_bytes()
@@ -139,6 +147,15 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
         raise CheckpointError(f"checkpoint {path.name}: unreadable ({type(error).__name__})") from None
 
 
+def write_weights(path: Path, tensors: dict[str, Tensor]) -> str:
+    """A .safetensors file of the tensors, and its SHA-256."""
+    from safetensors.torch import save as as_bytes
+
+    content = as_bytes({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
+    write_atomic(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors of a .safetensors file; anything else is refused, never unpickled."""
     from safetensors import SafetensorError
@@ -148,7 +165,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return load_tensors(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
-    except (SafetensorError, ValueError, OSError, KeyError, TypeError, OverflowError):
+    except OSError as error:
+        raise EnvironmentFault(f"can't read {path}: {error.strerror}") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
         raise CheckpointError(f"{path} is not a readable safetensors file; other formats can execute code") from None
 
 

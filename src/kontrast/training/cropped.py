@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from kontrast.data import ImageSet
+from kontrast.probes import PROTOCOLS
 from kontrast.training.building import build_views, precision
 from kontrast.training.run import Run
 from kontrast.views import Views, keys
 
-CROPS = {"cacr": None, "moco": (0.08, 1.0), "uniclr": (0.08, 1.0), "simclr": (0.08, 1.0), "dcl-lars": (0.08, 1.0)}
+CROPS = {name: None if name == "cacr" else (0.08, 1.0) for name in PROTOCOLS}
 """Share of the area in the crops on which each protocol trains its classifier; None: as the run's own views have it."""
 PROBE_DRAWS = 1 << 41  # epochs of views that no training and no lens draws
 CHUNK = 2048

@@ -29,3 +29,8 @@ def spelled_out(recipe: Recipe) -> Recipe:
         }
         changed[key] = replace(part, arguments=defaults | part.arguments)
     return replace(recipe, **changed)
+
+
+def temperature_of(recipe: Recipe) -> float:
+    """The objective's temperature; 0.1 for one that has none."""
+    return float(spelled_out(recipe).objective.arguments.get("temperature", 0.1))

@@ -100,13 +100,23 @@ def embed(
         for torn in out.parent.glob(f".tmp-*-{glob.escape(out.name)}"):  # of one that was killed while it joined
             torn.unlink(missing_ok=True)
         begin(parts, facts, say)
-        found = _fill(run, encoder, stream, parts, on, batches, out, say)
+        command = go_on(run, stream, out, split, max_bad, device)
+        found = _fill(run, encoder, stream, parts, on, batches, command, say)
         bad = left_out(stream, found, run.recipe.data.max_bad if max_bad is None else max_bad)
         join(out, found, facts)
     finally:
         holder.release()
     shutil.rmtree(parts, ignore_errors=True)
     return Embedded(out, sum(len(p.ids) for p in found), facts["width"], bad)
+
+
+def go_on(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str) -> str:
+    """The command that goes on with the same vectors."""
+    words = ["kontrast", "embed", str(run.path), stream.name, "--out", str(out)]
+    words += [] if split == "all" else ["--split", split]
+    words += [] if max_bad is None else ["--max-bad", str(max_bad)]
+    words += [] if device == "auto" else ["--device", device]
+    return shlex.join(words)
 
 
 def left_out(stream: Stream, found: list[Part], allowed: float) -> list[tuple[str, str]]:
@@ -193,7 +203,7 @@ def write_part(parts: Path, number: int, vectors: Tensor, made: list[Batch]) -> 
 
 
 def _fill(
-    run: Run, encoder: Any, stream: Stream, parts: Path, device: torch.device, batches: int, out: Path, say: Callable
+    run: Run, encoder: Any, stream: Stream, parts: Path, device: torch.device, batches: int, command: str, say: Callable
 ) -> list[Part]:
     """All parts in order; those that are not there yet are made."""
     found = {n: read_part(parts, n) for n in range(-(-stream.steps // batches))}
@@ -216,10 +226,7 @@ def _fill(
                     found[number] = write_part(parts, number, torch.cat(rows), made)
                     rows, made = [], []
                 if stop.asked is not None:
-                    where = f"part {sum(map(bool, found.values()))} of {len(found)}"
-                    raise stop.error(
-                        where, shlex.join(["kontrast", "embed", str(run.path), stream.name, "--out", str(out)])
-                    )
+                    raise stop.error(f"part {sum(map(bool, found.values()))} of {len(found)}", command)
     return [part for part in found.values() if part]
 
 

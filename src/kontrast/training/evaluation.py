@@ -21,7 +21,7 @@ from kontrast.lens.numbers import conditional_entropy
 from kontrast.lens.spectrum import effective_rank
 from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, fine_tune, knn, linear, logistic
 from kontrast.probes.intervals import over_seeds
-from kontrast.registry import DataError, UsageError, nearest
+from kontrast.registry import CheckpointError, DataError, UsageError, nearest
 from kontrast.training.cropped import CROPS, CroppedFeatures
 from kontrast.training.folder import read_json, write_json
 from kontrast.training.progress import Progress
@@ -137,6 +137,7 @@ def _labelled_sets(
         train = open_split(settings, "train", seed=run.recipe.seed)
     except DataError as error:
         raise error if data else DataError(f"{error}; are the run's images elsewhere? give them with --data") from None
+    run.fitting(train)
     test = open_split(settings, "test", seed=run.recipe.seed) if train.has_test else None
     if labels is not None:
         train = read_labels(train, labels)
@@ -161,7 +162,7 @@ def _probed(
 ) -> ProbeResult:
     settings = run.recipe.evaluation
     arguments = {"k": settings.k, "temperature": settings.temperature} if probe == "knn" else given
-    arguments |= {"seeds": range(seed, seed + 3)} if probe == "few-shot" else {"seed": seed}
+    arguments |= {"seeds": range(3 * seed, 3 * seed + 3)} if probe == "few-shot" else {"seed": seed}
     result = PROBES[probe](*sets, **arguments)
     if result.note:
         say(f"{probe}, {name}: {result.note}")
@@ -183,11 +184,20 @@ def _keep(run: Run, results: list[ProbeResult], data: str | None) -> list[ProbeR
     if data is not None:
         results = [dataclasses.replace(r, protocol={**r.protocol, "data": data}) for r in results]
     path = run.path / "probes.json"
-    before = read_json(path).get("probes", []) if path.exists() else []
+    before = read_probes(path) if path.exists() else []
     kept = {_place(r): r for r in [*before, *(r.to_dict() for r in results)]}
     if results:
         write_json(path, {"version": 1, "probes": list(kept.values())})
     return results
+
+
+def read_probes(path: Path) -> list[dict[str, Any]]:
+    """The results that a run's probes.json holds."""
+    tree = read_json(path)
+    found = tree.get("probes", []) if isinstance(tree, dict) else None
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise CheckpointError(f"{path} is damaged: it holds no list of probes; remove it and probe again")
+    return found
 
 
 def _place(entry: dict[str, Any]) -> tuple[Any, ...]:

@@ -25,7 +25,8 @@ from kontrast.registry import DataError, EnvironmentFault, NumbersError, UsageEr
 from kontrast.settings import to_tree
 from kontrast.training.checkpoints import versions
 from kontrast.training.embedding import mouthfuls
-from kontrast.training.folder import disk_faults, read_json, write_atomic, write_json
+from kontrast.training.evaluation import read_probes
+from kontrast.training.folder import disk_faults, write_atomic, write_json
 from kontrast.training.run import Run
 
 FORMATS = ("safetensors", "onnx")
@@ -100,7 +101,7 @@ def describe(run: Run, encoder: nn.Module) -> dict[str, Any]:
         "exported_with": versions(),
         "recipe": to_tree(run.recipe),
         "fingerprint": info.get("fingerprint", ""),
-        "probes": read_json(probes).get("probes", []) if probes.exists() else [],
+        "probes": read_probes(probes) if probes.exists() else [],
     }
 
 

@@ -23,6 +23,8 @@ from typing import Any
 from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
 
 VERSION = 1
+KINDS = {"version": int, "data": dict, "data_before": dict, "resumed": list, "recipe_sha256": list, "fingerprint": str}
+"""What run.json's entries must be, where they are there."""
 
 
 @contextlib.contextmanager
@@ -33,9 +35,10 @@ def disk_faults(path: Path, needed: int = 0) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             size = f" ({needed:,} bytes needed)" if needed else ""
-            raise EnvironmentFault(f"no space left to write {path}{size}: free some, then --resume") from None
+            text = f"no space left to write {path}{size}: free some, then go on (pretrain: --resume)"
+            raise EnvironmentFault(text) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise EnvironmentFault(f"can't write {path}: {error.strerror}; choose another --out") from None
+            raise EnvironmentFault(f"can't write {path}: {error.strerror}; choose another place") from None
         raise EnvironmentFault(f"can't write {path}: {error.strerror or error}") from None
 
 
@@ -63,6 +66,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: is {path.parent} a finished run?") from None
+    except OSError as error:
+        raise EnvironmentFault(f"can't read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise CheckpointError(f"{path} is damaged: not JSON") from None
 
@@ -141,9 +146,10 @@ class RunFolder:
         facts = read_json(self / "run.json")
         if not isinstance(facts, dict):
             raise CheckpointError(f"{self / 'run.json'} is damaged: not a table")
+        for key, kind in KINDS.items():
+            if not isinstance(facts.get(key, kind()), kind):
+                raise CheckpointError(f"{self / 'run.json'} is damaged: its {key} can't be {facts[key]!r}")
         version = facts.get("version", 0)
-        if not isinstance(version, int):
-            raise CheckpointError(f"{self / 'run.json'} is damaged: its version is no number")
         if version > VERSION:
             raise CheckpointError(f"{self.path} was written by a newer kontrast: upgrade to read it")
         return facts
@@ -163,7 +169,7 @@ class Lines:
         if self.path.exists():
             records = read_lines(self.path)
             damaged = max(0, self.path.read_bytes().count(b"\n") - len(records))
-            kept = [r for r in records if keep_until_step is None or r.get("step", 0) <= keep_until_step]
+            kept = [r for r in records if keep_until_step is None or _step(r) <= keep_until_step]
             write_atomic(self.path, "".join(_line(r) for r in kept))
         with disk_faults(self.path):
             self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115
@@ -183,6 +189,12 @@ class Lines:
             with disk_faults(self.path):
                 self._file.close()
             self._file = None
+
+
+def _step(record: dict[str, Any]) -> float:
+    """Where a record stands; one whose step is no number is of no step that was kept."""
+    step = record.get("step", 0)
+    return step if isinstance(step, int | float) else float("inf")
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -194,7 +194,7 @@ def refuse(option: str, reason: str) -> None:
 def check_options(recipe: Recipe, judge: Objective) -> None:
     """Refuse, with the reason, options that the objective or each other can't use."""
     check_keys_and_bank(recipe, judge)
-    check_views(recipe, judge)
+    check_views(recipe)
     check_batch(recipe)
     ramp, kind = recipe.objective.ramp, type(judge)
     if ramp:
@@ -204,26 +204,20 @@ def check_options(recipe: Recipe, judge: Objective) -> None:
 
 
 def check_keys_and_bank(recipe: Recipe, judge: Objective) -> None:
-    name, has_keys = recipe.objective.name, recipe.teacher is not None or recipe.training.stop_gradient
+    name = recipe.objective.name
     if recipe.teacher is not None and recipe.training.stop_gradient:
         refuse("training.stop_gradient", "with a teacher the keys carry no gradient already")
-    if has_keys and not judge.takes_keys:
-        refuse("a teacher" if recipe.teacher else "training.stop_gradient", f"{name} has no form with separate keys")
-    if judge.needs_keys and not has_keys:
-        refuse(f"objective {name}", "it needs keys: give a [teacher] or training.stop_gradient = true")
     if recipe.bank is not None and not judge.takes_bank:
         refuse("a bank", f"{name} has no form with a memory bank")
     if recipe.bank is not None and recipe.teacher is None:
         refuse("a bank", "its rows must come from a slowly moving [teacher]")
-    if judge.needs_bank and recipe.bank is None:
-        refuse(f"objective {name}", "it needs a [bank]")
 
 
-def check_views(recipe: Recipe, judge: Objective) -> None:
-    name, has_keys = recipe.objective.name, recipe.teacher is not None or recipe.training.stop_gradient
+def check_views(recipe: Recipe) -> None:
+    has_keys = recipe.teacher is not None or recipe.training.stop_gradient
     queries = 1 if recipe.teacher is not None and not recipe.teacher.symmetric else recipe.views.count
-    if not has_keys and recipe.views.count < judge.min_views:
-        refuse(f"views.count = {recipe.views.count}", f"{name} needs at least {judge.min_views} views")
+    if not has_keys and recipe.views.count < 2:
+        refuse("views.count = 1", f"{recipe.objective.name} needs at least 2 views")
     if recipe.teacher is not None and recipe.views.count < 2:
         refuse("views.count = 1", "a teacher needs another view to answer for: at least 2")
     if recipe.training.stop_gradient and recipe.views.count < 2:

@@ -18,7 +18,7 @@ from kontrast import distributed
 from kontrast.data import Batch, ImageSet
 from kontrast.networks import load_whole, whole_state
 from kontrast.registry import CheckpointError, DataError, EnvironmentFault
-from kontrast.settings import Recipe
+from kontrast.settings import Recipe, fingerprint
 from kontrast.training import checkpoints
 from kontrast.training.building import (
     build_feeder,
@@ -28,7 +28,7 @@ from kontrast.training.building import (
     precision,
     whole_student,
 )
-from kontrast.training.folder import Lines, RunFolder, write_atomic
+from kontrast.training.folder import Lines, RunFolder
 from kontrast.training.not_finite import SKIPS, failure, stopped, words, write_down
 from kontrast.training.position import Position
 from kontrast.training.progress import Progress
@@ -52,6 +52,7 @@ class Loop:
         self, recipe: Recipe, folder: RunFolder, train: ImageSet, device: torch.device, say: Say, on_nan: str = "stop"
     ):
         self.folder, self.device, self.main = folder, device, distributed.is_main()
+        self.fingerprint: str | None = fingerprint(recipe)
         self.say = say if self.main else lambda _: None
         self.feeder = build_feeder(recipe, train, device)
         if self.feeder.batch != recipe.training.batch:
@@ -73,7 +74,7 @@ class Loop:
         self.failures: list[dict[str, Any]] = []
         self.metrics, self.speed = Lines(folder / "metrics.jsonl"), Lines(folder / "speed.jsonl")
         self.board: Board | None = None
-        self.saved = time.monotonic()
+        self.saved, self.has_saved = time.monotonic(), False
         self.step = Step(
             self.learner,
             self.optimizer,
@@ -88,13 +89,21 @@ class Loop:
 
     def restore(self) -> None:
         """Go to the newest valid checkpoint, if there is one, and say what makes the rest differ from one run."""
-        found = checkpoints.newest(self.folder / "checkpoints", self.say if self.main else None)
+        info = self.folder.info()
+        self.fingerprint = info.get("fingerprint")
+        found = checkpoints.newest(self.folder / "checkpoints", self.say if self.main else None, self.fingerprint)
+        self.has_saved = "first_checkpoint" in info
+        if found is None and self.has_saved:
+            raise CheckpointError(
+                f"the checkpoints of {self.folder.path} are gone, though it saved step {info['first_checkpoint']}: "
+                "put checkpoints/ back, or start a new run in another --out"
+            )
         if found is None:
             self.say(f"no checkpoint yet in {self.folder.path}: starting from step 0")
             return
         tensors, state, manifest = found
         for key, value in self.facts().items():
-            if key not in ("kontrast", "python") and manifest.get(key) not in (None, value):
+            if key not in ("kontrast", "python", "recipe") and manifest.get(key) not in (None, value):
                 self.say(f"not bit-exact: {key} was {manifest[key]} and is {value}")
         try:
             load_whole(self.learner, checkpoints.under("learner", tensors))
@@ -105,7 +114,8 @@ class Loop:
             self.owed, self.failures = state.get("owed", False), state.get("failures", [])
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
-        self.say(f"going on from step {self.at.step} of {self.at.total}")
+        past = ": there is nothing left to train" if self.at.step > self.at.total else ""
+        self.say(f"going on from step {self.at.step} of {self.at.total}{past}")
 
     def save(self) -> None:
         """Write a checkpoint of this very step; only the first rank does, with the shards of all."""
@@ -121,11 +131,15 @@ class Loop:
         self.saved = time.monotonic()
         place = self.folder / "checkpoints"
         checkpoints.save(place, self.at.step, tensors, state, self.facts())
+        if not self.has_saved:  # noted once, so that lost ones are missed
+            self.folder.update_info(first_checkpoint=self.at.step)
+            self.has_saved = True
         checkpoints.prune(place, self.recipe.checkpoints.keep, int(self.best["step"]) if self.best else None)
 
     def facts(self) -> dict[str, Any]:
-        """What, besides the recipe and the images, the bits depend on."""
-        return {**checkpoints.versions(), "world": distributed.world(), "device": self.device.type}
+        """What the bits depend on: the recipe, as it was when the run began, and the machine."""
+        machine = {**checkpoints.versions(), "world": distributed.world(), "device": self.device.type}
+        return machine | ({"recipe": self.fingerprint} if self.fingerprint else {})
 
     def run(self, evaluate: Evaluate | None, stop: StopWatch, resume_command: str) -> None:
         """Train to the end, or until asked to stop. `evaluate` measures the encoder; only the first rank has it."""
@@ -284,12 +298,3 @@ class Loop:
             raise stopped(self.failures[-1], self.folder)
         self.step.forget()
         self.say(f"skipped a step, {len(self.failures)} of {SKIPS} allowed: {words(self.failures[-1])}")
-
-    def write_encoder(self) -> None:
-        """The result; all ranks come here, the first writes."""
-        from safetensors.torch import save
-
-        state = whole_state(self.learner.student.encoder)
-        if self.main:
-            tensors = {k: t.detach().cpu().contiguous() for k, t in state.items()}
-            write_atomic(self.folder / "encoder.safetensors", save(tensors))

@@ -15,7 +15,7 @@ from torch import nn
 from kontrast.data import ImageSet, imbalance, open_data
 from kontrast.data.sources import SOURCES
 from kontrast.recipes import RECIPE_BYTES
-from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
+from kontrast.registry import CheckpointError, DataError, EnvironmentFault, UsageError
 from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
 from kontrast.training.checkpoints import read_weights
 from kontrast.training.folder import RunFolder
@@ -71,14 +71,32 @@ class Run:
         """The encoder [N,C,h,w] -> [N,F] in eval mode: trained, or as it was before the first step."""
         encoder = self.untrained().encoder
         if trained:
-            path = self.path / "encoder.safetensors"
-            weights, own = read_weights(path), encoder.state_dict()
-            if {k: (t.shape, t.dtype) for k, t in weights.items()} != {k: (t.shape, t.dtype) for k, t in own.items()}:
-                raise CheckpointError(f"{path} does not fit the run's recipe: it has other tensors")
-            if not all(torch.isfinite(t).all() for t in weights.values()):
-                raise CheckpointError(f"{path} holds NaN or infinity: its training went wrong")
-            encoder.load_state_dict(weights)
+            encoder.load_state_dict(self._weights(encoder.state_dict()))
         return encoder.to(device).eval()
+
+    def _weights(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those that the run wrote, checked against the network's own."""
+        path = self.path / "encoder.safetensors"
+        weights = read_weights(path)
+        if {k: (t.shape, t.dtype) for k, t in weights.items()} != {k: (t.shape, t.dtype) for k, t in own.items()}:
+            raise CheckpointError(f"{path} does not fit the run's recipe: it has other tensors")
+        if not all(torch.isfinite(t).all() for t in weights.values()):
+            raise CheckpointError(f"{path} holds NaN or infinity: its training went wrong")
+        if self.info.get("encoder_sha256") not in (None, hashlib.sha256(path.read_bytes()).hexdigest()):
+            raise CheckpointError(
+                f"{path} is damaged or was changed since the run wrote it (its SHA-256 differs): restore it, or, if "
+                "the change is meant, remove encoder_sha256 from run.json"
+            )
+        return weights
+
+    def fitting(self, images: ImageSet, name: str = "") -> ImageSet:
+        """The images, if they have as many channels as those that the encoder was built for."""
+        if images.channels != self.channels:
+            raise DataError(
+                f"{name or images.name} has images of {images.channels} channels, the run's encoder takes {self.channels}: "
+                "give images like those it was trained on"
+            )
+        return images
 
     def transform(self, dtype: torch.dtype = torch.float32) -> Views:
         """Images as the encoder wants them outside training: centre crop, resized, normalised as in training."""
@@ -132,16 +150,17 @@ def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: b
     return images
 
 
-def place_of(source: str) -> str | None:
-    """The absolute path of a folder, a store or shards; None for a named set."""
-    return None if source in SOURCES else os.path.abspath(source)
+def place_of(source: str) -> dict[str, str] | None:
+    """A folder, a store or shards, with its absolute path; None for a named set."""
+    return None if source in SOURCES else {"source": source, "place": os.path.abspath(source)}
 
 
 def located(settings: DataSettings, info: dict[str, Any]) -> DataSettings:
     """The settings with the place where the run's images lay when it began, if it is still there: from another working
     folder a relative path is another folder, or none."""
-    place = info.get("data_place")
-    if not isinstance(place, str) or settings.source in SOURCES:
+    known = info.get("data_place")
+    place = known.get("place") if isinstance(known, dict) and known.get("source") == settings.source else None
+    if not isinstance(place, str):
         return settings
     whole, pattern, _ = place.partition("{")
     there = os.path.exists(os.path.dirname(whole) if pattern else whole)
@@ -172,7 +191,11 @@ def recipe_digest(text: bytes) -> str:
 
 def load(run: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
     """The trained encoder of a run folder, in eval mode."""
-    return Run(run).encoder(device)
+    try:
+        on = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"unknown device {device!r}: give cpu, cuda or cuda:N") from None
+    return Run(run).encoder(on)
 
 
 def choose_device(name: str) -> torch.device:

@@ -16,6 +16,7 @@ import torch
 from kontrast import distributed
 from kontrast.data import ImageSet
 from kontrast.data.packing import skipped
+from kontrast.networks import whole_state
 from kontrast.recipes import apply_overrides, flat, load_tree, merge_trees
 from kontrast.registry import DataError, UsageError
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree, toml_value
@@ -96,7 +97,7 @@ def pretrain(
 def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tuple[RunFolder, bool]:
     """The run's folder, which can be written before any image is read, and whether a run goes on in it."""
     # A rank that torchrun starts again goes on with its run by itself, if the run had begun.
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     if resume and out is None:
         raise UsageError("--resume needs --out DIR, the run to go on with")
     folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
@@ -133,6 +134,7 @@ def _train(
     loop = Loop(recipe, folder, train, device, say, on_nan)  # refuses impossible recipes before anything is written
     if resume:
         loop.restore()
+    warn_of_bank(recipe, train, loop.say)
     if main:
         write_start(folder, loop, recipe, train, command, resume)
     tell_skipped(folder, train, say)
@@ -143,13 +145,29 @@ def _train(
     finally:
         if len(train.bad) > known:  # images that are decoded as they are needed show only then that they are bad
             tell_skipped(folder, train, say)
-    loop.write_encoder()
+    digest = write_encoder(loop, folder)
     if main:
         seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
-        folder.update_info(finished=now(), seconds=seconds, steps=loop.at.step)
+        folder.update_info(finished=now(), seconds=seconds, steps=loop.at.step, encoder_sha256=digest)
     if stop.asked is not None:
         raise stop.error("the end of training", f"kontrast probe {shlex.quote(str(folder.path))}")
     return Run(folder.path)
+
+
+def warn_of_bank(recipe: Recipe, train: ImageSet, say: Callable[[str], None]) -> None:
+    """A bank that outlasts an epoch holds an image's own old keys among its negatives."""
+    size, images = recipe.bank.size if recipe.bank else 0, len(train)
+    if size > images:
+        say(
+            f"the bank of {size:,} rows holds {size / images:.1f} epochs of {images:,} images: stale keys of an image "
+            f"are among its negatives; bank.size={max(1, images // 2)} or fewer avoids that"
+        )
+
+
+def write_encoder(loop: Loop, folder: RunFolder) -> str:
+    """The result, and its SHA-256; all ranks come here, the first writes."""
+    state = whole_state(loop.learner.student.encoder)
+    return checkpoints.write_weights(folder / "encoder.safetensors", state) if distributed.is_main() else ""
 
 
 def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, command: str, resume: bool) -> None:
@@ -264,8 +282,8 @@ def resumed_recipe(
 
 
 def default_out(recipe: str | None, data: Any) -> str:
-    stem = recipe or "quickstart" if data in (None, "digits") else recipe or Path(str(data)).name or "folder"
-    stem = stem.replace("/", "-")
+    shown = "quickstart" if data in (None, "digits") else os.path.basename(os.path.abspath(str(data)))
+    stem = (recipe or shown or "folder").replace("/", "-")
     stem = stem.removesuffix(".toml") or "run"
     for number in range(1, 100_000):
         path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")

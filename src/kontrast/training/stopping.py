@@ -19,8 +19,13 @@ class Interrupted(KontrastError):
     exit_code = 130
 
 
-class Cut(Exception):
-    """Work that need not be finished was cut by a signal."""
+class Cut(BaseException):
+    """Work that need not be finished was cut by a signal. No Exception: it may come from any line, and a handler there,
+    for example of a damaged image, must not take it for its own."""
+
+
+class _Left(BaseException):
+    """A signal ended the work where it was; the watch that raised it says so in words when it is left."""
 
 
 class StopWatch:
@@ -55,13 +60,15 @@ class StopWatch:
         threading.Thread(target=self._leave_at_the_second, args=(self._pipe[0],), daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
         if self._pipe is not None:
             signal.set_wakeup_fd(self._old_pipe, warn_on_full_buffer=False)
             os.close(self._pipe[1])  # the thread reads the end and closes its own side
             self._pipe = None
+        if isinstance(error, _Left):
+            raise self._kind(self.unsaved) from None
 
     @staticmethod
     def _leave_at_the_second(pipe: int) -> None:
@@ -77,7 +84,7 @@ class StopWatch:
         if self._cutting:
             raise Cut
         if not self.patient:
-            raise self._kind(self.unsaved)
+            raise _Left
 
     @contextlib.contextmanager
     def cutting(self) -> Iterator[None]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
-
 
 def kernel(distance: Tensor, interpolation: str) -> Tensor:
     """The filter at a distance >= 0 in units of its scale: triangle, or Keys' cubic, a = -1/2. Overwrites its input."""
