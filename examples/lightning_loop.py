@@ -1,4 +1,4 @@
-"""An objective of kontrast in a LightningModule: python examples/lightning_loop.py"""
+"""An objective of kontrast in a LightningModule: pip install pytorch-lightning, python examples/lightning_loop.py"""
 
 import pytorch_lightning as lightning
 import torch

@@ -17,7 +17,8 @@ from kontrast.training.stopping import StopWatch
 
 app = typer.Typer(
     name="kontrast",
-    help="Learn image representations without labels by contrast, and see what they learned.",
+    help="Learn image representations without labels by contrast, and see what they learned. With --debug anywhere, an "
+    "error shows where it came from.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

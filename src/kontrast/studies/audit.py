@@ -42,6 +42,8 @@ BITS = (0, 5, 10)
 STEPS = 300
 SMALL = 64
 SUPERVISED, VAE, UNTRAINED = "supervised", "VAE", "untrained"
+VAE_PIXELS = "VAE-pixels"  # a bit counts at each of its pixels
+AUTOENCODERS = (VAE, VAE_PIXELS)
 ENCODER = 'encoder={name="convn"}'
 """Of the embedded set: the encoder of the RandBit study."""
 MEASURED = 256
@@ -214,7 +216,7 @@ def train_and_probe(cell: AuditCell, out: Path, device: str) -> dict[str, Any]:
     on, recipe = choose_device(device), cell.recipe
     train = open_split(recipe.data, "train", seed=recipe.seed)
     test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
-    if cell.learner in (SUPERVISED, VAE, UNTRAINED):
+    if cell.learner in (SUPERVISED, *AUTOENCODERS, UNTRAINED):
         encoder, made = baseline(cell, train, on), {}
     else:
         encoder, made = contrastive(cell, out, device).encoder(on), {"run": f"runs/{cell.name}"}
@@ -228,8 +230,8 @@ def baseline(cell: AuditCell, train: ImageSet, device: torch.device) -> nn.Modul
         torch.manual_seed(recipe.seed)
         if cell.learner == UNTRAINED:
             return build_student(recipe, train.channels).encoder.to(device).eval()
-        if cell.learner == VAE:
-            vae = VariationalAutoencoder(recipe, train.channels)
+        if cell.learner in AUTOENCODERS:
+            vae = VariationalAutoencoder(recipe, train.channels, each_pixel=cell.learner == VAE_PIXELS)
             fit(vae, vae.loss, in_small_batches(recipe), train, device, cell.name)
             return vae.encoder
         supervised = Supervised(recipe, train.channels, int(train.labels.max()) + 1)  # type: ignore[union-attr]

@@ -23,16 +23,19 @@ class VariationalAutoencoder(nn.Module):
     loss = -log p(x | h) + beta KL(q(h | x) || N(0, 1))      Bernoulli likelihood, nats per image
 
     A picture's pixels count one by one. A channel that holds one value (a random bit) counts once: copied to all s x s
-    pixels ten bits would weigh 7,100 nats at 32 pixels, against about 200 that the picture's content can explain.
+    pixels ten bits would weigh 7,100 nats at 32 pixels, against about 200 that the picture's content can explain. With
+    `each_pixel` it counts at every pixel, the likelihood of the whole input.
     """
 
-    def __init__(self, recipe: Recipe, channels: int = 3, latent: int = LATENT, beta: float = 1.0):
+    def __init__(
+        self, recipe: Recipe, channels: int = 3, latent: int = LATENT, beta: float = 1.0, each_pixel: bool = False
+    ):
         super().__init__()
         self.encoder = build_student(recipe, channels).encoder
         self.posterior = nn.Linear(self.encoder.width, 2 * latent)
         nn.init.constant_(self.posterior.bias[latent:], NARROW)
         self.decoder = MirroredConvN(latent, channels, recipe.views.size)
-        self.beta = beta
+        self.beta, self.each_pixel = beta, each_pixel
         policy = build_views(recipe, torch.float32).policies[0]
         self.colours = policy.colours or (3 if channels >= 3 else 1)
         for name in ("mean", "std"):
@@ -51,7 +54,8 @@ class VariationalAutoencoder(nn.Module):
         by_channel = binary_cross_entropy_with_logits(
             logits, torch.cat([pixels, x[:, self.colours :]], 1), reduction="none"
         ).mean(0)
-        picture, single = by_channel[: self.colours].sum(), by_channel[self.colours :].mean((1, 2)).sum()
+        picture, single = by_channel[: self.colours].sum(), by_channel[self.colours :]
+        single = single.sum() if self.each_pixel else single.mean((1, 2)).sum()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
         return picture + single + self.beta * divergence
 

@@ -165,7 +165,7 @@ class Reproduction:
         on = choose_device(self.device)
         facts = {"seed": job.seed, **checkpoints.versions(), "device": device_words(on), "at_once": at_once()}
         facts["precision"] = str(precision(job.recipe.training.precision, on)).removeprefix("torch.")
-        numbers = self.autoencoder(job) if job.cell.learner == audit.VAE else self.contrastive(job, on)
+        numbers = self.autoencoder(job) if job.cell.learner in audit.AUTOENCODERS else self.contrastive(job, on)
         return {**facts, "finished": now(), **numbers}
 
     def contrastive(self, job: Job, device: torch.device) -> dict[str, Any]:
@@ -192,7 +192,10 @@ class Reproduction:
 
     def autoencoder(self, job: Job) -> dict[str, Any]:
         """The audit's autoencoder on the cell's images; it is not resumed inside, being short."""
-        cell, began = audit.AuditCell(audit.VAE, "bits", job.recipe.data.random_bits, job.recipe), time.monotonic()
+        cell, began = (
+            audit.AuditCell(job.cell.learner, "bits", job.recipe.data.random_bits, job.recipe),
+            time.monotonic(),
+        )
         kept = audit.train_and_probe(cell, self.runs / self.table.name, self.device)
         probe = {key: kept[key] for key in ("accuracy", "low", "high", "n")}
         took = {"seconds": time.monotonic() - began, "epochs": job.recipe.training.epochs, "precision": "float32"}

@@ -37,7 +37,7 @@ TABLE = {
     "groups": [GROUP], "title": TEXT, "paper": TEXT, "about": TEXT, "probes": [TEXT], "settings": [TEXT],
     "measures?": [TEXT],
 }  # fmt: skip
-LEARNERS = ("", "VAE")
+LEARNERS = ("", "VAE", "VAE-pixels")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TableCell:
     overrides: tuple[str, ...] = ()
     paper: float | None = None
     where: str = ""
-    learner: str = ""  # empty: the recipe's own; VAE: the audit's autoencoder on the recipe's images
+    learner: str = ""  # empty: the recipe's own; VAE, VAE-pixels: the audit's autoencoders on the recipe's images
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def check_table(table: Table, named: str) -> None:
             raise UsageError(f"{named} has no {what}: give at least one")
     for cell in table.cells:
         if cell.learner not in LEARNERS:
-            raise UsageError(f"{named}: cell {cell.name!r} has the learner {cell.learner!r}; allowed: VAE, or none")
+            raise UsageError(
+                f"{named}: cell {cell.name!r} has the learner {cell.learner!r}; allowed: VAE, VAE-pixels, or none"
+            )
 
 
 def read_group(group: dict[str, Any]) -> list[TableCell]:

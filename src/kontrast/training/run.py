@@ -93,8 +93,8 @@ class Run:
         """The images, if they have as many channels as those that the encoder was built for."""
         if images.channels != self.channels:
             raise DataError(
-                f"{name or images.name} has images of {images.channels} channels, the run's encoder takes {self.channels}: "
-                "give images like those it was trained on"
+                f"{name or images.name} has images of {images.channels} channels, the run's encoder takes "
+                f"{self.channels}: give images like those it was trained on"
             )
         return images
 
