@@ -89,7 +89,9 @@ def test_a_flipped_bit_of_the_encoder(tmp_path):
 
 
 @pytest.mark.fault(34)
-@pytest.mark.parametrize("facts", [{"data": None}, {"data": "photos"}, {"resumed": 3}, {"version": "1"}])
+@pytest.mark.parametrize(
+    "facts", [{"data": None}, {"data": "photos"}, {"resumed": 3}, {"version": "1"}, {"seconds": "long"}]
+)
 def test_run_json_with_entries_of_another_kind(run, tmp_path, facts):
     """Exit 4 with the entry's name."""
     edited(run / "run.json", **facts)

@@ -23,7 +23,10 @@ from typing import Any
 from kontrast.registry import CheckpointError, EnvironmentFault, UsageError
 
 VERSION = 1
-KINDS = {"version": int, "data": dict, "data_before": dict, "resumed": list, "recipe_sha256": list, "fingerprint": str}
+KINDS: dict[str, Any] = {
+    "version": int, "data": dict, "data_before": dict, "seconds": int | float, "steps": int, "resumed": list,
+    "recipe_sha256": list, "fingerprint": str,
+}  # fmt: skip
 """What run.json's entries must be, where they are there."""
 
 
@@ -147,7 +150,7 @@ class RunFolder:
         if not isinstance(facts, dict):
             raise CheckpointError(f"{self / 'run.json'} is damaged: not a table")
         for key, kind in KINDS.items():
-            if not isinstance(facts.get(key, kind()), kind):
+            if key in facts and not isinstance(facts[key], kind):
                 raise CheckpointError(f"{self / 'run.json'} is damaged: its {key} can't be {facts[key]!r}")
         version = facts.get("version", 0)
         if version > VERSION:
