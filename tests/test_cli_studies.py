@@ -104,3 +104,16 @@ def test_embed_pays_for_no_import_that_it_does_not_need(tmp_path):
         [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, env=environment
     )
     assert done.stdout.splitlines()[-1] == "0", done.stdout + done.stderr
+
+
+def test_notes_of_numbers_break_between_words(monkeypatch):
+    numbers = [
+        {"name": "effective rank", "value": 12.5, "note": "of 512 dimensions of the features; near 1: collapsed"}
+    ]
+    monkeypatch.setattr("kontrast.studies.text_tables.terminal_width", lambda: 60)
+    lines = cli_studies.number_table(numbers)
+    assert len(lines) == 2 and all(len(line) <= 60 for line in lines) and lines[1].startswith(" " * 27)
+    assert " ".join(" ".join(lines).split()) == "effective rank 12.5 " + numbers[0]["note"]
+    monkeypatch.undo()
+    monkeypatch.setattr("sys.stdout", None)  # closed, as by `>&-`
+    assert len(cli_studies.number_table(numbers)) == 1

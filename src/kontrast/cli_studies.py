@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,10 +103,8 @@ def export(
 
 def number_table(numbers: list[dict[str, Any]]) -> list[str]:
     """Name, value and what it means, for the terminal."""
-    width = max((len(n["name"]) for n in numbers), default=0)
-    room = max(24, shutil.get_terminal_size().columns - width - 13) if sys.stdout.isatty() else sys.maxsize
-    lines = []
-    for n in numbers:
-        first, *rest = textwrap.wrap(n["note"], room) or [""]
-        lines += [f"{n['name']:<{width}}  {n['value']:>9.4g}  {first}", *(" " * (width + 13) + more for more in rest)]
-    return lines
+    from kontrast.studies.text_tables import terminal_width, wrapped
+
+    width, room = max((len(n["name"]) for n in numbers), default=0), terminal_width()
+    lines = [f"{n['name']:<{width}}  {n['value']:>9.4g}  {n['note']}" for n in numbers]
+    return [part for line in lines for part in wrapped(line, room, hang=width + 13)]

@@ -88,6 +88,8 @@ def write_run(
         "started": "2025-01-31T10:00:00+00:00",
         "finished": "2025-01-31T10:01:43+00:00",
         "seconds": 103.2,
+        "data_place": {"source": "photos", "place": "/home/someone/photos"},
+        "first_checkpoint": 24,
     }
     (folder / "run.json").write_text(json.dumps(information))
     probes = []

@@ -92,6 +92,7 @@ def test_a_finished_run(run, tmp_path):
     assert [row["features"] for row in data["results"][0]["rows"]] == ["trained", "untrained", "pixels"]
     assert data["runs"][0]["recipe"] == (run / "recipe.toml").read_text()
     assert dict(data["runs"][0]["facts"])["command"] == "kontrast pretrain --recipe digits/nt-xent"
+    assert "someone" not in json.dumps(data) and "first checkpoint" not in dict(data["runs"][0]["facts"])
     assert data["runs"][0]["problems"] == []
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

@@ -20,7 +20,7 @@ LABELS = {
     "data": "data",
     "versions": "versions",
 }
-HIDDEN = ("version",)
+HIDDEN = ("version", "data_place", "first_checkpoint")  # a page is for others too: not where the images lie here
 
 
 def title(runs: list[Run]) -> str:
