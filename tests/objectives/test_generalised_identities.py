@@ -70,3 +70,10 @@ def test_a_batch_that_is_its_prior_has_no_distance() -> None:
     shuffled = P[torch.randperm(16, generator=torch.Generator().manual_seed(0))].view(2, 8, 5)
     assert SWD().terms(shuffled).repulsion.item() < 1e-20
     assert sliced_wasserstein(P, P, orthogonal_directions(5, 0, ZERO)).item() == 0
+
+
+def test_the_decoupled_loss_is_scaled_as_a_whole():
+    z = normalize(torch.randn(2, 8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3)), dim=-1)
+    plain, scaled = (DecoupledNTXent(align_reduction="mean", loss_scale=s).terms(z) for s in (1.0, 1000.0))
+    for name in ("attraction", "repulsion"):
+        torch.testing.assert_close(scaled[name], 1000 * plain[name])

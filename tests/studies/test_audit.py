@@ -380,3 +380,12 @@ def test_bits_suppress_digits_under_nt_xent_and_not_in_the_baselines(tmp_path):
     supervised = [accuracy["supervised", bits] for bits in (0, 5, 10)]
     assert min(supervised) > 0.8 and supervised[0] - min(supervised) < 0.08
     assert "Labels did not save" not in found["verdict"]
+
+
+def test_an_autoencoder_may_count_a_bit_at_each_of_its_pixels():
+    models = [VariationalAutoencoder(resolve("quickstart", []), 5, beta=0.0, each_pixel=each) for each in (True, False)]
+    for model in models:
+        model.decoder = torch.nn.Module()
+        model.decoder.forward = lambda h: torch.zeros(len(h), 5, 32, 32)
+    each, once = (model.eval().loss(torch.ones(2, 5, 32, 32)).item() for model in models)
+    assert each - once == pytest.approx(2 * (32 * 32 - 1) * math.log(2), rel=1e-4)

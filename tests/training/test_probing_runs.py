@@ -107,3 +107,8 @@ def test_the_race_times_every_probe_to_its_end():
     assert [row["probe"] for row in found["rows"]] == ["knn", "logistic", "simclr, cached", "simclr, crops"]
     assert all(row["seconds"] > 0 and row["within"] for row in found["rows"])
     json.dumps(found)
+
+
+def test_seeds_of_few_shot_share_no_draws(tmp_path):
+    results = evaluate(Run(copy(tmp_path)), "few-shot", device="cpu", seeds=2, say=quiet)
+    assert [r.protocol["seeds"] for r in results if r.features == "trained"] == [[0, 1, 2], [3, 4, 5]]

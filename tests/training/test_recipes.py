@@ -14,6 +14,7 @@ from kontrast.recipes import FOLDER, load_tree, recipe_names, recipe_text, resol
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe
 from kontrast.training.building import build_learner, build_views, optimizer_of
+from kontrast.training.defaults import spelled_out, temperature_of
 from kontrast.training.learner import check_options
 from kontrast.training.step import Step
 from kontrast.views import keys
@@ -125,3 +126,18 @@ def test_the_papers_settings(name, facts):
     t = recipe.training
     found = {**recipe.objective.arguments, "batch": t.batch, "peak": scaled_learning_rate(t.lr, t.batch, t.lr_scaling)}
     assert {k: found[k] for k in facts} == pytest.approx(facts)
+
+
+def test_defaults_are_spelled_out_and_the_temperature_is_the_objectives_own():
+    for name, temperature in (("info-nce", 0.2), ("nt-xent", 0.2), ("barlow-twins", 0.1)):  # the last has none
+        recipe = resolve("cifar10/cl", [f"objective.name={name}"])
+        assert temperature_of(recipe) == (0.19 if name == "nt-xent" else temperature)
+    whole = spelled_out(resolve("cifar10/cl", ["objective.name=dcl", "encoder.name=resnet-18"]))
+    assert whole.objective.arguments["temperature"] == 0.1 and "stem" in whole.encoder.arguments
+    assert "channels" not in whole.encoder.arguments and spelled_out(whole) == whole
+
+
+def test_the_gcl_recipes_train_with_the_rate_inside_the_momentum():
+    network = torch.nn.Linear(3, 3)
+    assert optimizer_of(resolve("cifar10/gcl-nt-xent"), network).lr_inside
+    assert not optimizer_of(resolve("cifar10/gcl-nt-xent", ["training.lr_inside=false"]), network).lr_inside
