@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from kontrast.objectives import objective
 from kontrast.registry import CheckpointError, DataError, UsageError
 from kontrast.studies import claims, table_data, table_results
-from kontrast.studies.measuring import CROPS, MEASURES
+from kontrast.studies.measuring import CROPS, MEASURES, over_images
 from kontrast.studies.tables import load_table, parse_seeds, read_table, settings_of, table_names
 from kontrast.training.evaluation import PROBES
 from kontrast.training.learner import check_options
@@ -110,6 +111,8 @@ def test_unknown_names_are_refused_with_the_nearest():
         read_table("x", {"title": "T"}, "x")
     with pytest.raises(UsageError, match="two cells named 'a'"):
         table_of("a", "a")
+    with pytest.raises(UsageError, match="a cell and a group named 'g'"):
+        table_of("g")
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("1,4", [1, 4]), ("2,", [2]), ("1", [0]), ("0,", [0])])
@@ -252,6 +255,15 @@ def test_a_setting_that_came_later_stands_at_its_default():
         table_results.refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, later)
 
 
+def test_the_objective_is_no_setting_of_another_learner(tmp_path):
+    """An autoencoder on a recipe's images does not change with the recipe's loss; its images it shares."""
+    table = load_table("gcl-mnist")
+    cell = table.choose(["vae-5"])[0]
+    assert table.changed(cell, ["objective.temperature=0.7"]) == {}
+    assert table.changed(cell, ["data.random_bits=3"]) == {"data.random_bits": 3}
+    assert table.changed(table.choose(["nt-xent-0.1-5"])[0], ["objective.temperature=0.7"])
+
+
 def test_a_failed_run_is_said_and_counts_for_nothing(tmp_path):
     table = table_of("a")
     cell = table.cells[0]
@@ -292,6 +304,23 @@ def test_one_seed_is_judged_over_its_images(tmp_path):
     assert finding(tmp_path, "a > b").verdict == claims.OPEN  # 10,000 images: half an interval is 1.1 points
     keep(tmp_path, table, "b", 0, 0.75)
     assert finding(tmp_path, "a > b").verdict == claims.HOLDS
+
+
+def test_one_seed_of_another_number_is_judged_over_the_images_it_was_measured_on(tmp_path):
+    """A curve's mean has a probe's images, a number its own standard error; what is known of neither stays open."""
+    table = table_of("a", "b")
+    knn = {"knn": {"accuracy": 0.8, "low": 0.79, "high": 0.81, "n": 10_000}}
+    for name, area, cosine in (("a", 0.75, 0.70), ("b", 0.70, 0.68)):
+        numbers = {"knn_area": area, "positive_cosine": cosine, "best_epoch": 100 * area}
+        keep(tmp_path, table, name, 0, 0.8, probes=knn, numbers=numbers, errors={"positive_cosine": 0.005})
+    assert "by +5 ± 1.2 points (1 seed): holds" in finding(tmp_path, "a > b", "knn_area").words
+    assert "by +0.02 ± 0.014 (1 seed): holds" in finding(tmp_path, "a > b", "positive_cosine").words
+    assert finding(tmp_path, "a > b", "best_epoch").verdict == claims.OPEN
+
+
+def test_a_mean_over_images_has_their_standard_error():
+    values = torch.tensor([0.0, 1.0] * 200)
+    assert over_images(values) == pytest.approx((0.5, 0.025), rel=2e-3)
 
 
 def test_equal_seeds_are_judged_by_their_own_differences(tmp_path):

@@ -18,6 +18,7 @@ from kontrast.probes.intervals import over_seeds
 from kontrast.recipes import recipe_text
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import parse_toml
+from kontrast.studies.measuring import IMAGES
 from kontrast.studies.table_results import find, finished, line, markdown, stored, values_of
 from kontrast.studies.tables import CLAIMS, Table, load_table, table_names
 from kontrast.training.folder import write_atomic
@@ -103,9 +104,22 @@ def mean_of(table: Table, tree: dict[str, Any], name: str, metric: str) -> Mean 
     mean, variance = statistics.fmean(values.values()), None
     if len(values) > 1:
         variance = statistics.variance(values.values()) / len(values)
-    elif metric in runs[0]["probes"]:
-        variance = mean * (1 - mean) / runs[0]["probes"][metric]["n"]
+    else:
+        variance = over_images(runs[0], metric, mean)
     return Mean(mean, variance, values)
+
+
+def over_images(run: dict[str, Any], metric: str, mean: float) -> float | None:
+    """The variance of one run's number over its test images; None where it is not known.
+
+    The mean of n values between 0 and 1 has at most the variance mean (1 - mean) / n, and a share of images, a probe's
+    accuracy, has just that. A curve's mean is one of each image's mean over the curve.
+    """
+    if metric in run.get("errors", {}):
+        return run["errors"][metric] ** 2
+    probe = run["probes"].get("knn" if metric == "knn_area" else metric)
+    images = probe["n"] if probe else {"multiplier": IMAGES}.get(metric)
+    return mean * (1 - mean) / images if images else None
 
 
 def judge(total: dict[str, float], means: dict[str, Mean]) -> tuple[str, float, float | None]:

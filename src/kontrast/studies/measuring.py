@@ -53,7 +53,7 @@ def curves_of(run: Run) -> dict[str, list[tuple[float, float]]]:
     return {name: points for name, points in found.items() if points}
 
 
-Measured = tuple[dict[str, float], dict[str, Any]]  # numbers; curves and histograms
+Measured = tuple[dict[str, Tensor], dict[str, Any]]  # numbers, each of every image; curves and histograms
 
 
 def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
@@ -62,11 +62,12 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
     shown, policy = pictures(run, IMAGES), run.recipe.views
     views = Views(policy.policy, count=2, size=policy.size, **policy.arguments)
     temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
-    curve = []
+    found, curve = torch.empty(0), []
     for moment in moments(run, MOMENTS, device, say)[0]:
         z = projected(run, moment.student, shown, views, device, 2)
-        curve.append((moment.at, coupling(z, temperature, batch).mean().item()))
-    return {"multiplier": curve[-1][1]}, {"multiplier": curve}
+        found = coupling(z, temperature, batch).mean(0)
+        curve.append((moment.at, found.mean().item()))
+    return {"multiplier": found}, {"multiplier": curve}
 
 
 def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
@@ -76,9 +77,13 @@ def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Mea
     student = moments(run, 2, device, say)[0][-1].student
     with Progress("augmentations", len(shown) * AUGMENTATIONS) as bar:
         found = see(run, student, shown, views, device, bar).positives
-    numbers = {"positive_cosine": found.cosine.mean().item(), "positive_variance": found.variance.mean().item()}
-    drawn = {"cosine_histogram": found.cosine, "variance_histogram": found.variance}
-    return numbers, {name: histogram(values) for name, values in drawn.items()}
+    drawn = {"cosine_histogram": histogram(found.cosine), "variance_histogram": histogram(found.variance)}
+    return {"positive_cosine": found.cosine, "positive_variance": found.variance}, drawn
+
+
+def over_images(values: Tensor) -> tuple[float, float]:
+    """The mean over images and its standard error."""
+    return values.mean().item(), (values.double().std() / len(values) ** 0.5).item()
 
 
 def histogram(values: Tensor) -> list[tuple[float, float]]:

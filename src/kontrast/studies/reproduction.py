@@ -21,7 +21,7 @@ from kontrast.settings import Recipe
 from kontrast.studies import audit
 from kontrast.studies.cell_runs import finished_run, refuse_other_recipe
 from kontrast.studies.gpu_sharing import shared_gpu
-from kontrast.studies.measuring import MEASURES, curves_of, probe_run
+from kontrast.studies.measuring import MEASURES, curves_of, over_images, probe_run
 from kontrast.studies.table_data import data_words, locate
 from kontrast.studies.table_processes import Processes, at_once
 from kontrast.studies.table_results import add, find, has_seed, refuse_other_settings, stored
@@ -57,6 +57,10 @@ class Job:
     @property
     def title(self) -> str:
         return self.folder.replace("-seed", ", seed ")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return settings_of(self.recipe, self.cell.learner)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Reproduction:
                 job = self.possible(cell, seed)
                 entry = find(tree, cell, job.changed)
                 if entry is not None:
-                    refuse_other_settings(self.out / f"{self.table.name}.json", entry, settings_of(job.recipe))
+                    refuse_other_settings(self.out / f"{self.table.name}.json", entry, job.settings)
                 if has_seed(tree, cell, job.changed, seed):
                     self.say(f"{job.title}: in {self.out / self.table.name}.json already")
                 else:
@@ -156,7 +160,7 @@ class Reproduction:
 
     def keep(self, job: Job, record: dict[str, Any]) -> None:
         words = data_words(job.source, self.images(job))
-        add(self.out, self.table, job.cell, job.changed, settings_of(job.recipe), words, record)
+        add(self.out, self.table, job.cell, job.changed, job.settings, words, record)
 
     def images(self, job: Job) -> ImageSet:
         return open_split(job.recipe.data, "train", seed=job.seed, pretraining=True)
@@ -176,10 +180,12 @@ class Reproduction:
         info, began = run.folder.info(), time.monotonic()
         curves: dict[str, Any] = curves_of(run)
         numbers: dict[str, float] = {}
+        errors: dict[str, float] = {}
         probes = probe_run(run, self.table.probes, device)
         for name in self.table.measures:
             more, drawn = MEASURES[name](run, device, self.say)
-            numbers |= more
+            for number, values in more.items():
+                numbers[number], errors[number] = over_images(values)
             curves |= drawn
         if "best" in probes[self.table.probes[0]]:
             numbers["best_epoch"] = probes[self.table.probes[0]]["best"]
@@ -188,7 +194,7 @@ class Reproduction:
         took = {key: info[key] for key in ("device", "precision", "seconds", "steps")}
         took |= {"epochs": read_lines(run.path / "metrics.jsonl")[-1]["epoch"], "images": info["data"]["images"]}
         took["probe_seconds"] = time.monotonic() - began
-        return {**took, "probes": probes, "numbers": numbers, "curves": curves}
+        return {**took, "probes": probes, "numbers": numbers, "errors": errors, "curves": curves}
 
     def autoencoder(self, job: Job) -> dict[str, Any]:
         """The audit's autoencoder on the cell's images; it is not resumed inside, being short."""

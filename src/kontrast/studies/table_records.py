@@ -12,7 +12,8 @@ VERSION = 1
 PROBE = {"accuracy": SHARE, "low": NUMBER, "high": NUMBER, "n": COUNT}
 RUN = {
     "seed": WHOLE, "kontrast": TEXT, "torch": TEXT, "device": TEXT, "precision": TEXT, "seconds": NUMBER,
-    "epochs": NUMBER, "at_once": WHOLE, "probes": {ANY: PROBE}, "numbers": {ANY: NUMBER}, "curves": {ANY: [POINT]},
+    "epochs": NUMBER, "at_once": WHOLE, "probes": {ANY: PROBE}, "numbers": {ANY: NUMBER}, "errors?": {ANY: NUMBER},
+    "curves": {ANY: [POINT]},
 }  # fmt: skip
 FAILED_RUN = {"seed": WHOLE, "failed": TEXT}
 CELL = {"cell": TEXT, "changed": {}, "settings": {}, "data": TEXT, "runs": [{}]}

@@ -74,7 +74,7 @@ class Table:
 
     def changed(self, cell: TableCell, overrides: Sequence[str]) -> dict[str, Any]:
         """The settings by which these overrides make another cell of it."""
-        plain, given = settings_of(self.recipe(cell)), settings_of(self.recipe(cell, overrides))
+        plain, given = (settings_of(self.recipe(cell, texts), cell.learner) for texts in ((), overrides))
         return {key: given.get(key) for key in sorted(plain | given) if plain.get(key) != given.get(key)}
 
     def choose(self, names: Sequence[str]) -> list[TableCell]:
@@ -125,9 +125,11 @@ def read_table(name: str, tree: dict[str, Any], origin: str) -> Table:
 
 def check_table(table: Table, named: str) -> None:
     names = [cell.name for cell in table.cells]
-    twice = next((n for n in names if names.count(n) > 1), None)
-    if twice:
-        raise UsageError(f"{named} has two cells named {twice!r}")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{named} has two cells named {name!r}")
+        if name in table.groups:
+            raise UsageError(f"{named} has a cell and a group named {name!r}: --cells could mean either")
     for what, found in (("cells", table.cells), ("probes", table.probes)):
         if not found:
             raise UsageError(f"{named} has no {what}: give at least one")
@@ -172,9 +174,11 @@ def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """What makes a run of one cell comparable with another's: the flat recipe without what may differ."""
-    return {key: value for key, value in flat(to_tree(recipe)).items() if not key.startswith(NOT_SETTINGS)}
+def settings_of(recipe: Recipe, learner: str = "") -> dict[str, Any]:
+    """What makes a run of one cell comparable with another's: the flat recipe without what may differ, and, where
+    another learner takes the recipe's place, without the objective."""
+    left_out = (*NOT_SETTINGS, "objective.") if learner else NOT_SETTINGS
+    return {key: value for key, value in flat(to_tree(recipe)).items() if not key.startswith(left_out)}
 
 
 def parse_seeds(text: str) -> list[int]:
