@@ -6,7 +6,7 @@ import shlex
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from kontrast import __version__, cli_compare, cli_reproduce, cli_studies
 from kontrast.registry import EnvironmentFault, KontrastError, UsageError
 from kontrast.terminal import Device, Json, MaxBad, emit, keep_streams, say, split_arguments, write_page
 from kontrast.training.stopping import StopWatch
+
+if TYPE_CHECKING:
+    from kontrast.probes import ProbeResult
+    from kontrast.training.run import Run
 
 app = typer.Typer(
     name="kontrast",
@@ -65,18 +69,21 @@ def pretrain(
         )
         if not distributed.is_main():
             return
-        again = f"kontrast probe {shlex.quote(str(run.path))} && kontrast report {shlex.quote(str(run.path))}"
-        with StopWatch(f"stopped before the probes were done; go on with: {again}"):
-            results = training.evaluate(run, device=device, say=say) if probes else []
-            page = write_page([run.path], run.path / "report.html")
+        results, page = probed(run, probes, device)
     finally:
         distributed.finalize()
-    rows = [r.to_dict() for r in results]
-    emit(
-        {"run": str(run.path), "report": str(page), "probes": rows},
-        [*training.result_table(results), f"run     {run.path}", f"report  {page}"],
-        as_json,
-    )
+    facts = {"run": str(run.path), "report": str(page), "probes": [r.to_dict() for r in results]}
+    emit(facts, [*training.result_table(results), f"run     {run.path}", f"report  {page}"], as_json)
+
+
+def probed(run: Run, probes: bool, device: str) -> tuple[list[ProbeResult], Path]:
+    """A finished run's probes, if they are wanted, and its report."""
+    from kontrast import training
+
+    again = f"kontrast probe {shlex.quote(str(run.path))} && kontrast report {shlex.quote(str(run.path))}"
+    with StopWatch(f"stopped before the probes were done; go on with: {again}"):
+        results = training.evaluate(run, device=device, say=say) if probes else []
+        return results, write_page([run.path], run.path / "report.html")
 
 
 def join_ranks() -> None:

@@ -13,9 +13,9 @@ from PIL import Image
 
 from kontrast.recipes import flat
 from kontrast.settings import Recipe, to_tree
+from kontrast.training.asking import MAY_CHANGE
 from kontrast.training.checkpoints import _digest
 from kontrast.training.folder import read_lines
-from kontrast.training.start import MAY_CHANGE
 
 SHORT = [*TINY, "training.max_steps=8", "training.log_every=1", "training.lr=0.01", "--recipe", "quickstart"]
 
@@ -47,9 +47,9 @@ KEYS = {k: v for k, v in flat(to_tree(Recipe())).items() if type(v) in OTHER and
 def test_each_number_and_switch_of_the_recipe_may_not_change_but_for_a_few(finished, tmp_path):
     """Seen: exit 2 naming the key, for every key but the log interval, the steps, compiling, residence, checkpoints."""
     from kontrast.registry import KontrastError
+    from kontrast.training.asking import resumed_recipe
     from kontrast.training.folder import RunFolder
     from kontrast.training.run import stored_recipe
-    from kontrast.training.start import resumed_recipe
 
     stored = flat(to_tree(stored_recipe(RunFolder(finished))))
     tried = 0

@@ -184,6 +184,16 @@ class Feeder:
         free, _ = torch.cuda.mem_get_info(self.device)
         return base.numel() <= RESIDENT_SHARE * free
 
+    def _gathered(self, order: Tensor, steps: range) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
+        """Step, positions, images and sizes; decoders work on the next batches while this one is put together."""
+        asked: deque[tuple[int, Asked | None]] = deque()
+        for step in itertools.chain(steps, [None] * AHEAD):
+            if step is not None:
+                asked.append((step, None if self.lazy is None else self.lazy.ask(order[self._slots(step)])))
+            if asked and (step is None or len(asked) > AHEAD):
+                ready, ask = asked.popleft()
+                yield ready, *self._read(order, self._slots(ready), ask)
+
     def _prefetched(self, order: Tensor, steps: range) -> Iterator[Batch]:
         """A thread gathers the next batches into pinned memory while the device works on this one."""
         ready: queue.Queue = queue.Queue(self.prefetch)
@@ -198,19 +208,11 @@ class Feeder:
                     continue
 
         def fill() -> None:
-            # Decoders work on the next batches while this one is put together.
-            asked: deque[tuple[int, Asked | None]] = deque()
             try:
-                for step in itertools.chain(steps, [None] * AHEAD):
-                    if step is not None:
-                        ask = None if self.lazy is None else self.lazy.ask(order[self._slots(step)])
-                        asked.append((step, ask))
+                for step, positions, images, sizes in self._gathered(order, steps):
                     if stop.is_set():
                         return
-                    if asked and (step is None or len(asked) > AHEAD):
-                        ready_step, ask = asked.popleft()
-                        positions, images, sizes = self._read(order, self._slots(ready_step), ask)
-                        put((ready_step, positions, images.pin_memory() if pin else images, sizes))
+                    put((step, positions, images.pin_memory() if pin else images, sizes))
                 put(None)
             except Exception as error:
                 put(error)

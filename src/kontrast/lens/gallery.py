@@ -164,23 +164,25 @@ def write_gallery(
         pool, found = train, nearest(unit[chosen], directions(train_features), neighbours, None)
     else:
         pool, found = test, nearest(unit[chosen], unit, neighbours, chosen)
-    asked = _asked(tiles, test, chosen, pool, *found)
-    sprite = tiles.sprite()
     record = {
         "version": 1,
-        "tile": TILE,
-        "columns": COLUMNS,
-        "count": len(tiles.pictures),
-        "sprite_sha256": hashlib.sha256(sprite).hexdigest(),
         "classes": None if classes is None else [str(name) for name in classes],
         "method": "t-SNE" if len(sample) >= FEWEST else "PCA",
         "neighbours_from": pool.source,
         "points": mapped,
-        "queries": asked,
+        "queries": _asked(tiles, test, chosen, pool, *found),
     }
-    replace(Path(folder) / "gallery.png", sprite)
+    return _write(Path(folder), record, tiles)
+
+
+def _write(folder: Path, record: dict[str, Any], tiles: Tiles) -> Path:
+    """The sprite, then the record that knows it: a reader between the two sees that they don't belong together."""
+    sprite = tiles.sprite()
+    record |= {"tile": TILE, "columns": COLUMNS, "count": len(tiles.pictures)}
+    record["sprite_sha256"] = hashlib.sha256(sprite).hexdigest()
+    replace(folder / "gallery.png", sprite)
     # ASCII, so that file names with bytes that are no UTF-8 (surrogates) come back exactly.
-    return replace(Path(folder) / "gallery.json", json.dumps(record, allow_nan=False).encode("ascii"))
+    return replace(folder / "gallery.json", json.dumps(record, allow_nan=False).encode("ascii"))
 
 
 def _mapped(tiles: Tiles, test: Pictures, sample: Tensor, unit: Tensor, seed: int) -> list[dict[str, Any]]:

@@ -87,16 +87,14 @@ def fine_tune(
     images of each step.
     """
     device = next(encoder.parameters()).device
-    classes = check_labels(train, train_labels, test, test_labels)
-    network = with_classifier(encoder, classes, device)
+    network = with_classifier(encoder, check_labels(train, train_labels, test, test_labels), device)
     parameters = list(network.parameters())
     descent = Descent(parameters, nesterov=True, weight_decay=weight_decay)
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(epochs):
         batches = [r for r in torch.randperm(len(train), generator=generator).split(batch) if len(r) > 1]
         for i, rows in enumerate(batches):
-            images, sizes = train.batch(rows) if hasattr(train, "batch") else (torch.as_tensor(train[rows]), None)
-            images, sizes = images.to(device), None if sizes is None else sizes.to(device)
+            images, sizes = batch_of(train, rows, device)
             x = augment(images, rows, epoch) if augment else pictures(transform, images, 0, sizes)
             loss = cross_entropy(network(x), train_labels[rows].to(device))
             rate = lr * (1 + math.cos(math.pi * (epoch + i / len(batches)) / epochs)) / 2
@@ -106,6 +104,14 @@ def fine_tune(
     scores = extract_features(network, test, transform, device=device)
     protocol = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "optimizer": "sgd, nesterov"}
     return result("fine-tune", scores.argmax(1) == test_labels.cpu(), protocol, seed)
+
+
+def batch_of(images: Any, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """These rows of a tensor or an image set, whose images may have sizes of their own."""
+    if not hasattr(images, "batch"):
+        return torch.as_tensor(images[rows]).to(device), None
+    pixels, sizes = images.batch(rows)
+    return pixels.to(device), None if sizes is None else sizes.to(device)
 
 
 def with_classifier(encoder: nn.Module, classes: int, device: torch.device) -> nn.Sequential:

@@ -31,11 +31,11 @@ from kontrast.studies.cell_runs import finished_run, refuse_other_cell, stored_c
 from kontrast.studies.findings import CELL_FACTS, CELL_NUMBERS, findings
 from kontrast.studies.kept import what_was_kept
 from kontrast.studies.supervised import Supervised
+from kontrast.training.asking import fresh_recipe
 from kontrast.training.building import build_views
 from kontrast.training.folder import disk_faults, read_json, write_json
 from kontrast.training.learner import build_student, check_options
 from kontrast.training.run import Run, choose_device, open_split
-from kontrast.training.start import fresh_recipe
 from kontrast.training.stopping import Interrupted
 
 BITS = (0, 5, 10)

@@ -19,9 +19,9 @@ from kontrast.objectives import OBJECTIVES, objective
 from kontrast.recipes import apply_overrides, flat, parse_override, recipe_names
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import Recipe, read_recipe, to_tree, toml_value
+from kontrast.training.asking import fresh_recipe
 from kontrast.training.defaults import spelled_out
 from kontrast.training.learner import check_options
-from kontrast.training.start import fresh_recipe
 
 METHODS_OWN_VIEWS = ("count", "local_count", "local_size")
 MOST_CELLS = 10_000

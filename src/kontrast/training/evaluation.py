@@ -64,10 +64,7 @@ def evaluate(
     alone. epochs: of fine-tuning, where not its own. max_bad: the share of damaged images to go on with, where not the
     recipe's.
     """
-    if seeds < 1 or epochs < 0:
-        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed")
-    if kind and kind not in (*PROBES, "finetune"):
-        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
+    _check(kind, seeds, epochs)
     on = choose_device(device)
     train, test = _labelled_sets(run, data, labels, max_bad)
     for part in (train, test):
@@ -85,13 +82,24 @@ def evaluate(
         elif kind == "finetune" and labelled and encoder is not None:
             found = [_fine_tuned(run, name, encoder, train, test, seed, epochs) for seed in numbers]  # type: ignore[arg-type]
         results += _keep(run, found, data)  # at once: what comes after may take long, and may be stopped
-    if not results and data is not None:
+    if not results:
+        _without_labels(data, say)
+    return results
+
+
+def _without_labels(data: str | None, say: Callable[[str], None]) -> None:
+    if data is not None:
         raise DataError(
             f"{data} has no labels to probe by: give class sub-folders with two images or more, or --labels CSV"
         )
-    if not results:
-        say("no labels: probes need two class sub-folders or more, or a CSV; the map and neighbours are in the report")
-    return results
+    say("no labels: probes need two class sub-folders or more, or a CSV; the map and neighbours are in the report")
+
+
+def _check(kind: str, seeds: int, epochs: int) -> None:
+    if seeds < 1 or epochs < 0:
+        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed")
+    if kind and kind not in (*PROBES, "finetune"):
+        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
 
 
 Sets = tuple[Tensor, Any, Tensor, Any]

@@ -1,13 +1,13 @@
-"""From what the user asked for to a running loop: recipe, data, device, run folder; and back from a checkpoint."""
+"""From a recipe and its images to a running loop: device, run folder; and back from a checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +17,19 @@ from kontrast import distributed
 from kontrast.data import ImageSet
 from kontrast.data.packing import skipped
 from kontrast.networks import whole_state
-from kontrast.recipes import apply_overrides, flat, load_tree, merge_trees
-from kontrast.registry import DataError, UsageError
-from kontrast.settings import Recipe, fingerprint, read_recipe, to_toml, to_tree, toml_value
+from kontrast.registry import UsageError
+from kontrast.settings import Recipe, fingerprint, to_toml
 from kontrast.training import checkpoints
-from kontrast.training.adapt import adapt, reasons
+from kontrast.training.asking import agree, fresh_recipe, overrides_as_text, resumed_recipe
 from kontrast.training.breakdowns import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.building import algorithms
-from kontrast.training.defaults import spelled_out
 from kontrast.training.evaluation import OnlineProbe
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.loop import Evaluate, Loop
 from kontrast.training.not_finite import check_choice
-from kontrast.training.run import Run, choose_device, located, open_split, place_of, recipe_digest, stored_recipe
+from kontrast.training.run import Run, choose_device, open_split, place_of, recipe_digest, stored_recipe
 from kontrast.training.same_images import check_data, describe, keep_listing
 from kontrast.training.stopping import StopWatch
-
-MAY_CHANGE = (
-    "training.log_every",
-    "training.tensorboard",
-    "training.max_steps",
-    "training.compile",
-    "data.resident",
-    "checkpoints.",
-)
-"""Settings that a resumed run may change without becoming another run."""
 
 
 def pretrain(
@@ -70,11 +58,7 @@ def pretrain(
     try:
         with StopWatch() as stop:
             folder, resume = choose_folder(out, resume, recipe, data)
-            try:
-                if distributed.is_main():
-                    folder.hold()
-                    for place in (folder.path, folder / "checkpoints"):
-                        checkpoints.sweep(place)
+            with held(folder):
                 if resume:
                     opened += [resumed_recipe(folder, data, recipe, asked, on)]
                 else:
@@ -83,15 +67,27 @@ def pretrain(
                 command = resume_command(folder, device, on_nan)
                 with algorithms(opened[0][0].training.deterministic):
                     return _train(*opened[0], folder, on, stop, command, resume, accept_data_change, on_nan, say)
-            finally:
-                folder.abandon()
-                folder.release()
     except (RuntimeError, MemoryError) as error:
         fault = lost_rank(error)
         if fault is None and not (opened and is_out_of_memory(error)):
             raise
     # Here, past the handler, the failed run's frames are gone, and with them what they held of the memory.
     raise fault or out_of_memory(*opened[0], on)
+
+
+@contextlib.contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """The folder for this process alone, without the leftovers of one that was killed; nothing stays of a run that
+    did not begin."""
+    try:
+        if distributed.is_main():
+            folder.hold()
+            for place in (folder.path, folder / "checkpoints"):
+                checkpoints.sweep(place)
+        yield
+    finally:
+        folder.abandon()
+        folder.release()
 
 
 def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tuple[RunFolder, bool]:
@@ -217,68 +213,6 @@ def tell_skipped(folder: RunFolder, train: ImageSet, say: Callable[[str], None])
 
 def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def agree(recipe: Recipe, train: ImageSet) -> None:
-    """Refuse to train where a rank has another recipe or other images than the first."""
-    for what, own in (("another recipe", fingerprint(recipe)), ("other images", train.fingerprint)):
-        said = distributed.everyone_says(own)
-        odd = [rank for rank, text in enumerate(said) if text != said[0]]
-        if odd:
-            raise DataError(f"rank {odd[0]} has {what} than rank 0: give all ranks the same")
-
-
-def overrides_as_text(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """`{"training.epochs": 5, "seed": 1, "objective": {"name": "dcl"}}` as the command line's key=value."""
-    if not isinstance(overrides, Mapping):
-        return list(overrides)
-    lines: list[str] = []
-    for key, value in overrides.items():
-        if isinstance(value, Mapping):
-            lines += overrides_as_text({f"{key}.{inner}": v for inner, v in value.items()})
-        else:
-            lines.append(f"{key}={toml_value(value)}")
-    return lines
-
-
-def fresh_recipe(
-    data: Any, recipe: str | None, overrides: list[str], device: torch.device, say: Callable[[str], None]
-) -> tuple[Recipe, ImageSet]:
-    """The recipe as it will run and its training images."""
-    name = recipe or ("quickstart" if data in (None, "digits") else "folder")
-    tree = load_tree(name)
-    if data is not None:
-        tree = merge_trees(tree, {"data": {"source": str(data)}})
-    origin = f"recipe {name!r}"
-    resolved = read_recipe(apply_overrides(tree, overrides), origin)
-    if resolved.adapt:
-        plain = replace(resolved.data, pack=False)  # looked at, not packed: at what size is about to be decided
-        seen = open_split(plain, "train", seed=resolved.seed, pretraining=True)
-        tree = merge_trees(tree, {**adapt(seen, device), "adapt": False})
-        resolved = read_recipe(apply_overrides(tree, overrides), origin)
-        for line in reasons(resolved, seen, device):
-            say(line)
-    train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
-    return spelled_out(resolved), train
-
-
-def resumed_recipe(
-    folder: RunFolder, data: Any, recipe: str | None, overrides: list[str], device: torch.device
-) -> tuple[Recipe, ImageSet]:
-    """The stored recipe with overrides of what may change; any other change is refused, key by key. A recipe named
-    again, as torchrun's restarts do, must be the stored one."""
-    stored = stored_recipe(folder)
-    if recipe is not None:
-        wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
-    else:
-        asked = overrides + ([f"data.source={toml_value(str(data))}"] if data is not None else [])
-        wanted = read_recipe(apply_overrides(to_tree(stored), asked), str(folder / "recipe.toml"))
-    old, new = flat(to_tree(spelled_out(stored))), flat(to_tree(spelled_out(wanted)))
-    changed = [k for k in sorted(old | new) if old.get(k) != new.get(k) and not k.startswith(MAY_CHANGE)]
-    if changed:
-        words = ", ".join(f"{k} {old.get(k)} -> {new.get(k)}" for k in changed)
-        raise UsageError(f"--resume can't change {words}: start a new run, or resume without it")
-    return wanted, open_split(located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True)
 
 
 def default_out(recipe: str | None, data: Any) -> str:

@@ -1,0 +1,91 @@
+"""What the user asked for as a recipe and its training images, or what a run stored and may change of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kontrast import distributed
+from kontrast.data import ImageSet
+from kontrast.recipes import apply_overrides, flat, load_tree, merge_trees
+from kontrast.registry import DataError, UsageError
+from kontrast.settings import Recipe, fingerprint, read_recipe, to_tree, toml_value
+from kontrast.training.adapt import adapt, reasons
+from kontrast.training.defaults import spelled_out
+from kontrast.training.folder import RunFolder
+from kontrast.training.run import located, open_split, stored_recipe
+
+MAY_CHANGE = (
+    "training.log_every",
+    "training.tensorboard",
+    "training.max_steps",
+    "training.compile",
+    "data.resident",
+    "checkpoints.",
+)
+"""Settings that a resumed run may change without becoming another run."""
+
+
+def overrides_as_text(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """`{"training.epochs": 5, "seed": 1, "objective": {"name": "dcl"}}` as the command line's key=value."""
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    lines: list[str] = []
+    for key, value in overrides.items():
+        if isinstance(value, Mapping):
+            lines += overrides_as_text({f"{key}.{inner}": v for inner, v in value.items()})
+        else:
+            lines.append(f"{key}={toml_value(value)}")
+    return lines
+
+
+def fresh_recipe(
+    data: Any, recipe: str | None, overrides: list[str], device: torch.device, say: Callable[[str], None]
+) -> tuple[Recipe, ImageSet]:
+    """The recipe as it will run and its training images."""
+    name = recipe or ("quickstart" if data in (None, "digits") else "folder")
+    tree = load_tree(name)
+    if data is not None:
+        tree = merge_trees(tree, {"data": {"source": str(data)}})
+    origin = f"recipe {name!r}"
+    resolved = read_recipe(apply_overrides(tree, overrides), origin)
+    if resolved.adapt:
+        plain = replace(resolved.data, pack=False)  # looked at, not packed: at what size is about to be decided
+        seen = open_split(plain, "train", seed=resolved.seed, pretraining=True)
+        tree = merge_trees(tree, {**adapt(seen, device), "adapt": False})
+        resolved = read_recipe(apply_overrides(tree, overrides), origin)
+        for line in reasons(resolved, seen, device):
+            say(line)
+    train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
+    return spelled_out(resolved), train
+
+
+def resumed_recipe(
+    folder: RunFolder, data: Any, recipe: str | None, overrides: list[str], device: torch.device
+) -> tuple[Recipe, ImageSet]:
+    """The stored recipe with overrides of what may change; any other change is refused, key by key. A recipe named
+    again, as torchrun's restarts do, must be the stored one."""
+    stored = stored_recipe(folder)
+    if recipe is not None:
+        wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
+    else:
+        asked = overrides + ([f"data.source={toml_value(str(data))}"] if data is not None else [])
+        wanted = read_recipe(apply_overrides(to_tree(stored), asked), str(folder / "recipe.toml"))
+    old, new = flat(to_tree(spelled_out(stored))), flat(to_tree(spelled_out(wanted)))
+    changed = [k for k in sorted(old | new) if old.get(k) != new.get(k) and not k.startswith(MAY_CHANGE)]
+    if changed:
+        words = ", ".join(f"{k} {old.get(k)} -> {new.get(k)}" for k in changed)
+        raise UsageError(f"--resume can't change {words}: start a new run, or resume without it")
+    return wanted, open_split(located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True)
+
+
+def agree(recipe: Recipe, train: ImageSet) -> None:
+    """Refuse to train where a rank has another recipe or other images than the first."""
+    for what, own in (("another recipe", fingerprint(recipe)), ("other images", train.fingerprint)):
+        said = distributed.everyone_says(own)
+        odd = [rank for rank, text in enumerate(said) if text != said[0]]
+        if odd:
+            raise DataError(f"rank {odd[0]} has {what} than rank 0: give all ranks the same")
