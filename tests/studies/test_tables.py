@@ -358,9 +358,12 @@ def test_every_claim_names_cells_of_its_table(tmp_path):
 
 def test_the_committed_tables_are_what_their_files_give():
     for name in table_names():
-        table, path = load_table(name), REPOSITORY / "results" / f"{name}.md"
-        tree = table_results.stored(REPOSITORY / "results", table)
-        assert path.read_text(encoding="utf-8") == table_results.markdown(table, tree), "run kontrast reproduce --docs"
+        table, results = load_table(name), REPOSITORY / "results"
+        made = table_results.pages(table, table_results.stored(results, table))
+        kept = {path.name for path in results.glob(f"{name}*") if path.suffix in (".md", ".svg")}
+        assert kept == set(made), "run kontrast reproduce --docs, and remove what it no longer makes"
+        for file, text in made.items():
+            assert (results / file).read_text(encoding="utf-8") == text, "run kontrast reproduce --docs"
 
 
 def test_the_committed_verdicts_are_what_the_results_give():

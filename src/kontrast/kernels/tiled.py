@@ -31,8 +31,9 @@ class Affinity:
         self.keys = self.queries if keys is None else keys.to(working_type(keys))
         self.query_ids = query_ids
         self.key_ids = query_ids if keys is None else key_ids
-        self.query_spans = id_spans(self.query_ids)
-        self.key_spans = id_spans(self.key_ids)
+        several = max(len(self.queries), len(self.keys)) > TILE
+        self.query_spans = id_spans(self.query_ids) if several else []
+        self.key_spans = self.query_spans if self.symmetric else id_spans(self.key_ids) if several else []
         self.buffers: dict[str, Tensor] = {}
 
     def bounded(self, scales: Sequence[float]) -> bool:

@@ -42,8 +42,9 @@ def unit(z: Tensor, eps: float = 1e-12) -> Tensor:
 
 
 def stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Rows as one tensor; a single one is not copied."""
-    return rows[0][None] if len(rows) == 1 else torch.stack(list(rows))
+    """Rows as one tensor; one alone, or the same one several times, is not copied."""
+    alone = all(row is rows[0] for row in rows)
+    return rows[0].expand(len(rows), *rows[0].shape) if alone else torch.stack(list(rows))
 
 
 class Positives:

@@ -19,7 +19,7 @@ from kontrast.recipes import recipe_text
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import parse_toml
 from kontrast.studies.measuring import IMAGES
-from kontrast.studies.table_results import find, finished, line, markdown, stored, values_of
+from kontrast.studies.table_results import find, finished, line, pages, stored, values_of, write_pages
 from kontrast.studies.tables import CLAIMS, Table, load_table, table_names
 from kontrast.training.folder import write_atomic
 
@@ -214,12 +214,11 @@ def document(out: Path) -> str:
 
 
 def write_docs(out: Path, docs: Path) -> list[Path]:
-    """Write every TABLE.md and docs/results.md from the JSON files."""
-    written = []
+    """Write every table's pages and docs/results.md from the JSON files."""
+    written: list[Path] = []
     for name in table_names():
         table = load_table(name)
-        write_atomic(out / f"{name}.md", markdown(table, stored(out, table)))
-        written.append(out / f"{name}.md")
+        written += write_pages(out, pages(table, stored(out, table)))
     docs.mkdir(exist_ok=True)
     write_atomic(docs / "results.md", document(out))
     return [*written, docs / "results.md"]

@@ -16,6 +16,7 @@ from typing import Any
 
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe
+from kontrast.studies.table_figures import figures
 from kontrast.studies.table_records import VERSION, checked
 from kontrast.studies.tables import Table, TableCell, settings_of
 from kontrast.training.folder import disk_faults, read_json, write_atomic, write_json
@@ -76,8 +77,8 @@ def refuse_other_settings(path: Path, entry: Record, settings: Record, data: str
 
 @contextlib.contextmanager
 def changing(out: Path, table: Table) -> Iterator[Record]:
-    """What is stored, to be changed; then both files are written. One writer at a time, since several processes add to
-    the same file, and nothing is written where something goes wrong on the way."""
+    """What is stored, to be changed; then it and its pages are written. One writer at a time, since several processes
+    add to the same file, and nothing is written where something goes wrong on the way."""
     with disk_faults(out):
         out.mkdir(parents=True, exist_ok=True)
         handle = os.open(out, os.O_RDONLY)
@@ -87,9 +88,9 @@ def changing(out: Path, table: Table) -> Iterator[Record]:
         yield tree
         order = {c.name: place for place, c in enumerate(table.cells)}
         tree["cells"].sort(key=lambda c: (order.get(c["cell"], len(order)), len(c["changed"]), str(c["changed"])))
-        text = markdown(table, tree)
+        made = pages(table, tree)
         write_json(out / f"{table.name}.json", tree)
-        write_atomic(out / f"{table.name}.md", text)
+        write_pages(out, made)
     finally:
         os.close(handle)
 
@@ -107,7 +108,7 @@ def lay(tree: Record, path: Path, cell: TableCell, facts: Record, run: Record) -
 
 
 def add(out: Path, table: Table, cell: TableCell, changed: Record, settings: Record, data: str, run: Record) -> None:
-    """Lay one seed's record over the stored ones and write both files."""
+    """Lay one seed's record over the stored ones and write it and its pages."""
     with changing(out, table) as tree:
         facts = {"changed": changed, "settings": settings, "data": data}
         lay(tree, out / f"{table.name}.json", cell, facts, run)
@@ -136,8 +137,20 @@ def finished(entry: Record | None) -> list[Record]:
     return [run for run in entry["runs"] if "failed" not in run] if entry else []
 
 
-def markdown(table: Table, tree: Record) -> str:
-    """The table for people. A cell that was not run is blank."""
+def pages(table: Table, tree: Record) -> dict[str, str]:
+    """File names and texts for people: TABLE.md and the figures in it."""
+    drawn = figures(table, lambda cell: finished(find(tree, cell, {})), CURVES)
+    return {f"{table.name}.md": markdown(table, tree, list(drawn)), **drawn}
+
+
+def write_pages(out: Path, made: dict[str, str]) -> list[Path]:
+    for name, text in made.items():
+        write_atomic(out / name, text)
+    return [out / name for name in made]
+
+
+def markdown(table: Table, tree: Record, drawn: list[str]) -> str:
+    """The table, with figures of these names. A cell that was not run is blank."""
     lines = [
         f"# {table.title}",
         "",
@@ -150,6 +163,7 @@ def markdown(table: Table, tree: Record) -> str:
         "Accuracies in percent, of the last epoch. Intervals are 95%: over seeds by Student's t where there are "
         "several, else over the test images.",
         "",
+        *(f"![{name}]({name})\n" for name in drawn),
     ]
     for group, title in table.groups.items():
         cells = [(cell, find(tree, cell, {})) for cell in table.cells if cell.group == group]
