@@ -81,7 +81,7 @@ class BankSettings:
 @dataclass(frozen=True)
 class BatchNormSettings:
     kind: str = "plain"
-    splits: int = 8
+    splits: int = 8  # of the whole batch: ranks and accumulated parts share them, so that each has as many images
     joint: bool = True  # one forward for all views, so that statistics are over V x B
 
 

@@ -98,6 +98,12 @@ CASES = {
         "batch_norm": {"kind": "plain"},
         "training": {"batch": 16, "accumulate": 4},
     },
+    # Two splits of the batch in one process, one of them on each of two ranks.
+    "split batch norm": {
+        "teacher": {"momentum": 0.9, "symmetric": False},
+        "bank": {"size": 100},
+        "batch_norm": {"kind": "split", "splits": 2},
+    },
 }
 BASE = {
     "objective": {"name": "info-nce"},
@@ -144,7 +150,8 @@ def test_two_ranks_take_the_steps_of_one_process(tmp_path, case):
     for command in commands:
         assert command.wait() == 0, command.said
     whole, shared = load_file(tmp_path / "one"), load_file(tmp_path / "r0")
-    own = ("running_mean", "running_var", "num_batches_tracked") if case == "in parts" else ()  # each rank's own
+    apart = case in ("in parts", "split batch norm")  # running statistics are each rank's own
+    own = ("running_mean", "running_var", "num_batches_tracked") if apart else ()
     for name, tensor in whole.items():
         if name.endswith(own):
             continue

@@ -176,8 +176,14 @@ def with_batch_norm(module: nn.Module, recipe: Recipe) -> nn.Module:
     the device is known."""
     kind, joint = recipe.batch_norm.kind, recipe.batch_norm.joint
     if kind == "split" or (kind == "plain" and not joint):
-        return convert_split_batch_norm(module, recipe.batch_norm.splits if kind == "split" else 1)
+        return convert_split_batch_norm(module, own_splits(recipe) if kind == "split" else 1)
     return module
+
+
+def own_splits(recipe: Recipe) -> int:
+    """The splits of what one rank takes at once. They are of the whole batch, standing for the devices of a paper, so
+    where there are devices each has its share of them, and as many images a split."""
+    return max(1, recipe.batch_norm.splits // (distributed.world() * recipe.training.accumulate))
 
 
 def draws_by_chance(module: nn.Module) -> bool:
@@ -227,10 +233,12 @@ def check_views(recipe: Recipe) -> None:
 
 
 def check_batch(recipe: Recipe) -> None:
-    batch, parts, splits = recipe.training.batch, recipe.training.accumulate, recipe.batch_norm.splits
+    batch, parts, splits = recipe.training.batch, recipe.training.accumulate, own_splits(recipe)
     ranks = distributed.world()
     if batch % (parts * ranks):
         whole = f"the batch {batch}" if ranks == 1 else f"each of {ranks} ranks' share of the batch {batch}"
         refuse(f"training.accumulate = {parts}", f"it must divide {whole}")
     if recipe.batch_norm.kind == "split" and batch // ranks // parts % splits:
-        refuse(f"batch_norm.splits = {splits}", f"it must divide what a rank takes at once, {batch // ranks // parts}")
+        share = f"its {splits} of what a rank takes at once" if ranks * parts > 1 else "it"
+        images = f"{batch // ranks // parts} images"
+        refuse(f"batch_norm.splits = {recipe.batch_norm.splits}", f"{share} must divide {images}")
