@@ -12,9 +12,12 @@ from PIL import Image
 
 from kontrast.data import ImageSet, open_data
 from kontrast.data.features import binary_channels, bits_of, overlay_digits, random_bits
+from kontrast.recipes import resolve
 from kontrast.registry import UsageError
 from kontrast.settings import DataSettings
-from kontrast.training.run import open_split
+from kontrast.training.building import build_views
+from kontrast.training.run import evaluation_view, open_split
+from kontrast.views import Views, keys
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 
@@ -100,3 +103,24 @@ def test_a_test_image_does_not_wear_what_the_train_image_of_its_number_wears():
     scans = torch.zeros(8, 28, 28, dtype=torch.uint8), torch.arange(8)
     worn = [overlay_digits(part, 8, digits=scans).factors["overlay"] for part in (train, test)]
     assert 0.05 < (worn[0] == worn[1]).double().mean() < 0.2
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("planes", [1, 2, 5])
+def test_planes_behind_the_picture_pass_untouched(channels, planes):
+    """Also where a grey picture and two planes look like three colours."""
+    images = torch.randint(0, 256, (6, channels, 24, 24), dtype=torch.uint8)
+    bits = 255 * torch.randint(0, 2, (6, planes), dtype=torch.uint8)
+    joined = torch.cat([images, bits[:, :, None, None].expand(-1, -1, 24, 24)], 1)
+    recipe = resolve("cifar10/simclr", [f"data.random_bits={planes}"])
+    for views in (build_views(recipe, torch.float32), evaluation_view(recipe)):
+        made = views(joined, keys(0, 0, torch.arange(6)))
+        expected = (bits / 255)[None, :, :, None, None].expand_as(made[:, :, channels:])
+        assert torch.equal(made[:, :, channels:], expected)
+        assert not torch.equal(made[:, :, :channels], expected[:, :, :1].expand_as(made[:, :, :channels]))
+
+
+def test_settings_of_channels_are_whole_numbers():
+    for given in ({"colours": 3.0}, {"colours": 2}, {"planes": -1}, {"planes": 1.0}):
+        with pytest.raises(UsageError, match="allowed"):
+            Views("moco-v2", count=2, size=16, **given)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from kontrast.data import ImageSet
+from kontrast.data.imageset import Ragged
 from kontrast.networks import encoder
 from kontrast.probes import PROTOCOLS, extract_features, few_per_class, few_shot, fine_tune, linear
 from kontrast.probes.descent import Descent
@@ -173,12 +175,11 @@ def test_features_come_through_views_and_image_sets():
         seen.append((keys.tolist(), sizes.tolist()))
         return torch.stack([images.float() / 255, images.float() * 0])
 
-    class Set:
-        images, sizes = pictures(6)[0], torch.full((6, 2), 16)
-
+    images = pictures(6)[0]
+    ragged = ImageSet(Ragged(images.flatten(), torch.full((6, 2), 16)), list("abcdef"))
     network = encoder("small-conv", size=16, width=16)
-    features = extract_features(network, Set(), views, batch=4)
-    torch.testing.assert_close(features, extract_features(network, Set.images))
+    features = extract_features(network, ragged, views, batch=4)
+    torch.testing.assert_close(features, extract_features(network, images))
     assert seen == [([0, 1, 2, 3], [[16, 16]] * 4), ([4, 5], [[16, 16]] * 2)]
 
 

@@ -19,7 +19,7 @@ from kontrast.data import open_data
 from kontrast.lens import read_embeddings
 from kontrast.probes import extract_features
 from kontrast.registry import CheckpointError, DataError, EnvironmentFault, Stopped, UsageError
-from kontrast.training.embedding import embed, mouthfuls, opened, stretches
+from kontrast.training.embedding import embed, opened, stretches
 from kontrast.training.folder import RunFolder
 from kontrast.training.neighbours import neighbours
 
@@ -192,10 +192,7 @@ def test_pictures_of_many_sizes_do_not_change_each_other(run, tmp_path):
         np.testing.assert_allclose(np.load(tmp_path / "all.npy")[number], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_mouthful_never_exceeds_its_bytes(digits):
-    taken = list(mouthfuls(digits.first(100), limit=10 * 3 * 32 * 32))
-    assert [len(t) for t in taken] == [10] * 10 and torch.cat(taken).tolist() == list(range(100))
-    assert [len(t) for t in mouthfuls(digits.first(3), limit=1)] == [1, 1, 1]
+def test_stretches():
     assert list(stretches([0, 1, 2, 5, 7, 8])) == [(0, 2), (5, 5), (7, 8)]
 
 

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+PIXELS = 64_000_000
+"""Bytes of pixels that are prepared at once; pictures of different size are padded to the largest of them."""
+GROUP = 64
+"""Images that are decoded together."""
 
 
 class Pictures(Protocol):
@@ -59,9 +65,13 @@ class Ragged:
             out[row] = square(self.one(index), side)
         return out
 
+    def several(self, indices: Tensor) -> list[Tensor]:
+        """Each image as it is, [C,h,w]."""
+        return [self.one(index) for index in indices.tolist()]
+
     def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 [B,C,Hmax,Wmax], each image in the upper left corner, zero beyond; and sizes int64 [B,2]."""
-        return pad([self.one(index) for index in indices.tolist()])
+        return pad(self.several(indices))
 
     def select(self, indices: Tensor) -> Ragged:
         return Ragged(self.flat, self.sizes[indices], self.channels, self.starts[indices])
@@ -107,6 +117,9 @@ class WithPlanes:
     def joined(self, images: Tensor, indices: Tensor) -> Tensor:
         """The base's images at these positions, however they were got, with their planes."""
         return self._join(images, self.planes[indices])
+
+    def several(self, indices: Tensor) -> list[Tensor]:
+        return [self._join(*pair) for pair in zip(self.base.several(indices), self.planes[indices])]
 
     def to(self, device: torch.device) -> WithPlanes:
         return WithPlanes(self.base.to(device), self.planes.to(device))
@@ -190,6 +203,26 @@ class ImageSet:
         if self.ragged:
             return self.images.padded(positions)
         return self.images[positions], None
+
+    def mouthfuls(self, positions: Tensor, limit: int = PIXELS) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """These positions in order, with `batch` of them, as many at once as stay within `limit` bytes of pixels after
+        padding; at least one."""
+        if not self.ragged:
+            for part in positions.split(max(1, limit // self.images[0].numel())):
+                yield part, *self.batch(part)
+            return
+        taken: list[Tensor] = []
+        start = tall = wide = 0
+        for image in itertools.chain.from_iterable(map(self.images.several, positions.split(GROUP))):
+            channels, height, width = image.shape
+            higher, wider = max(tall, height), max(wide, width)
+            if taken and (len(taken) + 1) * channels * higher * wider > limit:
+                yield positions[start : start + len(taken)], *pad(taken)
+                start, taken, higher, wider = start + len(taken), [], height, width
+            tall, wide = higher, wider
+            taken.append(image)
+        if taken:
+            yield positions[start:], *pad(taken)
 
     def subset(self, positions: Tensor | Sequence[int]) -> ImageSet:
         """The images at these positions, in this order, with their stable index."""

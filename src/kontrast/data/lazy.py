@@ -130,13 +130,13 @@ class Lazy:
     def squares(self, indices: Tensor, side: int) -> Tensor:
         """uint8 [B,3,side,side]: the centre square of each image, resized."""
         out = torch.empty(len(indices), 3, side, side, dtype=torch.uint8)
-        for row, image in enumerate(self._complete(indices)):
+        for row, image in enumerate(self.several(indices)):
             out[row] = square(image, side)
         return out
 
     def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 [B,3,Hmax,Wmax], each image in the upper left corner, zero beyond; and sizes int64 [B,2]."""
-        return pad(self._complete(indices))
+        return pad(self.several(indices))
 
     def select(self, indices: Tensor) -> Lazy:
         rows = indices.numpy()
@@ -179,7 +179,8 @@ class Lazy:
                 self.reader.judge(asked.items[row], reasons.get(position, ""), position in chunk.lost)
         return images
 
-    def _complete(self, indices: Tensor) -> list[Tensor]:
+    def several(self, indices: Tensor) -> list[Tensor]:
+        """Each image as it is, [3,h,w], or what stands in for it."""
         found = zip(indices.tolist(), self.answer(self.ask(indices)), strict=True)
         return [self._stand_in(position) if image is None else image for position, image in found]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,12 +22,11 @@ def extract_features(
 ) -> Tensor:
     """Features [N,F] in float32 on the CPU.
 
-    images: uint8 tensor or array that can be sliced, also memory-mapped, or an image set with `.images` (and `.sizes`,
-    where pictures of different size are padded). transform: uint8 [B,C,H,W] on the device to float [B,C,h,w], or
+    images: uint8 tensor or array that can be sliced, also memory-mapped, or an image set, in which pictures of
+    different size come at their own, padded. transform: uint8 [B,C,H,W] on the device to float [B,C,h,w], or
     views(images, keys, sizes) whose first view is taken; scaled to [0,1] where none is given. The encoder is in
     evaluation mode meanwhile, and in the mode it came in, module by module, afterwards.
     """
-    sizes, images = getattr(images, "sizes", None), getattr(images, "images", images)
     if len(images) == 0:
         raise DataError("no images to encode")
     device = torch.device(device) if device is not None else next(encoder.parameters()).device
@@ -37,10 +36,12 @@ def extract_features(
     try:
         with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
             for start in range(0, len(images), batch):
-                part = slice(start, start + batch)
-                x = torch.as_tensor(images[part]).to(device, non_blocking=True)
-                valid = None if sizes is None else torch.as_tensor(sizes[part]).to(device)
-                features.append(encoder(pictures(transform, x, start, valid)).float().cpu())
+                stop = min(start + batch, len(images))
+                parts = [
+                    pictures(transform, *(x if x is None else x.to(device, non_blocking=True) for x in part))
+                    for part in pixels_of(images, start, stop)
+                ]
+                features.append(encoder(torch.cat(parts) if len(parts) > 1 else parts[0]).float().cpu())
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -48,10 +49,19 @@ def extract_features(
     return torch.cat(features).clone()
 
 
-def pictures(transform: Callable[..., Tensor] | None, images: Tensor, start: int, sizes: Tensor | None) -> Tensor:
+def pixels_of(images: Any, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Images from `start` to `stop`, few at once where they are large: their numbers, pixels, and sizes."""
+    positions = torch.arange(start, stop)
+    if hasattr(images, "mouthfuls"):
+        yield from images.mouthfuls(positions)
+    else:
+        yield positions, torch.as_tensor(images[start:stop]), None
+
+
+def pictures(transform: Callable[..., Tensor] | None, keys: Tensor, images: Tensor, sizes: Tensor | None) -> Tensor:
     """The batch as the encoder takes it; views get the images' numbers as keys."""
     if transform is None:
         return images.float() / 255
     if "keys" not in inspect.signature(transform).parameters:
         return transform(images)
-    return transform(images, torch.arange(start, start + len(images), device=images.device), sizes)[0]
+    return transform(images, keys, sizes)[0]

@@ -95,7 +95,7 @@ def fine_tune(
         batches = [r for r in torch.randperm(len(train), generator=generator).split(batch) if len(r) > 1]
         for i, rows in enumerate(batches):
             images, sizes = batch_of(train, rows, device)
-            x = augment(images, rows, epoch) if augment else pictures(transform, images, 0, sizes)
+            x = augment(images, rows, epoch) if augment else pictures(transform, rows.to(device), images, sizes)
             loss = cross_entropy(network(x), train_labels[rows].to(device))
             rate = lr * (1 + math.cos(math.pi * (epoch + i / len(batches)) / epochs)) / 2
             descent.step(torch.autograd.grad(loss, parameters), rate)

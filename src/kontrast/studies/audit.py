@@ -123,7 +123,7 @@ def standardised(recipe: Recipe, images: ImageSet) -> Recipe:
     if any(value != 1 for value in policy.std):
         return recipe
     some = [images.images[int(i)] for i in torch.arange(MEASURED) * len(images) // MEASURED]
-    colours = policy.colours or (3 if images.channels >= 3 else 1)
+    colours = policy.picture_channels(images.channels)
     pixels = torch.cat([torch.as_tensor(one)[:colours].flatten(1) for one in some], 1).double() / 255
     measured = {"mean": pixels.mean(1), "std": pixels.std(1).clamp_min(1e-3)}
     arguments = {name: [round(float(v), 4) for v in values] for name, values in measured.items()}

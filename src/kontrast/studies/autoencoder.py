@@ -37,9 +37,9 @@ class VariationalAutoencoder(nn.Module):
         self.decoder = MirroredConvN(latent, channels, recipe.views.size)
         self.beta, self.each_pixel = beta, each_pixel
         policy = build_views(recipe, torch.float32).policies[0]
-        self.colours = policy.colours or (3 if channels >= 3 else 1)
+        self.colours = policy.picture_channels(channels)
         for name in ("mean", "std"):
-            values = torch.tensor(getattr(policy, name)).expand(self.colours)
+            values = torch.tensor(getattr(policy, name))[: self.colours].expand(self.colours)
             self.register_buffer(name, values[:, None, None].clone(), persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

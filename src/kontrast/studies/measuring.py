@@ -20,8 +20,7 @@ from kontrast.training.folder import read_lines
 from kontrast.training.looking import pictures, projected, see
 from kontrast.training.moments import moments
 from kontrast.training.progress import Progress
-from kontrast.training.run import Run
-from kontrast.views import Views
+from kontrast.training.run import Run, views_of
 
 IMAGES, AUGMENTATIONS, BINS, MOMENTS = 2048, 32, 40, 32
 CURVES = ("knn", "effective_rank", "conditional_entropy")
@@ -59,8 +58,7 @@ Measured = tuple[dict[str, Tensor], dict[str, Any]]  # numbers, each of every im
 def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
     """The mean coupling multiplier before training, at every kept checkpoint and at the end, in mini-batches of the
     training batch and at the run's own temperature (DCL, proposition 1)."""
-    shown, policy = pictures(run, IMAGES), run.recipe.views
-    views = Views(policy.policy, count=2, size=policy.size, **policy.arguments)
+    shown, views = pictures(run, IMAGES), views_of(run.recipe, 2)
     temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
     found, curve = torch.empty(0), []
     for moment in moments(run, MOMENTS, device, say)[0]:
@@ -72,8 +70,7 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
 
 def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
     """How far the augmentations of an image lie from each other, with both histograms (JCL, figure 3)."""
-    shown, policy = pictures(run, IMAGES), run.recipe.views
-    views = Views(policy.policy, count=AUGMENTATIONS, size=policy.size, **policy.arguments)
+    shown, views = pictures(run, IMAGES), views_of(run.recipe, AUGMENTATIONS)
     student = moments(run, 2, device, say)[0][-1].student
     with Progress("augmentations", len(shown) * AUGMENTATIONS) as bar:
         found = see(run, student, shown, views, device, bar).positives

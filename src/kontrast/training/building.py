@@ -16,6 +16,7 @@ from kontrast.registry import EnvironmentFault, UsageError
 from kontrast.settings import Recipe
 from kontrast.training.learner import Learner, build_student
 from kontrast.training.optimizers import Optimizer, build_optimizer
+from kontrast.training.run import views_of
 from kontrast.views import Views
 
 
@@ -91,9 +92,10 @@ def precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def build_views(recipe: Recipe, dtype: torch.dtype) -> Views:
+    """The views that the recipe trains on."""
     v = recipe.views
     local = {"local_count": v.local_count, "local_size": v.local_size} if v.local_count else {}
-    return Views(v.policy, count=v.count, size=v.size, dtype=dtype, **local, **v.arguments)
+    return views_of(recipe, v.count, dtype=dtype, **local)
 
 
 def whole_student(learner: Learner, recipe: Recipe, channels: int, device: torch.device) -> nn.Module:

@@ -40,8 +40,6 @@ from kontrast.training.streams import BATCH, Batch, Stream, open_stream
 
 PART = 16
 """Batches in a part: what a kill may cost."""
-PIXELS = 64_000_000
-"""Bytes of pixels that are prepared at once; pictures of different size are padded to the largest of them."""
 
 
 @dataclass(frozen=True)
@@ -246,24 +244,7 @@ def encode(encoder: nn.Module, images: ImageSet, transform: Any, device: torch.d
     if not len(images):
         return torch.empty(0, encoder.width)
     pictures = []
-    for positions in mouthfuls(images):
-        pixels, sizes = images.batch(positions)
+    for positions, pixels, sizes in images.mouthfuls(torch.arange(len(images))):
         sizes = None if sizes is None else sizes.to(device)
         pictures.append(transform(pixels.to(device), positions.to(device), sizes)[0])
     return encoder(torch.cat(pictures)).float().cpu()
-
-
-def mouthfuls(images: ImageSet, limit: int = PIXELS) -> Iterator[Tensor]:
-    """Positions in order, as many at once as stay within `limit` bytes of pixels after padding; at least one."""
-    taken: list[int] = []
-    tall = wide = 0
-    for position in range(len(images)):
-        channels, height, width = images.images[position].shape
-        higher, wider = max(tall, height), max(wide, width)
-        if taken and (len(taken) + 1) * channels * higher * wider > limit:
-            yield torch.tensor(taken)
-            taken, higher, wider = [], height, width
-        tall, wide = higher, wider
-        taken.append(position)
-    if taken:
-        yield torch.tensor(taken)

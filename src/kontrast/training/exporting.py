@@ -24,7 +24,6 @@ from kontrast.data import ImageSet
 from kontrast.registry import DataError, EnvironmentFault, NumbersError, UsageError, nearest
 from kontrast.settings import to_tree
 from kontrast.training.checkpoints import versions
-from kontrast.training.embedding import mouthfuls
 from kontrast.training.evaluation import read_probes
 from kontrast.training.folder import disk_faults, write_atomic, write_json
 from kontrast.training.run import Run
@@ -129,7 +128,8 @@ def real_images(run: Run, data: str | None) -> ImageSet:
 
 def write_onnx(run: Run, encoder: nn.Module, out: Path, images: ImageSet) -> float:
     """Write the graph, with any number of images a batch, and return its largest difference from torch."""
-    parts = [run.transform()(*_given(images, positions))[0] for positions in mouthfuls(images)]
+    view, everyone = run.transform(), torch.arange(len(images))
+    parts = [view(pixels, positions, sizes)[0] for positions, pixels, sizes in images.mouthfuls(everyone)]
     x = torch.cat(parts).contiguous()
     beside = out.with_name(f".tmp-{os.getpid()}-{out.name}")
     with disk_faults(out):
@@ -145,11 +145,6 @@ def write_onnx(run: Run, encoder: nn.Module, out: Path, images: ImageSet) -> flo
         finally:
             beside.unlink(missing_ok=True)
     return difference
-
-
-def _given(images: ImageSet, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    pixels, sizes = images.batch(positions)
-    return pixels, positions, sizes
 
 
 def _to_onnx(encoder: nn.Module, x: Tensor, path: Path) -> None:

@@ -23,12 +23,12 @@ from kontrast.lens.weights import data_address, extremes, negative_weights, posi
 from kontrast.probes import extract_features
 from kontrast.registry import DataError, UsageError, printable
 from kontrast.training.defaults import temperature_of
-from kontrast.training.embedding import encode, mouthfuls
+from kontrast.training.embedding import encode
 from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import disk_faults, write_json
 from kontrast.training.moments import Moment, evenly, moments
 from kontrast.training.progress import Progress
-from kontrast.training.run import Run, choose_device
+from kontrast.training.run import Run, choose_device, views_of
 from kontrast.views import Views, keys
 
 AUGMENTATIONS = 8
@@ -64,8 +64,7 @@ def look(
     shown = pictures(run, images)
     if not run.info.get("finished"):
         say(f"{run.path} has not finished: this is its newest checkpoint, {word} {steps[-1].at:g}")
-    policy = run.recipe.views
-    views = Views(policy.policy, count=augmentations, size=policy.size, **policy.arguments)
+    views = views_of(run.recipe, augmentations)
     with Progress("lens", len(shown) * (len(steps) + augmentations)) as bar:
         seen = see(run, steps[-1].student, shown, views, on, bar)
         curve = [(m.at, *_entropy(run, m, shown, on, bar)) for m in steps]
@@ -162,8 +161,7 @@ def projected(run: Run, student: nn.Module, shown: ImageSet, views: Views, devic
 def augmented(run: Run, part: ImageSet, views: Views, device: torch.device) -> Tensor:
     """Augmentations [n,B,C,h,w], the same for an image whatever stands beside it."""
     made = []
-    for positions in mouthfuls(part):
-        pixels, sizes = part.batch(positions)
+    for positions, pixels, sizes in part.mouthfuls(torch.arange(len(part))):
         drawn = keys(run.recipe.seed, DRAWS, part.index[positions])  # type: ignore[index]
         sizes = None if sizes is None else sizes.to(device)
         made.append(views(pixels.to(device), drawn.to(device), sizes))
@@ -240,7 +238,7 @@ def _told(
 
     def entry(number: int) -> dict[str, Any]:
         label = None if shown.labels is None or int(shown.labels[number]) < 0 else int(shown.labels[number])
-        return {"name": str(shown.names[number]), "label": label, "image": data_address(shown.images[number])}
+        return {"name": str(shown.names[number]), "label": label, "image": data_address(shown.base[number])}
 
     hardest, easiest = extremes(minus)
     return {
@@ -254,8 +252,8 @@ def _told(
 def picture(view: Tensor, views: Views) -> Tensor:
     """Normalised views [n,C,h,w] as pictures again, uint8 [n,c,h,w] of the colour channels."""
     policy = views.policies[0]
-    colours = min(policy.colours or (3 if view.shape[1] >= 3 else 1), view.shape[1])
-    mean, std = (torch.tensor(v)[:, None, None] for v in (policy.mean, policy.std))
+    colours = policy.picture_channels(view.shape[1])
+    mean, std = (torch.tensor(v)[:colours, None, None] for v in (policy.mean, policy.std))
     return ((view[:, :colours].cpu().float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 

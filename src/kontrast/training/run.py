@@ -111,12 +111,18 @@ class Run:
         return located(self.recipe.data, self.info)
 
 
+def views_of(recipe: Recipe, count: int, **how: Any) -> Views:
+    """Views by the recipe's policy, which leaves alone what lies behind the picture."""
+    arguments = {**recipe.views.arguments, "planes": recipe.data.random_bits}
+    return Views(recipe.views.policy, count=count, size=recipe.views.size, **how, **arguments)
+
+
 def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views:
     """One view without chance, normalised as the recipe's training views are."""
-    trained = Views(recipe.views.policy, count=1, size=recipe.views.size, **recipe.views.arguments).policies[0]
+    trained = views_of(recipe, 1).policies[0]
     return Views(
-        "evaluate", count=1, size=recipe.views.size, dtype=dtype, mean=trained.mean, std=trained.std,
-        colours=trained.colours, interpolation=trained.interpolation, centre_fraction=recipe.evaluation.crop,
+        "evaluate", count=1, size=recipe.views.size, dtype=dtype, centre_fraction=recipe.evaluation.crop,
+        **{name: getattr(trained, name) for name in ("mean", "std", "planes", "colours", "interpolation")},
     )  # fmt: skip
 
 

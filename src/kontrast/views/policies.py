@@ -40,9 +40,8 @@ class Policy:
     solarize: float = 0.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    colours: int | None = (
-        None  # channels that are picture (1 or 3); the rest pass untouched. None: 3 of 3 or more, else 1
-    )
+    planes: int = 0  # channels behind the picture, which pass untouched
+    colours: int | None = None  # channels that are picture, 1 or 3. None: 3 of 3 or more that are no planes, else 1
 
     def __post_init__(self) -> None:
         for name in ("flip", "jitter_p", "gray", "blur", "solarize"):
@@ -65,7 +64,8 @@ class Policy:
         _check(self.blur_kernel is None or self.blur_kernel > 0, "blur_kernel", self.blur_kernel, "a positive size")
         _check(len(self.mean) in (1, 3), "mean", self.mean, "one or three numbers")
         _check(len(self.std) in (1, 3) and min(self.std) > 0, "std", self.std, "one or three positive numbers")
-        _check(self.colours in (None, 1, 3), "colours", self.colours, "1 or 3")
+        _check(type(self.planes) is int and self.planes >= 0, "planes", self.planes, "whole numbers from 0")
+        _check(type(self.colours) is not float and self.colours in (None, 1, 3), "colours", self.colours, "1 or 3")
 
     def override(self, fields: dict[str, Any]) -> Policy:
         """The policy with some fields replaced; an unknown field is an error that names the nearest."""
@@ -79,6 +79,10 @@ class Policy:
             return dataclasses.replace(self, **{k: _frozen(v) for k, v in fields.items()})
         except TypeError as error:
             raise UsageError(f"a setting of the views has the wrong type: {fields} ({error})") from error
+
+    def picture_channels(self, channels: int) -> int:
+        """How many of the channels are picture."""
+        return min(self.colours or (3 if channels - self.planes >= 3 else 1), channels)
 
     def radius(self, size: int) -> int:
         """Reach of the blur in pixels. Past 4 sigma a Gaussian holds less than one part in ten thousand: left out."""
@@ -109,7 +113,7 @@ def _check(fine: bool, name: str, given: Any, allowed: str) -> None:
 
 
 POLICIES = Registry("policy")
-SHARED = ("interpolation", "blur_kernel", "mean", "std", "colours")
+SHARED = ("interpolation", "blur_kernel", "mean", "std", "planes", "colours")
 
 
 def policies(policy: str | Policy | Sequence[Policy], count: int, overrides: dict[str, Any]) -> tuple[Policy, ...]:

@@ -30,7 +30,7 @@ def render_part(images: Tensor, sizes: Tensor, draws: Draws, policies: Sequence[
     """`render` without division into parts."""
     views, batch, channels, size, _ = out.shape
     policy = policies[0]
-    colours = picture_channels(policy, channels)
+    colours = policy.picture_channels(channels)
     picture = crop(images[:, :colours], sizes, draws, policy, size)
     flat = Draws(*(field.reshape(views * batch) for field in draws))
     if any(p.jitter_p and any(p.jitter) for p in policies):
@@ -52,11 +52,6 @@ def render_part(images: Tensor, sizes: Tensor, draws: Draws, policies: Sequence[
 def blur_radius(policies: Sequence[Policy], size: int) -> int:
     """The longest reach of a blur among the views; 0 where none is blurred."""
     return max((p.radius(size) for p in policies if p.blur), default=0)
-
-
-def picture_channels(policy: Policy, channels: int) -> int:
-    """How many of the channels are picture."""
-    return min(policy.colours or (3 if channels >= 3 else 1), channels)
 
 
 def crop(images: Tensor, sizes: Tensor, draws: Draws, policy: Policy, size: int) -> list[Tensor]:

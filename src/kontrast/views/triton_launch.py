@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kontrast.views import triton_draws, triton_kernels
 from kontrast.views.policies import Policy
-from kontrast.views.reference import blur_radius, picture_channels
+from kontrast.views.reference import blur_radius
 
 LANES = 64  # views a program of the draws
 WHOLE = 64  # up to this size one program holds a whole view
@@ -33,7 +33,7 @@ def render(images: Tensor, sizes: Tensor | None, parameters: Tensor, policies: S
     """Fills out [V, B, C, h, w] as `reference.render` does."""
     views, batch, channels, size, _ = out.shape
     policy, total = policies[0], views * batch
-    colours = picture_channels(policy, channels)
+    colours = policy.picture_channels(channels)
     jitters = any(p.jitter_p and any(p.jitter) for p in policies)
     radius = blur_radius(policies, size)
     high, wide = _tile(size)
