@@ -56,6 +56,12 @@ def mean(x: Tensor) -> Tensor:
     return x if world() == 1 else _Mean.apply(x)
 
 
+def refuse_second_derivative() -> None:
+    """Messages between ranks have no graph: what is differentiated again would silently lack them."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("a loss over several ranks has no second derivative: leave create_graph, or use one process")
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
@@ -67,6 +73,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        refuse_second_derivative()
         # Summed in float32 at least: a sum of bf16 gradients in bf16 would lose what one process keeps.
         wide = torch.promote_types(grads[0].dtype, torch.float32)
         grad = grads[0].movedim(ctx.dim, 0).to(wide).contiguous()
@@ -89,6 +96,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        refuse_second_derivative()
         grad = grads[0].clone()
         dist.all_reduce(grad)
         return grad

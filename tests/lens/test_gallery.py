@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kontrast.lens.gallery import choose_queries, directions, replace, thumbnail, write_gallery
+from kontrast.lens.gallery import choose_queries, replace, thumbnail, write_gallery
+from kontrast.lens.numbers import directions
 from kontrast.registry import EnvironmentFault
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from kontrast import lens
 from kontrast.lens import plots
 from kontrast.lens.findings import dimensions
-from kontrast.lens.numbers import conditional_entropy, coupling, mini_batches
+from kontrast.lens.numbers import conditional_entropy, coupling, directions, mini_batches
 from kontrast.lens.positives import positive_statistics
 from kontrast.lens.weights import extremes, negative_weights, positive_weights
 from kontrast.objectives import metrics
@@ -152,3 +152,13 @@ def test_histograms_hold_every_value():
     assert shares.tolist() == pytest.approx([0.4, 0, 0, 0.6])
     flat = plots.histogram(torch.full((9,), 0.5))
     assert flat[1].sum() == pytest.approx(1) and np.isfinite(flat[0].numpy()).all()
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+def test_lengths_past_float32_do_not_change_what_is_near(scale):
+    """Squares of such rows overflow or vanish; their directions do not."""
+    rows = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(directions(scale * rows), directions(rows))
+    assert conditional_entropy(scale * rows) == pytest.approx(conditional_entropy(rows))
+    dead = directions(torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [3.0, 4.0]]))
+    torch.testing.assert_close(dead, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.6, 0.8]]))

@@ -112,7 +112,7 @@ def test_an_argument_that_grows(tmp_path):
     made = loop(tmp_path, recipe(objective=objective, views={**TREE["views"], "count": 3}))
     judge, seen = made.learner.objective, []
     contrast = judge.contrast
-    judge.contrast = lambda pairs: (seen.append(float(judge._lambda)), contrast(pairs))[1]
+    judge.contrast = lambda pairs: (seen.append(judge._lambda.view(torch.float64).item()), contrast(pairs))[1]
     made.run(None, StopWatch(), "")
     assert seen == pytest.approx([2 * (epoch + 1) / 3 for epoch in range(3) for _ in range(5)])
 

@@ -214,3 +214,11 @@ def test_one_pixel_images(image_keys):
     images = torch.full((B, 3, 1, 1), 100, dtype=torch.uint8)
     views = Views("crop-flip", 2, 16, mean=(0.0,), std=(1.0,))(images, image_keys)
     torch.testing.assert_close(views, torch.full_like(views, 100 / 255))
+
+
+@pytest.mark.parametrize("sizes", [[[27, 20]], [[0, 5]], [[5, 32]]])
+def test_sizes_past_the_images_are_refused(sizes, images, image_keys):
+    """They would give pictures of NaN."""
+    given = torch.tensor([*sizes, *[[26, 31]] * (B - 1)])
+    with pytest.raises(UsageError, match="sizes from 1 to the padded"):
+        Views("moco-v2", 2, 20)(images, image_keys, given)

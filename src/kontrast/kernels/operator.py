@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kontrast.kernels.dense import working_type
+from kontrast.kernels.dense import dense_statistics, working_type
 from kontrast.kernels.tiled import tiled_backward, tiled_forward
 
 
@@ -154,10 +153,27 @@ class Statistics(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():  # create_graph: what comes out is differentiated again
+            return differentiable_backward(ctx, *grads)
         grad_lse, grad_mean = grads
         return backward(ctx, grad_lse, grad_mean, gradients)
+
+
+def differentiable_backward(ctx: Any, grad_lse: Tensor | None, grad_mean: Tensor | None) -> Any:
+    """The same gradient by the definition, which stores the matrix, and with a graph of its own."""
+    queries, keys, query_ids, key_ids, *_ = ctx.saved_tensors
+    scales, detach_weights, _ = ctx.arguments
+    found: list[Tensor | None] = [None, None]
+    wanted = [n for n, x in enumerate((queries, keys)) if x is not None and ctx.needs_input_grad[n]]
+    made = dense_statistics(queries, keys, scales, query_ids, key_ids, detach_weights, grad_mean is not None)
+    used = [(x, grad) for x, grad in zip(made, (grad_lse, grad_mean)) if grad is not None and grad.numel()]
+    if used:
+        values, grads = zip(*used)
+        inputs = [(queries, keys)[n] for n in wanted]
+        for n, gradient in zip(wanted, torch.autograd.grad(values, inputs, grads, create_graph=True)):
+            found[n] = gradient
+    return *found, None, None, None, None, None, None
 
 
 def statistics(*inputs: Any) -> tuple[Tensor, Tensor]:

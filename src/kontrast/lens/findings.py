@@ -136,11 +136,11 @@ def positives(found: PositiveStatistics, augmentations: int, width: int) -> Find
         number("positive cosine, different views", other, note),
         number("positive variance x width", variance * width, f"1 minus the positive cosine; {note}"),
     ]
-    title = f"Views of one image have a mean cosine of {cosine:.3f}"
+    title = f"Different views of one image have a mean cosine of {other:.3f}"
     drawn = [
         plot(
             "positive-cosine", "Cosine between views of one image", title,
-            f"Of each image the mean over all pairs of its views ({note}). Further right: more alike.",
+            f"Of each image the mean over all pairs of its views, one with itself too ({note}). Right: more alike.",
             "mean cosine of an image's views", "share of images",
             [series("images", *histogram(found.cosine))], kind="bars", percent=True,
         ),
@@ -168,12 +168,16 @@ def projections(rows: Tensor, what: str) -> Findings:
     drawn = plot(
         "projections", "Random projections", title,
         f"Unit vectors on {projected.shape[1]} random orthogonal directions, times the root of the width: those spread "
-        "evenly over the sphere follow the normal curve.",
+        "evenly over the sphere follow the normal curve where the width is large.",
         "projection x \N{SQUARE ROOT}width", "share", [series(what, middles, share), series("normal", middles, normal)],
         percent=True,
     )  # fmt: skip
     numbers = [
-        number("KS distance to normal", distance, f"{note}; 0: spread evenly over the sphere"),
+        number(
+            "KS distance to normal",
+            distance,
+            f"{note}; near 0: spread evenly over the sphere, where the width is large",
+        ),
         number("excess kurtosis", kurtosis, f"{note}; 0: normal in shape"),
     ]
     return Findings(numbers, [drawn])
@@ -233,7 +237,7 @@ def neighbourhood(query: Tensor, near: Tensor, far: Tensor, when: str, place: in
     lines = [series(name, *plots.apart(points)) for name, points in groups.items() if len(points)]
     closest = costs(query, near).max() < costs(query, far).min()
     whole = "all views of the query lie" if closest else "not all views of the query lie"
-    title = f"{when}: {whole} nearer than any other image"
+    title = f"{when}: {whole} nearer than any of {len(far):,} other images"
     note = (
         f"A map (t-SNE) of {len(rows)} projections around one query (CACR figure 7). Nearness counts, the axes do not."
     )

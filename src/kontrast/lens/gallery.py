@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from kontrast.lens.map import FEWEST, LIMIT, embed_2d
+from kontrast.lens.numbers import directions
 from kontrast.registry import EnvironmentFault
 
 TILE = 32
@@ -94,13 +95,8 @@ def thumbnail(image: Any) -> Tensor:
     return tile
 
 
-def directions(features: Tensor) -> Tensor:
-    """Rows of length one; a row that is zero or not finite becomes zero, so that its cosines are zero."""
-    x = torch.as_tensor(features).detach().to("cpu", torch.float32)
-    x = torch.where(x.isfinite().all(1, keepdim=True), x, 0.0)
-    largest = x.abs().amax(1, keepdim=True)  # lengths of very large and very small rows are past what float32 can hold
-    x = x / torch.where(largest > 0, largest, 1.0)
-    return torch.nn.functional.normalize(x, dim=1)
+def on_the_cpu(features: Any) -> Tensor:
+    return torch.as_tensor(features).detach().to("cpu", torch.float32)
 
 
 def choose_queries(labels: Tensor | None, among: Tensor, count: int, generator: torch.Generator) -> list[int]:
@@ -156,12 +152,12 @@ def write_gallery(
     _agree(features, test)
     _agree(train_features, train)
     generator = torch.Generator().manual_seed(seed)
-    unit, tiles = directions(features), Tiles()
+    unit, tiles = directions(on_the_cpu(features)), Tiles()
     sample = torch.randperm(len(unit), generator=generator)[: min(points, LIMIT)].sort().values
     chosen = choose_queries(labels, sample, queries, generator)
     mapped = _mapped(tiles, test, sample, unit, seed)
     if train_features is not None and train_images is not None:
-        pool, found = train, nearest(unit[chosen], directions(train_features), neighbours, None)
+        pool, found = train, nearest(unit[chosen], directions(on_the_cpu(train_features)), neighbours, None)
     else:
         pool, found = test, nearest(unit[chosen], unit, neighbours, chosen)
     record = {

@@ -34,12 +34,19 @@ def conditional_entropy(rows: Tensor, t_minus: float = T_MINUS, batch: int = BAT
     H = lse(a) - a mean(a) at a = 2 t-, over the other images of the same view: `objectives.metrics` has the same of one
     batch over all ranks, but a probe is one rank's own work and must not wait for the others.
     """
-    z, a = normalize(views(rows), dim=2), 2 * t_minus
+    z, a = directions(views(rows)), 2 * t_minus
     parts = [view for part in mini_batches(z, batch) for view in part]
     ids = torch.arange(len(parts[0]), device=z.device)
     found = [row_statistics(part.contiguous(), None, scale=a, query_ids=ids) for part in parts]
     value = sum((rows.lse - a * rows.mean).mean().item() for rows in found) / len(found)
     return value, math.log(len(ids) - 1)
+
+
+def directions(rows: Tensor) -> Tensor:
+    """Rows [...,D] of length one; a row that is zero or not finite becomes zero, so that its cosines are zero."""
+    x = torch.where(rows.isfinite().all(-1, keepdim=True), rows, 0.0)
+    largest = x.abs().amax(-1, keepdim=True)  # lengths of very large and very small rows are past what float32 can hold
+    return normalize(x / torch.where(largest > 0, largest, 1.0), dim=-1)
 
 
 def coupling(z: Tensor, temperature: float, batch: int) -> Tensor:

@@ -12,7 +12,7 @@ SIGNS = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
 
 @OBJECTIVES.register("cacr")
 class CACR(Objective):
-    r"""Contrastive attraction and repulsion: far positives pull more, near negatives push more (CACR, equation 7).
+    r"""Contrastive attraction and repulsion: far positives pull more, near negatives push more (CACR, equation 2).
 
         loss = mean_i sum_k w+_ik c_ik - mean_i sum_j w-_ij c_ij,      c = ||z - z'||^2 = 2 - 2 <z, z'>
         w+   = softmax_k(t_plus c_ik),  w- = softmax_j(-t_minus c_ij)
@@ -25,7 +25,7 @@ class CACR(Objective):
     Reference: Zheng et al., Contrastive Attraction and Contrastive Repulsion for Representation Learning, TMLR 2023.
     """
 
-    paper = "CACR, equation 7"
+    paper = "CACR, equation 2"
     takes_bank = True
 
     # fmt: off

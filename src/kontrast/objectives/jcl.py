@@ -27,15 +27,13 @@ class JCL(Objective):
 
     paper = "JCL, equation 8"
     takes_bank = True
-    _lambda: Tensor
+    _lambda: Tensor  # the bits of a float64 as int64: casts of the module would round a float
 
-    def __init__(
-        self, temperature: float = 0.2, covariance_weight: float = 4.0, *, normalize: bool = True,
-        reduction: str = "mean",
-    ):  # fmt: skip
+    def __init__(self, temperature: float = 0.2, covariance_weight: float = 4.0, *,
+                 normalize: bool = True, reduction: str = "mean"):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature)
-        self.register_buffer("_lambda", torch.zeros((), dtype=torch.float64), persistent=False)
+        self.register_buffer("_lambda", torch.zeros((), dtype=torch.int64), persistent=False)
         self.covariance_weight = covariance_weight
 
     @property
@@ -45,7 +43,7 @@ class JCL(Objective):
     @covariance_weight.setter
     def covariance_weight(self, value: float) -> None:
         self._covariance_weight = weight("covariance_weight", value)
-        self._lambda.fill_(self._covariance_weight)
+        self._lambda.fill_(torch.tensor(self._covariance_weight, dtype=torch.float64).view(torch.int64).item())
 
     def pairs(self, inputs: Inputs) -> Pairs:
         if inputs.keys is None:
@@ -54,6 +52,7 @@ class JCL(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         mean = pairs.over_positives(lambda s: s.mean(-1)) / self.temperature
-        variance = pairs.over_positives(lambda s: s.var(-1, correction=0)) / self.temperature**2
+        half = self._lambda.view(torch.float64) / (2 * self.temperature**2)
+        variance = half * pairs.over_positives(lambda s: s.var(-1, correction=0))
         negatives = pairs.mean_keys(1 / self.temperature).lse
-        return Terms(attraction=-mean, repulsion=torch.logaddexp(negatives, mean + self._lambda / 2 * variance))
+        return Terms(attraction=-mean, repulsion=torch.logaddexp(negatives, mean + variance))

@@ -49,6 +49,6 @@ def uniformity(z: Tensor, t: float = 2.0) -> Tensor:
 
 def _of_views(z: Tensor) -> Pairs:
     """One view or several, of unit rows; one view stands beside itself for the check, which asks for two."""
-    one = isinstance(z, Tensor) and (z.ndim == 2 or z.shape[0] == 1)
+    one = isinstance(z, Tensor) and (z.ndim == 2 or (z.ndim == 3 and z.shape[0] == 1))
     inputs = checked(z, None, z if one else None, None, None)
     return Pairs(inputs._replace(keys=None), normalize=True)

@@ -19,6 +19,7 @@ from kontrast.kernels.features import whiten
 from kontrast.kernels.links import Link, link_statistics
 from kontrast.kernels.symmetry import root, squared_asymmetry
 from kontrast.objectives.positives import Positives, once
+from kontrast.registry import UsageError
 
 Scale = float | Sequence[float]
 
@@ -29,6 +30,11 @@ class How(TypedDict, total=False):
 
     with_mean: bool
     detach_weights: bool
+
+
+def check_ridge(ridge: float, absolute: bool = False) -> None:
+    if ridge > 1 and not absolute:
+        raise UsageError(f"ridge is {ridge:g}: it is the share of the identity in the covariance, from 0 to 1")
 
 
 class Pairs(Positives):
@@ -52,15 +58,18 @@ class Pairs(Positives):
 
     def whitened(self, ridge: float, *, absolute: bool = False, detach: bool = False) -> Pairs:
         """These pairs, in place, with z and keys whitened together by the mean and covariance of all their rows."""
+        check_ridge(ridge, absolute)
         both = torch.cat([self.z, self.k]) if self.teacher else self.z
         rows, count = both.reshape(-1, self.D), self.pooled_count
         white = whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=distributed.total)
+        self.type = white.dtype  # what the kernels multiply is no longer what was given, in its type
         self.z = white.view_as(both)[: self.V]
         self.k = white.view_as(both)[self.V :] if self.teacher else self.z
         return self
 
     def whitened_by_view(self, ridge: float) -> Pairs:
         """These pairs, in place, with each view of z and of the keys whitened by itself."""
+        check_ridge(ridge)
 
         def white(views: Tensor) -> Tensor:
             return torch.stack([whiten(x, ridge=ridge, count=self.N, total=distributed.total) for x in views])

@@ -36,9 +36,10 @@ class once(Generic[Value]):
 
 
 def unit(z: Tensor, eps: float = 1e-12) -> Tensor:
-    """Rows of length one. A zero vector stays zero, and its gradient stays finite in half precision too."""
+    """Rows of length one. A zero vector stays zero, and its gradient stays finite in half precision too; one whose
+    length overflows gives NaN, where dividing by infinity would make a healthy zero of it."""
     norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return z / torch.where(norm > eps, norm, 1.0)
+    return z / torch.where(norm > eps, norm + 0 * norm.detach(), 1.0)
 
 
 def stacked(rows: Sequence[Tensor]) -> Tensor:
@@ -105,9 +106,9 @@ class Positives:
         return stacked([self._squares[link] for link in links])
 
     def distance(self, links: Sequence[Link], power: float) -> Tensor:
-        """||z - k||^power, for each link: [P,B]; the slope at 0 stays finite for a power under 2."""
+        """||z - k||^power, for each link: [P,B]; 0 where they agree, with a finite slope for a power under 2 too."""
         squared = self.squared_distance(links)
-        return squared if power == 2 else squared.clamp(min=1e-12) ** (power / 2)
+        return squared if power == 2 else torch.where(squared > 1e-12, squared.clamp(min=1e-12) ** (power / 2), 0.0)
 
     def over_positives(self, reduced: Callable[[Tensor], Tensor]) -> Tensor:
         """Each anchor's similarities to its positives [...,positives], reduced to one number: [V,B]."""

@@ -16,9 +16,9 @@ class SimAffinity(Objective):
         A = Z Z'^T / tau,   loss = mean_i [ -A_ii + log sum_j exp(A_ij) ] + gamma ||A - A^T||_F
 
     Without the penalty it is InfoNCE with the batch as keys. One direction, as in algorithm 1; `symmetric` takes the
-    mean of both. `symmetry_on_scaled`: the penalty is on A as above, or on Z Z'^T. The norm grows with N;
-    `normalize_by_n` divides it by N. With a bank its rows are the negatives. More than two views: the mean over pairs
-    of views.
+    mean of both, and so do keys of several views, where the released code adds both. `symmetry_on_scaled`: the penalty
+    is on A as above, or on Z Z'^T. The norm grows with N; `normalize_by_n` divides it by N. With a bank its rows are
+    the negatives. More than two views: the mean over pairs of views.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
     """

@@ -19,9 +19,9 @@ class SWD(Objective):
         loss = 1/2 mean_{i,d} (z_id - z_id+)^2 + lambda mean_{r,d} (sort(Z W)_rd - sort(P W)_rd)^2
 
     P are draws of the prior and W is a random orthogonal matrix, both fresh after each backward pass, by the counter
-    `step`: the same on each rank and after a resume. z is of unit length for the `hypersphere` alone. `align_weight`:
-    1/2 is the code's, 1 is table 1's. `divisor="paper"` divides by the width twice rather than by rows and width.
-    `loss_scale` multiplies all; the paper takes 1000 for the hypersphere.
+    `step`: the same on each rank and after a resume (but others where activation checkpointing computes them again).
+    z is of unit length for the `hypersphere` alone. `align_weight`: 1/2 is the code's, 1 table 1's. `divisor="paper"`
+    divides by the width twice, not by rows and width. `loss_scale` multiplies all: 1000 for the paper's hypersphere.
 
     Reference: Chen, Luo and Li, Intriguing Properties of Contrastive Losses, NeurIPS 2021.
     """

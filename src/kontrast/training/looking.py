@@ -16,8 +16,8 @@ from kontrast.data import ImageSet, read_labels
 from kontrast.lens import findings
 from kontrast.lens.embeddings import Embeddings, read_embeddings
 from kontrast.lens.findings import Findings, record
-from kontrast.lens.gallery import choose_queries, directions
-from kontrast.lens.numbers import T_MINUS, conditional_entropy
+from kontrast.lens.gallery import choose_queries
+from kontrast.lens.numbers import T_MINUS, conditional_entropy, directions
 from kontrast.lens.positives import PositiveStatistics, positive_statistics
 from kontrast.lens.weights import data_address, extremes, negative_weights, positive_weights
 from kontrast.probes import extract_features
@@ -26,7 +26,7 @@ from kontrast.training.defaults import temperature_of
 from kontrast.training.embedding import encode
 from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import disk_faults, write_json
-from kontrast.training.moments import Moment, evenly, moments
+from kontrast.training.moments import ENCODER_ALONE, Moment, evenly, moments
 from kontrast.training.progress import Progress
 from kontrast.training.run import Run, choose_device, views_of
 from kontrast.views import Views, keys
@@ -181,7 +181,7 @@ def _entropy(run: Run, moment: Moment, shown: ImageSet, device: Any, bar: Progre
 
 
 def _of_projections(run: Run, seen: Seen, curve: list[tuple[float, float, float]], word: str) -> list[Findings]:
-    z, what = seen.projections, "projections"
+    z, what = seen.projections, "features" if word == ENCODER_ALONE else "projections"
     return [
         findings.spread(z, what),
         findings.entropy([(at, value) for at, value, _ in curve], curve[-1][2], what, word),
@@ -219,6 +219,7 @@ def _queries(
         drawn.append(findings.weights(*z))
         for number, moment in enumerate([*steps[:-1][:1], *evenly(steps[1:] or steps, MAPS - 1)]):
             when = "Before training" if moment.at == 0 else f"At {word} {moment.at:.3g}"
+            when = "After training" if word == ENCODER_ALONE else when
             z = _around(run, moment, asked, batch, views, device)
             drawn.append(findings.neighbourhood(*z, when, number, run.recipe.seed))
     return drawn, told

@@ -16,6 +16,9 @@ from kontrast.training.folder import read_lines
 from kontrast.training.learner import Student, with_batch_norm
 from kontrast.training.run import Run
 
+ENCODER_ALONE = "training"
+"""The word of the axis where no checkpoint is left, and features stand in for projections."""
+
 
 class Moment(NamedTuple):
     """A moment of training: its place on the axis (epochs, or steps where epochs are not known) and its student."""
@@ -47,7 +50,7 @@ def moments(run: Run, limit: int, device: torch.device, say: Callable[[str], Non
         say(f"{run.path} has no readable checkpoint: the encoder's features stand in for projections")
         encoder = run.encoder(device)
         found.append(Moment(1.0, Student(encoder, networks.head("identity", encoder.width))))
-        return found, "training"
+        return found, ENCODER_ALONE
     return [Moment(0.0, restored(run, None, device)), *found][-limit:], word
 
 

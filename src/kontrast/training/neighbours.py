@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import normalize
 
 from kontrast.lens.embeddings import Embeddings, names_path, read_embeddings
+from kontrast.lens.numbers import directions
 from kontrast.probes.neighbours import nearest_rows
 from kontrast.registry import CheckpointError, DataError, UsageError
 from kontrast.training.embedding import embed, encode, encoder_digest
@@ -42,7 +42,7 @@ def neighbours(
     file = read_embeddings(path, width=encoder.width)
     if file.encoder not in (None, encoder_digest(run)):
         raise DataError(f"{path} has the vectors of another encoder than {run.path}'s: embed its images again with it")
-    query = normalize(encode(encoder, asked, run.transform(), on), dim=1)
+    query = directions(encode(encoder, asked, run.transform(), on))
     if k > len(file):
         say(f"-k {k}: {path} has {len(file)} rows, all are given")
     return _nearest(query, file, k)
@@ -52,7 +52,7 @@ def _nearest(query: torch.Tensor, file: Embeddings, k: int) -> list[dict[str, An
     """A file of any size, a stretch of rows at a time."""
     best, where = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
     for start in range(0, len(file), ROWS):
-        rows = normalize(file.rows(slice(start, start + ROWS)), dim=1)
+        rows = directions(file.rows(slice(start, start + ROWS)))
         cosines, found = nearest_rows(query, rows, k)
         best, where = torch.cat([best, cosines], 1), torch.cat([where, found + start], 1)
         best, order = best.topk(min(k, best.shape[1]), dim=1)

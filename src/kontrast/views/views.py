@@ -126,6 +126,10 @@ class Views:
             raise UsageError(f"views need keys on the images' device {images.device}, got {keys.device}")
         if sizes is not None and (sizes.dtype != torch.int64 or sizes.shape != (len(images), 2)):
             raise UsageError(f"views need sizes as int64 [{len(images)}, 2], got {sizes.dtype} {list(sizes.shape)}")
+        if sizes is not None and not sizes.is_cuda:  # there they would be waited for
+            most = torch.tensor(images.shape[2:])
+            if bool((sizes < 1).any()) or bool((sizes > most).any()):
+                raise UsageError(f"views need sizes from 1 to the padded {most.tolist()}, got {sizes.tolist()[:4]}")
 
 
 def _at_least(name: str, given: int | None, least: int) -> None:

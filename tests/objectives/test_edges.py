@@ -1,0 +1,80 @@
+"""The edges of the objectives: second derivatives, lengths that overflow, casts, settings past their range."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kontrast.kernels import links
+from kontrast.objectives import OBJECTIVES, metrics, objective
+from kontrast.registry import UsageError
+
+# Weights that are constants by default are let through, so that the derivative is that of the value.
+ATTACHED = {
+    "dclw": {"detach": False},
+    "cacr": {"detach_positive_weights": False},
+    "sim-trace": {"variant": "paper", "ridge": 0.05},
+}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("images", [6, 120])  # under and over what links.py keeps as one matrix
+@pytest.mark.parametrize("name", [n for n in OBJECTIVES if n != "swd"])  # whose draws move on with each gradient
+def test_second_derivatives_are_those_of_the_definition(name, images, monkeypatch) -> None:
+    """Along one direction, against the difference of two gradients; by autograd.grad and by backward."""
+    monkeypatch.setitem(links.SMALL, "cpu", 2**10)
+    z, direction, step = draw(2, images, 4), draw(2, images, 4, seed=1), 1e-6
+    loss = objective(name, **ATTACHED.get(name, {}))
+    if name == "jcl":
+        direction[1:] = 0  # its keys carry no gradient
+
+    def gradient(x: Tensor, graph: bool = False) -> Tensor:
+        x = x if graph else x.detach().requires_grad_()
+        return torch.autograd.grad(loss(x), x, create_graph=graph)[0]
+
+    x = z.clone().requires_grad_()
+    (gradient(x, graph=True) * direction).sum().backward()
+    expected = (gradient(z + step * direction) - gradient(z - step * direction)) / (2 * step)
+    torch.testing.assert_close(x.grad, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item() + 1e-8)
+    y = z.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad((gradient(y, graph=True) * direction).sum(), y)[0], x.grad)
+
+
+def test_lengths_that_overflow_are_no_healthy_zeros() -> None:
+    """A run that explodes must not look well: the watch of the loop sees NaN."""
+    z = draw(2, 6, 4).float()
+    torch.testing.assert_close(objective("nt-xent")(1e15 * z), objective("nt-xent")(z))
+    assert objective("nt-xent")(1e25 * z).isnan()
+
+
+def test_whitened_rows_of_half_precision_are_contrasted_in_float32() -> None:
+    """With more dimensions than images the gradient is a small difference: rounding the whitened rows would be it."""
+    made = torch.Generator().manual_seed(0)
+    z = (torch.randn(64, 256, generator=made) + torch.randn(2, 64, 256, generator=made)).bfloat16()
+    found = []
+    for x in (z, z.double()):
+        x = x.clone().requires_grad_()
+        found.append(torch.autograd.grad(objective("sim-whitening")(x), x)[0].double())
+    assert (found[0] - found[1]).norm() < 0.01 * found[1].norm()
+
+
+@pytest.mark.parametrize("name", ["w-mse", "sim-trace", "sim-whitening"])
+def test_a_relative_ridge_is_a_share(name) -> None:
+    assert objective(name, ridge=1.0)(draw(2, 30, 4)).isfinite()
+    with pytest.raises(UsageError, match=r"ridge is 1\.5"):
+        objective(name, ridge=1.5)(draw(2, 30, 4))
+
+
+def test_casts_do_not_round_lambda() -> None:
+    loss, z = objective("jcl", covariance_weight=0.3), draw(3, 6, 4)
+    expected = loss(z)
+    torch.testing.assert_close(loss.bfloat16()(z), expected, rtol=0, atol=0)
+
+
+def test_views_that_agree_are_at_distance_zero_at_any_power() -> None:
+    same = draw(1, 5, 4).expand(2, 5, 4)
+    assert [metrics.alignment(same, power).item() for power in (0.5, 1.0, 2.0, 3.0)] == [0.0] * 4
