@@ -73,6 +73,8 @@ def test_casts_do_not_round_lambda() -> None:
     loss, z = objective("jcl", covariance_weight=0.3), draw(3, 6, 4)
     expected = loss(z)
     torch.testing.assert_close(loss.bfloat16()(z), expected, rtol=0, atol=0)
+    with torch.device("meta"):
+        assert objective("jcl", covariance_weight=0.3).covariance_weight == 0.3
 
 
 def test_views_that_agree_are_at_distance_zero_at_any_power() -> None:

@@ -11,7 +11,7 @@ import torch
 from kontrast.objectives import objective
 from kontrast.registry import CheckpointError, DataError, UsageError
 from kontrast.studies import claims, table_data, table_results
-from kontrast.studies.measuring import CROPS, MEASURES, over_images
+from kontrast.studies.measuring import CROPS, MEASURES, mean_and_error
 from kontrast.studies.tables import load_table, parse_seeds, read_table, settings_of, table_names
 from kontrast.training.evaluation import PROBES
 from kontrast.training.learner import check_options
@@ -318,9 +318,9 @@ def test_one_seed_of_another_number_is_judged_over_the_images_it_was_measured_on
     assert finding(tmp_path, "a > b", "best_epoch").verdict == claims.OPEN
 
 
-def test_a_mean_over_images_has_their_standard_error():
+def test_a_mean_mean_and_error_has_their_standard_error():
     values = torch.tensor([0.0, 1.0] * 200)
-    assert over_images(values) == pytest.approx((0.5, 0.025), rel=2e-3)
+    assert mean_and_error(values) == pytest.approx((0.5, 0.025), rel=2e-3)
 
 
 def test_equal_seeds_are_judged_by_their_own_differences(tmp_path):

@@ -43,7 +43,8 @@ class JCL(Objective):
     @covariance_weight.setter
     def covariance_weight(self, value: float) -> None:
         self._covariance_weight = weight("covariance_weight", value)
-        self._lambda.fill_(torch.tensor(self._covariance_weight, dtype=torch.float64).view(torch.int64).item())
+        bits = torch.tensor(self._covariance_weight, dtype=torch.float64, device="cpu").view(torch.int64)
+        self._lambda.fill_(bits.item())
 
     def pairs(self, inputs: Inputs) -> Pairs:
         if inputs.keys is None:

@@ -105,11 +105,11 @@ def mean_of(table: Table, tree: dict[str, Any], name: str, metric: str) -> Mean 
     if len(values) > 1:
         variance = statistics.variance(values.values()) / len(values)
     else:
-        variance = over_images(runs[0], metric, mean)
+        variance = variance_over_images(runs[0], metric, mean)
     return Mean(mean, variance, values)
 
 
-def over_images(run: dict[str, Any], metric: str, mean: float) -> float | None:
+def variance_over_images(run: dict[str, Any], metric: str, mean: float) -> float | None:
     """The variance of one run's number over its test images; None where it is not known.
 
     The mean of n values between 0 and 1 has at most the variance mean (1 - mean) / n, and a share of images, a probe's

@@ -78,7 +78,7 @@ def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Mea
     return {"positive_cosine": found.cosine, "positive_variance": found.variance}, drawn
 
 
-def over_images(values: Tensor) -> tuple[float, float]:
+def mean_and_error(values: Tensor) -> tuple[float, float]:
     """The mean over images and its standard error."""
     return values.mean().item(), (values.double().std() / len(values) ** 0.5).item()
 

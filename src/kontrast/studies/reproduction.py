@@ -21,7 +21,7 @@ from kontrast.settings import Recipe
 from kontrast.studies import audit
 from kontrast.studies.cell_runs import finished_run, refuse_other_recipe
 from kontrast.studies.gpu_sharing import shared_gpu
-from kontrast.studies.measuring import MEASURES, curves_of, over_images, probe_run
+from kontrast.studies.measuring import MEASURES, curves_of, mean_and_error, probe_run
 from kontrast.studies.table_data import data_words, locate
 from kontrast.studies.table_processes import Processes, at_once
 from kontrast.studies.table_results import add, find, has_seed, refuse_other_settings, stored
@@ -185,7 +185,7 @@ class Reproduction:
         for name in self.table.measures:
             more, drawn = MEASURES[name](run, device, self.say)
             for number, values in more.items():
-                numbers[number], errors[number] = over_images(values)
+                numbers[number], errors[number] = mean_and_error(values)
             curves |= drawn
         if "best" in probes[self.table.probes[0]]:
             numbers["best_epoch"] = probes[self.table.probes[0]]["best"]
