@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from kontrast.registry import DataError, EnvironmentFault, NumbersError, UsageEr
 from kontrast.settings import to_tree
 from kontrast.training.checkpoints import versions
 from kontrast.training.evaluation import read_probes
-from kontrast.training.folder import disk_faults, write_atomic, write_json
+from kontrast.training.folder import aside, disk_faults, write_atomic, write_json
 from kontrast.training.run import Run
 
 FORMATS = ("safetensors", "onnx")
@@ -131,19 +130,14 @@ def write_onnx(run: Run, encoder: nn.Module, out: Path, images: ImageSet) -> flo
     view, everyone = run.transform(), torch.arange(len(images))
     parts = [view(pixels, positions, sizes)[0] for positions, pixels, sizes in images.mouthfuls(everyone)]
     x = torch.cat(parts).contiguous()
-    beside = out.with_name(f".tmp-{os.getpid()}-{out.name}")
-    with disk_faults(out):
-        try:
-            _to_onnx(encoder, x[:2], beside)
-            difference = max(_difference(encoder, beside, batch) for batch in (x, x[:1]))
-            if not difference <= TOLERANCE:
-                raise NumbersError(
-                    f"the ONNX file differs from torch by {difference:.3g} on {len(x)} images, over {TOLERANCE:g}: "
-                    "not written; export to safetensors instead"
-                )
-            os.replace(beside, out)
-        finally:
-            beside.unlink(missing_ok=True)
+    with aside(out) as place:
+        _to_onnx(encoder, x[:2], place)
+        difference = max(_difference(encoder, place, batch) for batch in (x, x[:1]))
+        if not difference <= TOLERANCE:
+            raise NumbersError(
+                f"the ONNX file differs from torch by {difference:.3g} on {len(x)} images, over {TOLERANCE:g}: "
+                "not written; export to safetensors instead"
+            )
     return difference
 
 

@@ -45,19 +45,25 @@ def disk_faults(path: Path, needed: int = 0) -> Iterator[None]:
         raise EnvironmentFault(f"can't write {path}: {error.strerror or error}") from None
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write aside, sync, rename: under its name a file is whole or absent."""
-    aside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    with disk_faults(path, needed=len(data)):
+@contextlib.contextmanager
+def aside(path: Path, needed: int = 0) -> Iterator[Path]:
+    """A place beside `path` to write to, which is synced and takes its name when all went well: under its name a file
+    is whole or absent."""
+    place = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    with disk_faults(path, needed):
         try:
-            with open(aside, "wb") as file:
-                file.write(data)
-                file.flush()
+            yield place
+            with open(place, "rb") as file:
                 os.fsync(file.fileno())
-            os.replace(aside, path)
+            os.replace(place, path)
         finally:
-            aside.unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    with aside(path, needed=len(data)) as place:
+        place.write_bytes(data)
 
 
 def write_json(path: Path, tree: Any) -> None:

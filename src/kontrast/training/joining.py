@@ -5,17 +5,16 @@ N rows, F width.  .npy: float32 [N,F] with the names beside it. .parquet: column
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from kontrast.lens.embeddings import names_path, parquet
-from kontrast.training.folder import disk_faults
+from kontrast.training.folder import aside
 
 
 class Rows(Protocol):
@@ -35,20 +34,6 @@ def join(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
         _join_npy(out, parts, facts)
     else:
         _join_parquet(out, parts, facts)
-
-
-@contextlib.contextmanager
-def aside(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to, which is synced and takes its name when all went well."""
-    place = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    with disk_faults(path):
-        try:
-            yield place
-            with open(place, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(place, path)
-        finally:
-            place.unlink(missing_ok=True)
 
 
 def _join_npy(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
