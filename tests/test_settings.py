@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kontrast.networks import encoder
+from kontrast.objectives import objective
 from kontrast.recipes import apply_overrides, load_tree, merge_trees, parse_override, recipe_names, resolve
 from kontrast.registry import UsageError
-from kontrast.settings import Recipe, fingerprint, parse_toml, read_recipe, to_toml, to_tree
+from kontrast.settings import FILLED_IN, Recipe, fingerprint, parse_toml, read_recipe, to_toml, to_tree
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -26,6 +28,11 @@ def test_every_recipe_reads_and_says_what_it_is(name):
     [
         ({"trainning": {}}, ["trainning", "'training'"]),
         ({"training": {"epoch": 3}}, ["training.epoch", "'epochs'"]),
+        ({"epochs": 3}, ["unknown key 'epochs': did you mean 'training.epochs'? allowed: adapt"]),
+        ({"epoch": 3}, ["did you mean 'training.epochs'?"]),
+        ({"size": 3}, ["did you mean 'views.size' or 'bank.size' or 'data.size'?"]),
+        ({"temperature": 0.5}, ["did you mean 'objective.temperature' or 'evaluation.temperature'?"]),
+        ({"training": {"policy": "simclr"}}, ["'training.policy': did you mean 'views.policy'?"]),
         ({"training": {"epochs": "three"}}, ["training.epochs", "whole number", "'three'"]),
         ({"training": {"epochs": True}}, ["training.epochs", "whole number"]),
         ({"training": {"epochs": -1}}, ["training.epochs", "at least 0"]),
@@ -113,3 +120,24 @@ def test_any_value_survives_the_round_trip(text, number, whole, flag):
 def test_nonsense_is_never_a_traceback(tree):
     with contextlib.suppress(UsageError):
         to_tree(read_recipe(tree))
+
+
+@pytest.mark.parametrize("key", sorted(FILLED_IN))
+def test_what_the_program_gives_itself_is_refused_with_its_source(key):
+    with pytest.raises(UsageError, match=f"{key} can't be set: it is what"):
+        resolve("cifar10/simclr", [f"{key}=3"])
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: objective("dcl", nmae="x"), "did you mean 'name'"),
+        (lambda: objective("dcl", self=1), "no argument 'self'"),
+        (lambda: encoder("small-conv", nmae=1), "did you mean 'name'"),
+        (lambda: resolve("cifar10/simclr", ["predictor.nme=byol"]), "predictor needs a name, and has only nme"),
+    ],
+)
+def test_misspelt_arguments_are_told(build, words):
+    with pytest.raises(UsageError, match=words) as told:
+        build()
+    assert "channels" not in str(told.value)  # given by the program, not by hand

@@ -6,11 +6,11 @@ import shlex
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kontrast import __version__, cli_compare, cli_reproduce, cli_studies
+from kontrast import __version__, cli_compare, cli_reproduce, cli_studies, own_code
 from kontrast.registry import EnvironmentFault, KontrastError, UsageError
 from kontrast.terminal import Device, Json, MaxBad, emit, keep_streams, say, split_arguments, write_page
 from kontrast.training.stopping import StopWatch
@@ -52,8 +52,7 @@ def pretrain(
     from kontrast import distributed, training
 
     data, overrides = split_arguments(arguments)
-    overrides += [] if max_bad is None else [f"data.max_bad={max_bad}"]
-    overrides += ["data.allow_small=true"] * allow_small + ["data.follow_links=true"] * follow_links
+    overrides += data_overrides(max_bad, allow_small, follow_links)
     join_ranks()
     try:
         run = training.pretrain(
@@ -76,11 +75,18 @@ def pretrain(
     emit(facts, [*training.result_table(results), f"run     {run.path}", f"report  {page}"], as_json)
 
 
+def data_overrides(max_bad: float | None, allow_small: bool, follow_links: bool) -> list[str]:
+    """The options about images as the settings they stand for, so that the recipe that is kept has them."""
+    chosen = [] if max_bad is None else [f"data.max_bad={max_bad}"]
+    return chosen + ["data.allow_small=true"] * allow_small + ["data.follow_links=true"] * follow_links
+
+
 def probed(run: Run, probes: bool, device: str) -> tuple[list[ProbeResult], Path]:
     """A finished run's probes, if they are wanted, and its report."""
     from kontrast import training
 
-    again = f"kontrast probe {shlex.quote(str(run.path))} && kontrast report {shlex.quote(str(run.path))}"
+    words = own_code.program()
+    again = " && ".join(shlex.join([*words, word, str(run.path)]) for word in ("probe", "report"))
     with StopWatch(f"stopped before the probes were done; go on with: {again}"):
         results = training.evaluate(run, device=device, say=say) if probes else []
         return results, write_page([run.path], run.path / "report.html")
@@ -120,9 +126,10 @@ def probe(
     again = shlex.join(["kontrast", *sys.argv[1:]])
     with StopWatch(f"stopped before the probe was done; what was done is kept; go on with: {again}"):
         loaded = training.Run(run)
-        chosen = {"kind": probe_named(kind, protocol), "seeds": seeds, "cached": cached, "epochs": epochs}
-        chosen["max_bad"] = max_bad
-        results = training.evaluate(loaded, data=data or None, labels=labels, device=device, say=say, **chosen)
+        results = training.evaluate(
+            loaded, kind=probe_named(kind, protocol), data=data or None, labels=labels, device=device, seeds=seeds,
+            cached=cached, epochs=epochs, max_bad=max_bad, say=say,
+        )  # fmt: skip
     emit({"run": str(run), "probes": [r.to_dict() for r in results]}, training.result_table(results), as_json)
 
 
@@ -189,7 +196,7 @@ def pack_command(
     from kontrast.training.progress import PackingBar
 
     with PackingBar("pack") as bar:
-        chosen = {"follow_links": follow_links} | ({} if max_bad is None else {"max_bad": max_bad})
+        chosen: dict[str, Any] = {"follow_links": follow_links} | ({} if max_bad is None else {"max_bad": max_bad})
         stores = pack(data, out, size=size or None, progress=bar, **chosen)
     parts = {path.name: open_data(out, path.name) for path in stores}
     facts = {name: {"images": len(part), "skipped": len(part.bad)} for name, part in parts.items()}
@@ -203,10 +210,23 @@ cli_reproduce.register(app)
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE.py",
+            show_default=False,
+            help="Import a file of your own first, which registers objectives, encoders, heads or view policies; may "
+            "be repeated. KONTRAST_IMPORT names such files too.",
+        ),
+    ] = None,
+) -> None:
     if version:
         print(__version__)
         raise typer.Exit()
+    own_code.import_files(files or [])
 
 
 def fail(text: str, code: int) -> int:

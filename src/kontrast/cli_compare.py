@@ -84,7 +84,7 @@ def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]
     from kontrast.data.sources import SOURCES
     from kontrast.objectives import OBJECTIVES
     from kontrast.recipes import recipe_names
-    from kontrast.registry import nearest
+    from kontrast.registry import OWN, nearest
     from kontrast.studies.sweeps import is_method
 
     overrides = [text for text in arguments if "=" in text and not os.path.exists(text)]
@@ -94,7 +94,8 @@ def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]
     for word in rest:
         if not os.path.exists(word) and word not in SOURCES and "{" not in word:
             known = nearest(word, [*OBJECTIVES, *recipe_names()])
-            raise UsageError(f"{word!r} is neither a recipe, an objective nor data: {known}")
+            hints = "; ".join(filter(None, [OBJECTIVES.hint(word), known, OWN]))
+            raise UsageError(f"{word!r} is neither a recipe, an objective nor data: {hints}")
     data, overrides = split_arguments([*rest, *overrides])
     if not names:
         raise UsageError("compare needs at least one recipe or objective: see `kontrast recipes`")

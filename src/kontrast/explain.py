@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from kontrast.recipes import load_tree, recipe_names, recipe_path, recipe_text
-from kontrast.registry import Registry, UsageError, nearest
+from kontrast.registry import OWN, Registry, UsageError, nearest
 
 Explained = tuple[dict[str, Any], list[str]]
 
@@ -21,7 +21,9 @@ def explain(name: str) -> Explained:
             found.append(explain_policy(name) if registry.kind == "policy" else explain_entry(registry, name))
     if not found:
         known = [*recipe_names(), *(entry for registry in registries() for entry in registry)]
-        raise UsageError(f"nothing is called {name!r}: {nearest(name, dict.fromkeys(known))}; see `kontrast recipes`")
+        hints = [hint for registry in registries() if name and (hint := registry.hint(name))]
+        words = "; ".join([*hints, nearest(name, dict.fromkeys(known)), "see `kontrast recipes`", OWN])
+        raise UsageError(f"nothing is called {name!r}: {words}")
     tree, lines = found[0]
     for _, more in found[1:]:
         lines += ["", *more]
@@ -93,7 +95,7 @@ def objective_page(name: str) -> str:
     from kontrast.objectives import OBJECTIVES
 
     tree, _ = explain_entry(OBJECTIVES, name)
-    kind = OBJECTIVES[name]
+    kind: Any = OBJECTIVES[name]
     arguments = ", ".join(f"`{key}={value!r}`" for key, value in tree["arguments"].items())
     given = ["z", "keys", *(word for word, takes in (("bank", kind.takes_bank), ("ids", kind.takes_ids)) if takes)]
     lines = [f"# {name}", "", *tree["text"].splitlines(), "", "```python", "from kontrast.objectives import objective"]

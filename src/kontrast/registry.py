@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -82,11 +82,19 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f"{hint}{'nearest' if close else 'allowed'}: {', '.join(shown[:NEAREST])}{more}"
 
 
-class Registry:
-    """One room's names: `@registry.register("dcl")`, `registry["dcl"]`, `registry.build("dcl", temperature=0.1)`."""
+OWN = "a name of your own needs its file: kontrast --import FILE.py COMMAND ..."
 
-    def __init__(self, kind: str):
-        self.kind = kind
+
+class Registry:
+    """One room's names: `@registry.register("dcl")`, `registry["dcl"]`, `registry.build("dcl", temperature=0.1)`.
+
+    `hints` tell of names that others use and what stands for them here; the one of "" is told of any unknown name.
+    `given`: arguments that the program gives, so that no error offers them.
+    """
+
+    def __init__(self, kind: str, hints: Mapping[str, str] | None = None, given: Sequence[str] = ()):
+        self.kind, self.given = kind, given
+        self.hints = dict(hints or {})
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[Any], Any]:
@@ -100,8 +108,14 @@ class Registry:
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         if name not in self._entries:
-            raise UsageError(f"unknown {self.kind} {name!r}: {nearest(name, self)}")
+            known, hint = nearest(name, self), self.hint(name)
+            more = [] if hint or known.startswith("did you mean") else [self.hint(""), OWN]
+            raise UsageError(f"unknown {self.kind} {name!r}: {'; '.join(filter(None, [hint, known, *more]))}")
         return self._entries[name]
+
+    def hint(self, name: str) -> str:
+        """What is said of a name that is not here, but known elsewhere."""
+        return self.hints.get(str(name).partition(":")[0].lower(), "")
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -117,14 +131,15 @@ class Registry:
         parameters = inspect.signature(self[name]).parameters
         return {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
-    def build(self, name: str, **arguments: Any) -> Any:
+    def build(self, name: str, /, **arguments: Any) -> Any:
         """Call the entry; an unknown argument is an error that names the nearest known one."""
         thing = self[name]
         variadic = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(thing).parameters.values())
         known = self.arguments(name)
         for key in arguments:
             if key not in known and not variadic:
-                raise UsageError(f"{self.kind} {name!r} has no argument {key!r}: {nearest(key, known)}")
+                free = [*(k for k in known if k not in self.given), "name"]
+                raise UsageError(f"{self.kind} {name!r} has no argument {key!r}: {nearest(key, free)}")
         try:
             return thing(**arguments)
         except TypeError as error:  # a word where a number belongs; with --debug the place shows

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kontrast.misplaced import nearest_key
 from kontrast.registry import UsageError, nearest
 from kontrast.toml import parse_toml as parse_toml
 from kontrast.toml import toml_document
@@ -75,7 +76,7 @@ class TeacherSettings:
 @dataclass(frozen=True)
 class BankSettings:
     size: int = 4096
-    contents: str = "last"  # of the key views: last, all, means (JCL)
+    contents: str = "last"  # of the key views: last, all, means (JCL), unit-means
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data.imbalance": ("none", "linear", "exponential"),
     "data.resident": ("auto", "yes", "no"),
     "teacher.schedule": ("constant", "cosine"),
-    "bank.contents": ("last", "all", "means"),
+    "bank.contents": ("last", "all", "means", "unit-means"),
     "batch_norm.kind": ("plain", "split", "sync"),
     "training.optimizer": ("sgd", "lars", "adamw", "adam"),
     "training.lr_scaling": ("none", "linear", "sqrt"),
@@ -181,6 +182,17 @@ AT_MOST: dict[str, float] = {
     "teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62, "evaluation.crop": 1,
 }  # fmt: skip
 DEEPEST = 8
+FILLED_IN = {
+    "encoder.channels": "the images have",
+    "encoder.size": "views.size says",
+    "head.inputs": "the encoder gives",
+    "head.width": "the encoder gives; its own width is head.outputs",
+    "predictor.inputs": "the head gives",
+    "predictor.width": "the head gives",
+    "views.dtype": "training.precision says",
+    "views.planes": "data.random_bits says",
+}
+"""Arguments that the program gives itself, and whence."""
 
 
 def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
@@ -200,15 +212,17 @@ def _read_section(kind: type, tree: Any, path: str, origin: str) -> Any:
         where = f"{path}.{key}" if path else key
         if key in fields and key != "arguments":
             values[key] = _read_value(hints[key], value, where, origin)
+        elif where in FILLED_IN:
+            raise UsageError(f"{origin}: {where} can't be set: it is what {FILLED_IN[where]}")
         elif is_open:
             _storable(value, where, origin)
             arguments[key] = value
         else:
-            raise UsageError(f"{origin}: unknown key {where!r}: {nearest(key, sorted(fields))}")
-    if is_open:
-        values["arguments"] = arguments
+            raise UsageError(f"{origin}: unknown key {where!r}: {nearest_key(key, sorted(fields), Recipe)}")
+    values |= {"arguments": arguments} if is_open else {}
     if "name" in fields and kind is PartSettings and "name" not in values:
-        raise UsageError(f"{origin}: {path} needs a name")
+        given = f", and has only {', '.join(arguments)}" if arguments else ""
+        raise UsageError(f"{origin}: {path} needs a name{given}")
     return kind(**values)
 
 

@@ -40,7 +40,7 @@ def test_bits_are_constant_channels_that_follow_the_index():
 
 @pytest.mark.parametrize(("bits", "expected"), [(5, 32), (10, 1024), (15, 25643), (20, 48827)])
 def test_distinct_values_are_those_of_uniform_draws(bits, expected):
-    """SPEC: 2^n (1 - (1 - 2^-n)^N) distinct values among 50,000."""
+    """2^n (1 - (1 - 2^-n)^N) distinct values among 50,000."""
     drawn = bits_of(torch.arange(50_000), bits).long() @ (2 ** torch.arange(bits))
     assert abs(len(drawn.unique()) - expected) <= 0.01 * expected
 

@@ -1,4 +1,4 @@
-"""SPEC section 8: the counts of the paper's code, exactly."""
+"""The counts of the paper's code, exactly."""
 
 from __future__ import annotations
 

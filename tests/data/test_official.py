@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
+import re
 import tarfile
 from pathlib import Path
 
@@ -131,6 +133,13 @@ def test_real_mnist():
     train = open_data("mnist", root=SHARED)
     assert train.images.shape == (60_000, 1, 28, 28) and train.labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert len(open_data("mnist", "test", root=SHARED)) == 10_000
+
+
+def test_imagenet100_is_the_list_of_cmc():
+    """In the order of CMC's list; the text of JCL's paper has two typing errors in it."""
+    assert all(re.fullmatch(r"n\d{8}", name) for name in IMAGENET100)
+    found = hashlib.sha256(" ".join(IMAGENET100).encode()).hexdigest()
+    assert found == "fa2b1926ad6f96fb2011dfd8e1621f1d1c1014144cbb3465ee1579cb042df394"
 
 
 def test_imagenet100_takes_its_classes_in_the_lists_order(tmp_path):

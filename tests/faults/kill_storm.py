@@ -34,7 +34,7 @@ from PIL import Image
 from kontrast import __version__
 from kontrast.data import pack, packing
 from kontrast.objectives import OBJECTIVES
-from kontrast.training import checkpoints, evaluation, loop
+from kontrast.training import checkpoints, loop, online
 from kontrast.training.start import pretrain
 
 STEPS, IMAGES, SIDE = 20, 96, 20
@@ -107,7 +107,7 @@ class Board:
         """In a child, before it runs."""
         self.during(checkpoints, "save", "save")
         self.during(loop.Loop, "take", "step")
-        self.during(evaluation.OnlineProbe, "__call__", "evaluation")
+        self.during(online.OnlineProbe, "__call__", "evaluation")
         inner_run, inner_take = loop.Loop.run, loop.Loop.take
 
         def run(self_: loop.Loop, *arguments: object) -> None:

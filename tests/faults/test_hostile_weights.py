@@ -232,6 +232,23 @@ def test_a_recipe_names_only_what_is_registered(run, tmp_path, section, line):
 
 
 @pytest.mark.fault(34)
+def test_a_run_folder_imports_nothing_of_its_own(run, tmp_path):
+    """It names an encoder that code beside it would register, and that code: exit 2, and none of it ran."""
+    code = f"import os; os.mkdir({str(tmp_path / 'canary')!r})\n"
+    for name in ("mine.py", "sitecustomize.py", "conftest.py"):
+        (run / name).write_text(code)
+    info = json.loads((run / "run.json").read_text())
+    words = {"command": "kontrast --import mine.py pretrain", "import": "mine.py", "KONTRAST_IMPORT": "mine.py"}
+    (run / "run.json").write_text(json.dumps({**info, **words}))
+    spoiled(run, 'name = "mine"')
+    one_line(kontrast("probe", str(run), "knn", "--device", "cpu"), 2, "unknown encoder 'mine'", "--import FILE.py")
+    recipe = run / "recipe.toml"
+    recipe.write_text(f'import = "{run / "mine.py"}"\n{recipe.read_text()}')
+    one_line(kontrast("pretrain", "--recipe", str(recipe), "--out", str(tmp_path / "new")), 2, "unknown key 'import'")
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.fault(34)
 @pytest.mark.parametrize(
     "line",
     [

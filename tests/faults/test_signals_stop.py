@@ -18,7 +18,7 @@ import pytest
 from forked import TINY, Command, ends, steps_logged, until
 
 from kontrast import cli
-from kontrast.training import checkpoints, evaluation
+from kontrast.training import checkpoints, evaluation, online
 
 LONG = [*TINY, "training.max_steps=300", "checkpoints.every=0"]
 """Without checkpoints of its own, so that what is saved was saved by the signal."""
@@ -77,7 +77,7 @@ def slow_probe(out: Path, where: str) -> int:
             time.sleep(0.01)
 
     if where == "evaluation":
-        evaluation.knn = sleep
+        online.knn = sleep
     else:
         evaluation.USUAL, evaluation.PROBES["knn"] = ("knn",), sleep
     argv = [*LONG, "training.batch=512", "training.max_steps=4", "evaluation.every=1", "--out", str(out)]

@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -233,6 +234,8 @@ BAD = {
     "length of ids": ({"query_ids": torch.arange(3)}, r"give \[4\] int64"),
     "type of ids": ({"query_ids": torch.arange(4.0)}, "int64"),
     "no scale": ({"scale": []}, "at least one"),
+    "an array": ({"queries": np.zeros((4, 4))}, "queries are ndarray: give a tensor"),
+    "scales as an array": ({"scale": np.ones(2)}, "scale is ndarray: give a number, or a list"),
     "infinite scale": ({"scale": float("inf")}, "finite"),
 }
 

@@ -162,3 +162,9 @@ def test_lengths_past_float32_do_not_change_what_is_near(scale):
     assert conditional_entropy(scale * rows) == pytest.approx(conditional_entropy(rows))
     dead = directions(torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [3.0, 4.0]]))
     torch.testing.assert_close(dead, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.6, 0.8]]))
+
+
+def test_arrays_of_numpy_are_taken_as_tensors_are():
+    rows = torch.randn(40, 6)
+    assert lens.effective_rank(rows.numpy()) == lens.effective_rank(rows)
+    assert conditional_entropy(rows.numpy()) == conditional_entropy(rows)

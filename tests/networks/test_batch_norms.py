@@ -128,15 +128,21 @@ def on_two_ranks(rank: int, folder: str) -> None:
     ranks.destroy_process_group()
 
 
+def network() -> nn.Sequential:
+    """With both kinds of running statistics: a moving average, and that of all batches."""
+    norms = nn.BatchNorm2d(4), nn.BatchNorm1d(16, momentum=None)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), norms[0], nn.ReLU(), nn.Flatten(), norms[1]).double()
+
+
 def saved_network(state: dict) -> nn.Module:
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(16)).double()
+    module = network()
     module.load_state_dict(state)
     return module
 
 
 @pytest.mark.skipif(not ranks.is_available(), reason="torch was built without distributed")
 def test_two_ranks_equal_one_process_on_the_joined_batch():
-    fresh = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(16)).double()
+    fresh = network()
     x = torch.randn(10, 3, 4, 4, dtype=torch.float64)
     weights = torch.randn(10, 16, dtype=torch.float64)
     with tempfile.TemporaryDirectory() as folder:
@@ -175,3 +181,15 @@ def test_one_forward_keeps_views_apart_as_one_forward_a_view_does(splits):
     torch.testing.assert_close(other, one)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(together.state_dict(), apart.state_dict())
+
+
+def test_without_momentum_the_running_statistics_are_the_average_of_all_batches():
+    plain = nn.BatchNorm1d(4, momentum=None).double()
+    split = convert_split_batch_norm(copy.deepcopy(plain), 1)
+    split.views = 2
+    for _ in range(3):
+        views = torch.randn(2, 8, 4, dtype=torch.float64)
+        for view in views:
+            plain(view)
+        split(views.flatten(0, 1))
+        torch.testing.assert_close(split.state_dict(), plain.state_dict())

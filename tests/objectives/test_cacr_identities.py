@@ -136,6 +136,33 @@ def test_detached_repulsion_takes_its_weights_as_constant(projections, cost) -> 
     assert (torch.autograd.grad(attached, z)[0] - slope).abs().max() > 1e-3
 
 
+def test_the_bank_alone_can_be_constant_in_the_weights(projections, keys, bank) -> None:
+    """The momentum code: the queue's costs are detached in the negative softmax, those of the batch are not."""
+    z, t = projections.requires_grad_(), 2.0
+    x = normalize(z, dim=-1)
+    others = ~torch.eye(7, dtype=torch.bool)
+    rows = []
+    for v in range(2):
+        far, near = (x[v][:, None] - bank).square().sum(-1), (x[v][:, None] - x[v]).square().sum(-1)
+        near = near.masked_fill(~others, torch.inf)
+        w = torch.softmax(-t * torch.cat([far.detach(), near], 1), 1)
+        rows.append(-(w * torch.cat([far, near.masked_fill(~others, 0.0)], 1)).sum(1))
+    value = CACR(t_minus=t, detach_negative_weights="bank").terms(z, keys=keys[:2], bank=bank).repulsion
+    book = torch.stack(rows).mean()
+    torch.testing.assert_close(value, book)
+    slope = torch.autograd.grad(value, z)[0]
+    torch.testing.assert_close(slope, torch.autograd.grad(book, z)[0])
+    for detach in (False, True):
+        other = CACR(t_minus=t, detach_negative_weights=detach).terms(z, keys=keys[:2], bank=bank).repulsion
+        assert (torch.autograd.grad(other, z)[0] - slope).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="give keys or a bank"):
+        CACR(detach_negative_weights="bank")(z)
+    with pytest.raises(ValueError, match="with cost rbf"):
+        CACR(detach_negative_weights="bank", cost="rbf")(z, keys=keys[:2], bank=bank)
+    with pytest.raises(ValueError, match="give true, false or 'bank'"):
+        CACR(detach_negative_weights="all")
+
+
 def test_positive_weights_are_constant_with_keys_and_not_without(three_views) -> None:
     z = three_views.requires_grad_()
     keys = three_views.detach().flip(1)

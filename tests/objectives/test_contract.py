@@ -6,6 +6,7 @@ import inspect
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -177,13 +178,16 @@ def test_keys_and_bank_get_no_gradient(name) -> None:
 
 
 @pytest.mark.parametrize("name", TAKES_BANK)
-def test_the_bank_is_used_as_it_is(name) -> None:
-    """Not normalised: a longer bank has other products."""
-    given = momentum(name, 6, 5)[-1]
-    loss, z = objective(name), draw(2, 6, 5)
-    before = loss(z, **given)
-    given["bank"] = 1.5 * given["bank"]
-    assert (loss(z, **given) - before).abs() > 1e-6
+def test_the_bank_is_put_on_the_sphere_as_z_is(name) -> None:
+    """But for the means in JCL's bank, which are shorter than one, and where z is taken as it is."""
+    given, z = momentum(name, 6, 5)[-1], draw(2, 6, 5)
+    longer = {**given, "bank": 1.5 * given["bank"]}
+    loss = objective(name)
+    moved = (loss(z, **longer) - loss(z, **given)).abs()
+    assert moved > 1e-6 if name == "jcl" else moved < 1e-12
+    if "normalize" in OBJECTIVES.arguments(name):
+        plain = objective(name, normalize=False)
+        assert (plain(z, **longer) - plain(z, **given)).abs() > 1e-6
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -290,9 +294,10 @@ def test_banks_and_ids_are_refused_where_they_do_not_fit(name) -> None:
         with pytest.raises(ValueError, match="takes no bank: "):
             loss(GOOD, keys=keys, bank=bank)
     if loss.takes_ids:
-        for bad in (ids[:3], ids.float(), ids[None], [0, 0, 1, 1]):
-            with pytest.raises(ValueError, match=r"ids are .* give int64 of shape \[4\]"):
+        for bad in (ids[:3], ids.float(), ids[None], [0, 0, 1, 1], ids > 0):
+            with pytest.raises(ValueError, match=r"ids are .* give whole numbers, a tensor of shape \[4\]"):
                 loss(GOOD, ids=bad)
+        torch.testing.assert_close(loss(GOOD, ids=ids.to(torch.uint8)), loss(GOOD, ids=ids))
         with pytest.raises(ValueError, match="all 4 ids are 5"):
             loss(GOOD, ids=torch.full((4,), 5))
         with pytest.raises(ValueError, match="ids were given with keys"):
@@ -325,6 +330,8 @@ def test_every_argument_is_checked(name) -> None:
 def test_unknown_name() -> None:
     with pytest.raises(ValueError, match="unknown objective 'ntxent': did you mean 'nt-xent'"):
         objective("ntxent")
+    with pytest.raises(ValueError, match="unknown objective 'SupCon': SupCon is nt-xent with ids=labels; allowed: "):
+        objective("SupCon")
 
 
 @pytest.mark.parametrize(
@@ -409,3 +416,11 @@ def test_features_without_full_rank_and_ridge_give_nan_and_not_nonsense() -> Non
     for name in ("sim-trace", "sim-whitening", "w-mse"):
         assert torch.isnan(objective(name, ridge=0.0)(draw(2, 8, 32)))
         assert torch.isfinite(objective(name)(draw(2, 8, 32)))
+
+
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    for value in (np.float32(0.25), np.int64(1), torch.tensor(0.25)):
+        assert objective("dcl", temperature=value).temperature == float(value)
+    for value in (np.float32("nan"), np.bool_(True), torch.ones(2), "0.1"):
+        with pytest.raises(ValueError, match="temperature is"):
+            objective("dcl", temperature=value)

@@ -32,6 +32,19 @@ def test_attraction_per_dimension_is_the_code(projections) -> None:
     torch.testing.assert_close(mean(projections) * 5, literal + 1)
 
 
+def test_a_row_can_be_counted_against_itself_as_in_the_code(projections, keys) -> None:
+    z = projections.requires_grad_()
+    for normalized in (True, False):
+        x = (normalize(z, dim=-1) if normalized else z).flatten(0, 1)
+        given = {"align_reduction": "mean", "loss_scale": 1000.0, "include_self": True, "normalize": normalized}
+        value = DecoupledNTXent(0.5, 0.1, **given).terms(z).repulsion
+        book = 100 * torch.logsumexp(x @ x.T / 0.5, 1).mean()
+        torch.testing.assert_close(value, book)
+        torch.testing.assert_close(torch.autograd.grad(value, z)[0], torch.autograd.grad(book, z)[0])
+    with pytest.raises(ValueError, match="without keys"):
+        DecoupledNTXent(include_self=True)(z, keys=keys[:2])
+
+
 @pytest.mark.parametrize("prior", ["hypersphere", "hypercube", "normal"])
 def test_swd_is_algorithm_1(projections, prior) -> None:
     z = projections.clone().requires_grad_()

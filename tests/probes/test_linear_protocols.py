@@ -156,7 +156,9 @@ def test_features_leave_the_encoder_as_it_was():
     network.layers[1].eval()
     before = {k: v.clone() for k, v in network.state_dict().items()}
     x, _ = pictures(50)
-    features = extract_features(network, x, batch=16)
+    told: list[int] = []
+    features = extract_features(network, x, batch=16, advance=told.append)
+    assert told == [16] * (len(x) // 16) + [len(x) % 16]
     assert features.shape == (50, 16) and features.dtype == torch.float32
     assert network.training and network.layers[4].training and not network.layers[1].training
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())

@@ -21,11 +21,11 @@ from kontrast.reports import ReportError, write_report
 from kontrast.reports.page import payload, read_run
 from kontrast.reports.study import read_study
 from kontrast.studies.compare import compare, named_by_line, named_by_neighbours
-from kontrast.studies.comparison import difference
+from kontrast.studies.comparison import difference, verdict
 from kontrast.studies.sweeps import Cell, parse_sweeps, plan
-from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import read_lines
 from kontrast.training.moments import moments
+from kontrast.training.online import IMAGES
 from kontrast.training.run import Run
 
 TINY = ["training.epochs=1", "training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16"]
@@ -210,6 +210,31 @@ def test_differences_are_taken_on_the_same_test_images():
     assert difference([cell(8, "x", "fe")], [first], "knn")["mean"] == pytest.approx(3 / 8)
     assert difference([cell(8, "y", "fe")], [first], "knn") is None
     assert difference([cell(9, None, "fe00")], [first], "knn") is None
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        ([3, 2], "a is highest by linear probe: 0.750, before b at 0.500;"),
+        ([3, 3, 2], "a and b are equal by linear probe, 0.750 to three digits;"),
+        ([2, 3, 3, 3], "b, c and d are equal by linear probe, 0.750 to three digits;"),
+    ],
+)
+def test_equal_means_are_said_to_be_equal(right, words):
+    """A tie has no first and second: all that are equal are named."""
+    groups = {name: [cell_with(right=count)] for name, count in zip("abcd", right)}
+    rows = [
+        {"configuration": name, "failed": [], "probes": {"linear": {"mean": count / 4}}}
+        for name, count in zip("abcd", right)
+    ]
+    said = verdict(rows, groups)
+    assert said.startswith(words) and said.endswith("so the order is not settled."), said
+
+
+def cell_with(right: int) -> dict:
+    """A finished cell whose probe had so many of four test images right."""
+    bits = pack_bits(torch.arange(4) < right)
+    return {"status": "finished", "seed": 0, "probes": {"linear": {"n": 4, "correct": bits, "accuracy": right / 4}}}
 
 
 def test_arguments_that_objectives_have_at_other_values_are_said():

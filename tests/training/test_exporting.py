@@ -111,7 +111,7 @@ def test_without_the_extra_onnx_says_how_to_get_it(run, tmp_path, monkeypatch, m
     monkeypatch.setitem(sys.modules, missing, None)
     for name in {"onnx", "onnxruntime", "onnxscript"} - {missing}:
         monkeypatch.setitem(sys.modules, name, type(sys)(name))
-    with pytest.raises(EnvironmentFault, match=rf"ONNX needs {missing}: pip install kontrast\[onnx\]"):
+    with pytest.raises(EnvironmentFault, match=f"ONNX needs {missing}: pip install onnx onnxscript onnxruntime"):
         export(run, "onnx", tmp_path / "e.onnx")
     assert not list(tmp_path.iterdir())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,12 @@ import torch
 from tiny_run import IMAGES, copy, images, trained
 
 from kontrast.cli import probe_named
-from kontrast.registry import UsageError
+from kontrast.probes import PROTOCOLS
+from kontrast.registry import DataError, UsageError
 from kontrast.training import Run, pretrain
-from kontrast.training.evaluation import evaluate, result_table
+from kontrast.training.evaluation import PROBES, evaluate
+from kontrast.training.found import result_table
+from kontrast.training.progress import Progress
 from kontrast.training.run import evaluation_view
 
 CPU = torch.device("cpu")
@@ -88,6 +93,75 @@ def test_fine_tuning_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     assert [r.features for r in results] == ["trained", "untrained"]
     assert results[0].protocol["epochs"] == 1
     assert "finetune, trained" in capsys.readouterr().err
+
+
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[Progress]:
+    """Every bar that is begun from now on."""
+    bars: list[Progress] = []
+    enter = Progress.__enter__
+    monkeypatch.setattr(Progress, "__enter__", lambda bar: bars.append(bar) or enter(bar))
+    return bars
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "shown"), [("", 3, True), ("knn", 1, True), ("simclr", 2, False), ("finetune", 0, False)]
+)
+def test_one_bar_spans_extraction_and_fits_of_all_features(tmp_path, monkeypatch, capsys, kind, fits, shown):
+    """kNN once and the linear probe at two seeds; what has bars of its own stands under a silent one."""
+    run, bars = Run(copy(tmp_path)), entered(monkeypatch)
+    monkeypatch.setitem(PROTOCOLS, "simclr", dataclasses.replace(PROTOCOLS["simclr"], epochs=2))
+    monkeypatch.setitem(PROBES, "linear", PROBES["simclr"])  # for a fit of two epochs
+    monkeypatch.setattr("kontrast.training.progress.SECONDS_BETWEEN_LINES", 0.0)
+    evaluate(run, kind, device="cpu", seeds=2, epochs=1, say=quiet)
+    outer, *inner = [bar for bar in bars if not bar.title.startswith("read ")]
+    assert outer.title == "probe" and outer.silent == (not shown) == bool(inner)
+    assert not any(bar.silent for bar in inner)
+    if fits:
+        assert outer.done == outer.total == 3 * (1 + fits) * IMAGES
+    told = capsys.readouterr()
+    assert not told.out and ("probe " in told.err) == shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_no_bar_stands_under_another(tmp_path, monkeypatch):
+    monkeypatch.setitem(PROTOCOLS, "simclr", dataclasses.replace(PROTOCOLS["simclr"], epochs=2))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    run = Run(copy(tmp_path))
+    for kind in ("knn", "finetune", "simclr"):
+        assert evaluate(run, kind, device="cpu", epochs=1, say=quiet)
+    assert "images/s" in sys.stderr.getvalue()
+
+
+def test_without_labels_the_bar_spans_the_extraction(tmp_path, monkeypatch):
+    run, bars = Run(copy(tmp_path)), entered(monkeypatch)
+    shutil.copytree(images() / "0", tmp_path / "flat")
+    with pytest.raises(DataError, match="has no labels to probe by"):
+        evaluate(run, data=str(tmp_path / "flat"), device="cpu", say=quiet)
+    assert bars[-1].title == "probe" and bars[-1].done == bars[-1].total == len(list((tmp_path / "flat").iterdir()))
+
+
+def test_images_that_are_not_held_out_are_not_images_without_labels(tmp_path):
+    settings = {"training.epochs": 1, "training.batch": 32, "encoder.width": 16, "evaluation.every": 0}
+    settings |= {"data.test_share": 0}
+    run = pretrain(images(), recipe="quickstart", overrides=settings, out=tmp_path / "run", device="cpu", say=quiet)
+    said: list[str] = []
+    assert evaluate(run, device="cpu", say=said.append) == []
+    assert said[-1].startswith("no test images: data.test_share is 0;") and (run.path / "gallery.json").is_file()
+    with pytest.raises(DataError, match=r"has no test images to probe by: data\.test_share is 0; give folders train"):
+        evaluate(run, data=str(images()), device="cpu", say=quiet)
+
+
+def test_classes_too_small_to_hold_any_out_have_no_test_images(tmp_path):
+    for label in ("0", "1"):
+        (tmp_path / "few" / label).mkdir(parents=True)
+        for path in sorted((images() / label).iterdir())[:2]:
+            shutil.copy(path, tmp_path / "few" / label)
+    with pytest.raises(DataError, match=r"no test images to probe by: data\.test_share of 0\.2 holds none out"):
+        evaluate(Run(copy(tmp_path)), data=str(tmp_path / "few"), device="cpu", say=quiet)
 
 
 def test_a_protocol_is_a_linear_probe():

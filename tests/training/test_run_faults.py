@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from forked import TINY, Command
 from PIL import Image
+
+import kontrast
+from kontrast.registry import UsageError
 
 SHORT = [*TINY, "training.max_steps=6", "training.log_every=2"]
 
@@ -51,6 +55,21 @@ def test_mistakes_leave_no_folder(tmp_path, argv, code, words):
     found, said = run(tmp_path, *argv)
     assert found == code and words in said, said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [np.zeros((4, 32, 32, 3), np.uint8), torch.zeros(9, 3, 32, 32), torch.utils.data.TensorDataset(torch.zeros(9)), 3],
+    ids=lambda data: type(data).__name__,
+)
+def test_pictures_in_memory_are_refused_with_what_to_do(tmp_path, monkeypatch, data):
+    """One line before anything is read or written: data are a path or the name of a set."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UsageError, match=rf"data is \S+\.{type(data).__name__}: give the path of a folder .*own_loop.py"
+    ):
+        kontrast.pretrain(data)
+    assert not list(tmp_path.iterdir())
 
 
 def test_collapse_is_said_while_it_happens(tmp_path):

@@ -1,4 +1,4 @@
-"""Label imbalance as the paper's code makes it (SPEC: linear and exponential proportions by class number).
+"""Label imbalance as the paper's code makes it (linear and exponential proportions by class number).
 
 Legend: C classes, n images of a class. With more than ten classes, tenths of the classes share a proportion
 (CIFAR-100's deciles): level g = 10 i // C of ten; with ten or fewer, g = i of C.

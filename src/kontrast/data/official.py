@@ -225,5 +225,5 @@ def imagenet(split: str = "train", root: str | Path | None = None, keep: list[st
 
 
 def imagenet100(split: str = "train", root: str | Path | None = None) -> Listing:
-    """The 100 classes of CMC, CACR and JCL (SPEC section 8), labels in the list's order."""
+    """The 100 classes of CMC, CACR and JCL, labels in the list's order."""
     return imagenet(split, root, keep=IMAGENET100)

@@ -58,7 +58,11 @@ def open_data(
     """
     limits = Limits(size, max_pixels, checked_range(float_range))
     options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits)
-    spec = "digits" if spec is None else os.fspath(spec)
+    return _opened("digits" if spec is None else os.fspath(spec), split, options)
+
+
+def _opened(spec: str, split: str, options: Options) -> ImageSet:
+    """A split by the shortest way to it: from a store, as it is found, when asked for, through the cache or decoded."""
     path = Path(spec)
     if path.is_dir() and (is_store(path) or is_store(path / "train")):
         return _from_store(path, split, options)

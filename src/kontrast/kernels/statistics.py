@@ -61,6 +61,8 @@ def row_statistics(
 
 def scales_of(scale: float | Sequence[float]) -> list[float]:
     """A scale or several, as a list of them."""
+    if isinstance(scale, str) or (hasattr(scale, "ndim") and scale.ndim):
+        raise ValueError(f"scale is {type(scale).__name__}: give a number, or a list of numbers")
     scales = [float(a) for a in scale] if isinstance(scale, Sequence) else [float(scale)]
     if not scales or not all(abs(a) < float("inf") for a in scales):
         raise ValueError(f"scale is {scale!r}: give a finite number, or a sequence of at least one")
@@ -76,6 +78,8 @@ def check(
     for name, rows in (("queries", queries), ("keys", keys)):
         if rows is None:
             continue
+        if not isinstance(rows, Tensor):
+            raise ValueError(f"{name} are {type(rows).__name__}: give a tensor")
         if rows.ndim != 2 or rows.shape[0] == 0 or rows.shape[1] == 0:
             raise ValueError(f"{name} have shape {tuple(rows.shape)}: give rows by width, both at least 1")
         if rows.dtype not in TYPES:

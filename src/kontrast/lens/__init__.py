@@ -6,12 +6,15 @@ from kontrast.lens.numbers import class_cosines, conditional_entropy, coupling
 from kontrast.lens.positives import positive_statistics
 from kontrast.lens.spectrum import dimension_variance, effective_rank, spectrum
 from kontrast.lens.weights import negative_weights, positive_weights
+from kontrast.objectives.metrics import alignment, coupling_multiplier, uniformity
 
 __all__ = [
     "Embeddings",
+    "alignment",
     "class_cosines",
     "conditional_entropy",
     "coupling",
+    "coupling_multiplier",
     "dimension_variance",
     "effective_rank",
     "negative_weights",
@@ -21,4 +24,5 @@ __all__ = [
     "random_projections",
     "read_embeddings",
     "spectrum",
+    "uniformity",
 ]

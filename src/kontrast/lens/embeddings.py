@@ -108,7 +108,7 @@ def parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise EnvironmentFault("parquet files need pyarrow: pip install kontrast[parquet], or use .npy") from None
+        raise EnvironmentFault("parquet files need pyarrow: pip install pyarrow, or use .npy") from None
     return pyarrow.parquet
 
 
@@ -143,7 +143,8 @@ def _parquet_names(table: Any) -> list[str]:
 
 def _stacked(column: Any, path: Path) -> np.ndarray:
     """A column of lists as float32 [N,F]; the first row of another length is named."""
-    parts, width = [], None
+    parts: list[np.ndarray] = []
+    width = None
     for chunk in column.chunks:
         lengths = np.diff(chunk.offsets.to_numpy()) if hasattr(chunk, "offsets") else None
         if lengths is None and not hasattr(chunk.type, "list_size"):

@@ -63,9 +63,16 @@ class Pictures:
     """One part of the data, as the gallery shows it."""
 
     source: str
+    features: Any
     images: Any
     labels: Tensor | None
     names: Sequence[str] | None
+
+    def __post_init__(self) -> None:
+        """Every given column has one entry an image, else the neighbours would be shown under wrong names."""
+        counts = {name: len(column) for name, column in vars(self).items() if name != "source" and column is not None}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"the gallery needs one entry an image in each {self.source} column, given {counts}")
 
     def entry(self, tiles: Tiles, index: int) -> dict[str, Any]:
         """Tile, label and name of one picture; a negative label is none."""
@@ -122,7 +129,8 @@ def nearest(queries: Tensor, candidates: Tensor, count: int, exclude: list[int] 
     if exclude is not None:
         cosines[torch.arange(len(exclude)), torch.tensor(exclude, dtype=torch.long)] = -torch.inf
     kept = max(0, min(count, len(candidates) - (exclude is not None)))
-    return tuple(cosines.topk(kept, dim=1))
+    best, places = cosines.topk(kept, dim=1)
+    return best, places
 
 
 def write_gallery(
@@ -147,26 +155,21 @@ def write_gallery(
     Neighbours are sought by cosine among the train images where features and images of those are given, else among the
     other test images.
     """
-    test = Pictures("test", images, labels, names)
-    train = Pictures("train", train_images, train_labels, train_names)
-    _agree(features, test)
-    _agree(train_features, train)
+    test = Pictures("test", features, images, labels, names)
+    train = Pictures("train", train_features, train_images, train_labels, train_names)
     generator = torch.Generator().manual_seed(seed)
     unit, tiles = directions(on_the_cpu(features)), Tiles()
     sample = torch.randperm(len(unit), generator=generator)[: min(points, LIMIT)].sort().values
     chosen = choose_queries(labels, sample, queries, generator)
     mapped = _mapped(tiles, test, sample, unit, seed)
-    if train_features is not None and train_images is not None:
-        pool, found = train, nearest(unit[chosen], directions(on_the_cpu(train_features)), neighbours, None)
-    else:
-        pool, found = test, nearest(unit[chosen], unit, neighbours, chosen)
+    pool, cosines, near = _sought(chosen, unit, neighbours, test, train)
     record = {
         "version": 1,
         "classes": None if classes is None else [str(name) for name in classes],
         "method": "t-SNE" if len(sample) >= FEWEST else "PCA",
         "neighbours_from": pool.source,
         "points": mapped,
-        "queries": _asked(tiles, test, chosen, pool, *found),
+        "queries": _asked(tiles, test, chosen, pool, cosines, near),
     }
     return _write(Path(folder), record, tiles)
 
@@ -186,6 +189,15 @@ def _mapped(tiles: Tiles, test: Pictures, sample: Tensor, unit: Tensor, seed: in
     return [{"x": round(x, 3), "y": round(y, 3), **test.entry(tiles, index)} for index, (x, y) in places]
 
 
+def _sought(
+    chosen: list[int], unit: Tensor, count: int, test: Pictures, train: Pictures
+) -> tuple[Pictures, Tensor, Tensor]:
+    """Where neighbours were sought, and those found there; of the test images, never the query itself."""
+    if train.features is None or train.images is None:
+        return test, *nearest(unit[chosen], unit, count, chosen)
+    return train, *nearest(unit[chosen], directions(on_the_cpu(train.features)), count, None)
+
+
 def _asked(
     tiles: Tiles, test: Pictures, chosen: list[int], pool: Pictures, cosines: Tensor, near: Tensor
 ) -> list[dict[str, Any]]:
@@ -194,14 +206,6 @@ def _asked(
         answers = [{**pool.entry(tiles, i), "similarity": round(cosine, 4)} for cosine, i in zip(row, indices)]
         asked.append({**test.entry(tiles, query), "neighbours": answers})
     return asked
-
-
-def _agree(features: Any, pictures: Pictures) -> None:
-    """Every given column has one entry an image, else the neighbours would be shown under wrong names."""
-    columns = {"features": features, **vars(pictures)}
-    counts = {name: len(column) for name, column in columns.items() if name != "source" and column is not None}
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"the gallery needs one entry an image in each {pictures.source} column, given {counts}")
 
 
 def replace(path: Path, content: bytes) -> Path:

@@ -68,6 +68,7 @@ def class_cosines(rows: Tensor, labels: Tensor) -> tuple[float, float]:
 
 def views(rows: Tensor) -> Tensor:
     """z [V,N,D] whatever was given; at least two images, since every number compares images."""
+    rows = torch.as_tensor(rows)
     z = rows[None] if rows.ndim == 2 else rows
     if z.ndim != 3 or z.shape[1] < 2:
         raise DataError(f"the lens needs rows [N,D] or [V,N,D] of at least 2 images, given {list(rows.shape)}")

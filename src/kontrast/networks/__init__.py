@@ -5,7 +5,7 @@
 
 from kontrast.networks import convn, heads, resnet, small_alexnet, small_conv, vit  # noqa: F401  (importing registers)
 from kontrast.networks.bank import MemoryBank
-from kontrast.networks.catalogue import ENCODERS, HEADS, PREDICTORS, encoder, head, predictor
+from kontrast.networks.catalogue import ENCODERS, HEADS, PREDICTORS, Encoder, Head, encoder, head, predictor
 from kontrast.networks.sharding import (
     check_shardable,
     copy_whole,
@@ -32,6 +32,8 @@ __all__ = [
     "ENCODERS",
     "HEADS",
     "PREDICTORS",
+    "Encoder",
+    "Head",
     "MemoryBank",
     "SplitBatchNorm",
     "Teacher",

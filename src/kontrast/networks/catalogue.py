@@ -5,18 +5,39 @@ N images, C channels, h x w pixels, F width of the representation that probes re
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from kontrast.registry import Registry, UsageError
 
-ENCODERS = Registry("encoder")  # [N,C,h,w] -> [N,F]
-HEADS = Registry("head")  # [N,F] -> [N,D]
-PREDICTORS = Registry("predictor")  # [N,D] -> [N,D]
+FOREIGN = "timm:NAME and torchvision:NAME reach those libraries"
+
+ENCODERS = Registry(  # [N,C,h,w] -> [N,F]
+    "encoder", hints=dict.fromkeys(("", "timm", "torchvision"), FOREIGN), given=("channels", "size")
+)
+HEADS = Registry("head", given=("inputs",))  # [N,F] -> [N,D]
+PREDICTORS = Registry("predictor", given=("inputs",))  # [N,D] -> [N,D]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
-def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -> nn.Module:
+class Encoder(nn.Module):
+    """What `encoder` builds, to type checkers: the networks themselves are of other classes, since a class whose
+    attributes are annotated can't become TorchScript."""
+
+    width: int
+    size: int
+    channels: int
+
+
+class Head(nn.Module):
+    """What `head` builds, to type checkers."""
+
+    width: int
+
+
+def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -> Encoder:
     """An encoder [N,channels,size,size] -> [N,width] with `.width`, `.size` and `.channels`; `timm:NAME` and
     `torchvision:NAME` reach those libraries."""
     whole("channels", channels)
@@ -25,14 +46,14 @@ def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -
     if colon:
         from kontrast.networks.foreign import foreign_encoder
 
-        module = foreign_encoder(library, model, channels=channels, size=size, **arguments)
+        module: Encoder = foreign_encoder(library, model, channels=channels, size=size, **arguments)
     else:
         module = ENCODERS.build(name, channels=channels, size=size, **arguments)
     module.size, module.channels = size, channels
     return module
 
 
-def head(name: str, width: int, **arguments: Any) -> nn.Module:
+def head(name: str, width: int, **arguments: Any) -> Head:
     """A projection head [N,width] -> [N,D], D in its `.width`."""
     return HEADS.build(name, inputs=whole("width", width), **_widths(arguments))
 

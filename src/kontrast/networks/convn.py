@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from kontrast.networks.catalogue import ENCODERS, HEADS
 from kontrast.registry import UsageError
 
-KERAS = {"momentum": 0.01, "eps": 1e-3}  # Keras' momentum 0.99 is torch's 1 - 0.99
+KERAS: dict[str, Any] = {"momentum": 0.01, "eps": 1e-3}  # Keras' momentum 0.99 is torch's 1 - 0.99
 
 
 @ENCODERS.register("convn")
@@ -39,7 +41,7 @@ class ConvN(nn.Module):
 def convn_head(inputs: int, outputs: int | None = None, hidden: int | None = None) -> nn.Sequential:
     """The RandBit projector: twice the representation, batch norm and ReLU, then half of it; no biases."""
     hidden, outputs = hidden or 2 * inputs, outputs or max(1, inputs // 2)
-    head = nn.Sequential(
+    head: Any = nn.Sequential(
         nn.Linear(inputs, hidden, bias=False),
         nn.BatchNorm1d(hidden, **KERAS),
         nn.ReLU(True),

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kontrast.networks.catalogue import Encoder
 from kontrast.registry import EnvironmentFault, UsageError, nearest
 
 LIBRARIES = ("timm", "torchvision")
 STORED = ("pretrained", "weights", "checkpoint", "cache", "file", "url", "hub")  # a recipe may come from a stranger
 
 
-def foreign_encoder(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> nn.Module:
+def foreign_encoder(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> Encoder:
     """The named model without its classifier, with `.width`."""
     if library not in LIBRARIES:
         raise UsageError(f"unknown library {library!r} in {library}:{name}: {nearest(library, LIBRARIES)}")
@@ -35,23 +36,23 @@ def foreign_encoder(library: str, name: str, *, channels: int, size: int, **argu
         raise UsageError(f"{library}:{name} can't be built with {arguments} at {size} pixels: {error}") from error
 
 
-def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) -> nn.Module:
+def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) -> Encoder:
     try:
         import timm
     except ImportError as error:
-        raise EnvironmentFault(f"timm:{name} needs timm: pip install kontrast[timm]") from error
+        raise EnvironmentFault(f"timm:{name} needs timm: pip install timm") from error
     if not timm.is_model(name):
         raise UsageError(f"timm has no model {name!r}: {short(nearest(name, timm.list_models()))}")
     arguments = {"pretrained": False, "num_classes": 0, "in_chans": channels, **arguments}
     try:
-        model = timm.create_model(name, img_size=size, **arguments)
+        model: Any = timm.create_model(name, img_size=size, **arguments)
     except TypeError:  # convolutional models take no img_size
         model = timm.create_model(name, **arguments)
     model.width = measured_width(model, channels, size)
     return model
 
 
-def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, Any]) -> nn.Module:
+def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, Any]) -> Encoder:
     try:
         from torchvision import models
     except ImportError as error:
@@ -61,7 +62,7 @@ def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, A
         raise UsageError(f"torchvision has no model {name!r}: {short(nearest(name, known))}")
     if name.startswith("vit"):
         arguments = {"image_size": size, **arguments}
-    model = models.get_model(name, weights=None, **arguments)
+    model: Any = models.get_model(name, weights=None, **arguments)
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise UsageError(f"torchvision:{name} has no linear classifier to take off: it can't be an encoder")
@@ -76,10 +77,8 @@ def widen(model: nn.Module, channels: int) -> None:
     for name, m in model.named_modules():
         if isinstance(m, nn.Conv2d):
             if m.in_channels != channels:
-                new = nn.Conv2d(
-                    channels, m.out_channels, m.kernel_size, m.stride, m.padding, m.dilation, bias=m.bias is not None
-                )
-                replace(model, name, new)
+                window: tuple[Any, Any, Any, Any] = (m.kernel_size, m.stride, m.padding, m.dilation)
+                replace(model, name, nn.Conv2d(channels, m.out_channels, *window, bias=m.bias is not None))
             return
 
 

@@ -62,8 +62,8 @@ def linear(inputs: int, outputs: int = 128) -> Perceptron:
 def fc8(inputs: int, outputs: int = 128) -> Perceptron:
     """SmallAlexNet's last layer: linear, weights from N(0, 0.02), zero bias."""
     head = Perceptron([inputs, outputs])
-    nn.init.normal_(head[0].weight, std=0.02)
-    nn.init.zeros_(head[0].bias)
+    nn.init.normal_(head.get_parameter("0.weight"), std=0.02)
+    nn.init.zeros_(head.get_parameter("0.bias"))
     return head
 
 

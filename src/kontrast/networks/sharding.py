@@ -6,11 +6,15 @@ A sharded parameter is a DTensor: `local` is the rank's own part of it, `whole` 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from kontrast.registry import UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def shard(module: nn.Module) -> None:
@@ -41,7 +45,7 @@ def is_sharded(module: nn.Module) -> bool:
     return any(in_shards(p) for p in module.parameters())
 
 
-def in_shards(tensor: Tensor) -> bool:
+def in_shards(tensor: Tensor) -> TypeGuard[DTensor]:
     return hasattr(tensor, "to_local")
 
 

@@ -6,13 +6,23 @@ its own. Without the shuffle a network can tell positives by the statistics they
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as ranks
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from kontrast.networks.catalogue import whole
+from kontrast.networks.catalogue import Module, whole
 from kontrast.registry import UsageError
+
+
+def follow(norm: Any, later: int = 0) -> float | Tensor:
+    """How far running statistics go towards a batch's that `later` batches were counted after: torch's momentum, or
+    where that is None what makes them the average of all batches."""
+    if norm.momentum is not None:
+        return norm.momentum
+    return (norm.num_batches_tracked - later).to(norm.running_mean.dtype).reciprocal()
 
 
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -22,6 +32,8 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     splits: int = 1
     views: int = 1
+    running_var: Tensor  # these two are there where running_mean is
+    num_batches_tracked: Tensor
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2:
@@ -55,15 +67,15 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
             return
         self.num_batches_tracked.add_(self.views)
         for running, found in ((self.running_mean, mean), (self.running_var, variance)):
-            for view in found.view(self.views, self.splits, -1).mean(1):
-                running.lerp_(view.to(running.dtype), self.momentum)
+            for later, view in zip(range(self.views)[::-1], found.view(self.views, self.splits, -1).mean(1)):
+                running.lerp_(view.to(running.dtype), follow(self, later))
 
 
-def convert_split_batch_norm(module: nn.Module, splits: int) -> nn.Module:
+def convert_split_batch_norm(module: Module, splits: int) -> Module:
     """The module with every batch norm replaced by a split one that holds the same parameters and buffers."""
     whole("splits", splits)
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        new = SplitBatchNorm(
+        new: Any = SplitBatchNorm(
             module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
         )
         new.splits, new.training = splits, module.training

@@ -11,6 +11,9 @@ import torch
 import torch.distributed as ranks
 from torch import Tensor, nn
 
+from kontrast.networks.catalogue import Module
+from kontrast.networks.split_batch_norm import follow
+
 
 class SumOverRanks(torch.autograd.Function):
     """The sum over ranks; every rank's loss depends on it, so gradients are summed over ranks too."""
@@ -30,6 +33,9 @@ class SumOverRanks(torch.autograd.Function):
 
 class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm by the mean and variance of the joined batch, in two passes (no difference of large squares)."""
+
+    running_var: Tensor  # these two are there where running_mean is
+    num_batches_tracked: Tensor
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2:
@@ -57,20 +63,20 @@ class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
     def remember(self, mean: Tensor, variance: Tensor) -> None:
         if self.running_mean is not None:
             self.num_batches_tracked.add_(1)
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_(variance.to(self.running_var.dtype), self.momentum)
+            for running, found in ((self.running_mean, mean), (self.running_var, variance)):
+                running.lerp_(found.to(running.dtype), follow(self))
 
 
-def synchronise_batch_norm(module: nn.Module) -> nn.Module:
+def synchronise_batch_norm(module: Module) -> Module:
     """The module with batch norm over all ranks: torch's SyncBatchNorm where its parameters are on CUDA."""
     if any(p.is_cuda for p in module.parameters()):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
     return convert_joined_batch_norm(module)
 
 
-def convert_joined_batch_norm(module: nn.Module) -> nn.Module:
+def convert_joined_batch_norm(module: Module) -> Module:
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        new = JoinedBatchNorm(
+        new: Any = JoinedBatchNorm(
             module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
         )
         new.weight, new.bias, new.training = module.weight, module.bias, module.training

@@ -103,11 +103,12 @@ class ViT(nn.Module):
             if isinstance(m, nn.Linear):
                 nn.init.xavier_uniform_(m.weight)
                 nn.init.zeros_(m.bias)
-        for block in self.blocks:
-            bound = math.sqrt(6 / (2 * self.width))
-            nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
+        bound = math.sqrt(6 / (2 * self.width))
+        for m in self.modules():
+            if isinstance(m, Attention):
+                nn.init.uniform_(m.qkv.weight, -bound, bound)
         nn.init.xavier_uniform_(self.patch_embed.proj.weight.flatten(1))
-        nn.init.zeros_(self.patch_embed.proj.bias)
+        nn.init.zeros_(self.patch_embed.get_parameter("proj.bias"))
         nn.init.normal_(self.cls_token, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:

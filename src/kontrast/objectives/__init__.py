@@ -6,6 +6,7 @@ loss = objective("dcl", temperature=0.1)(z1, z2)
 
 from kontrast.objectives.align_uniform import AlignUniform
 from kontrast.objectives.alignment import Alignment
+from kontrast.objectives.arguments import choice, number, positive, switch, weight, whole
 from kontrast.objectives.barlow_twins import BarlowTwins
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms, objective
 from kontrast.objectives.cacr import CACR
@@ -48,5 +49,11 @@ __all__ = [
     "SimWhitening",
     "Terms",
     "VICReg",
+    "choice",
+    "number",
     "objective",
+    "positive",
+    "switch",
+    "weight",
+    "whole",
 ]

@@ -1,8 +1,9 @@
-"""Checks of an objective's arguments: each says what was given and what is allowed."""
+"""An objective's arguments: checks that say what was given and what is allowed, and a number's exact bits."""
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ def number(
         wanted += f", at least {least:g}"
     if below < math.inf:
         wanted += f", below {below:g}"
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of NumPy's or torch's
+        value = value.item()
     fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not fits or (above is not None and value <= above) or (least is not None and value < least) or value >= below:
         raise UsageError(f"{name} is {value!r}: give {wanted}")
@@ -56,5 +59,17 @@ def switch(name: str, value: Any) -> bool:
     return value
 
 
+def switch_or(name: str, value: Any, word: str) -> bool | str:
+    """True, false, or a word that stands between them."""
+    if isinstance(value, str) and value != word:
+        raise UsageError(f"{name} is {value!r}: give true, false or {word!r}")
+    return value if value == word else switch(name, value)
+
+
 def optional_switch(name: str, value: Any) -> bool | None:
     return None if value is None else switch(name, value)
+
+
+def bits(value: float) -> int:
+    """A float64's bits as an int64, which casts of a module to another precision leave alone."""
+    return struct.unpack("q", struct.pack("d", value))[0]

@@ -18,7 +18,12 @@ from kontrast.objectives.inputs import Inputs, checked
 from kontrast.objectives.pairs import Pairs
 from kontrast.registry import Registry
 
-OBJECTIVES = Registry("objective")
+ELSEWHERE = {
+    "supcon": "SupCon is nt-xent with ids=labels",
+    "simclr": "SimCLR's loss is nt-xent",
+    "moco": "MoCo's loss is info-nce with keys= and bank=",
+}
+OBJECTIVES = Registry("objective", hints=ELSEWHERE)
 
 
 class Terms(dict[str, Tensor]):
@@ -42,11 +47,12 @@ class Objective(nn.Module):
     """A loss of projections: attraction of each anchor to its positives, repulsion from the rest.
 
     `objective(z)` takes the projections of V views, `objective(z1, z2)` those of two. `keys=` are a teacher's
-    projections of the same images and `bank=` rows of earlier keys, used as they are; neither gets a gradient. With one
-    query view every key view is another view of its image; with more, key view w shows the same picture as query view
-    w, so the positives of view v are the keys w != v. `ids=` are one integer an image: images with the same id are
-    positives too. Where it is an argument, `normalize` false takes the rows as they are, and `reduction` is over
-    anchors: `mean`, `sum`, or `simclr_tf`, which adds the means of the views.
+    projections of the same images and `bank=` rows of earlier keys; neither gets a gradient, and both are put on the
+    unit sphere where z is, but for the means in JCL's bank. With one query view every key view is another view of its
+    image; with more, key view w shows the same picture as query view w, so the positives of view v are the keys w != v.
+    `ids=` are one whole number an image: images with the same id are positives too. Where it is an argument,
+    `normalize` false takes the rows as they are, and `reduction` is over anchors: `mean`, `sum`, or `simclr_tf`, which
+    adds the means of the views.
 
     The value is the loss of all ranks' images together; distributed.py tells the gradient's convention. Sums are kept
     in float32 at least, whatever the autocast; z of half precision is multiplied with the negatives in that type.
@@ -56,6 +62,7 @@ class Objective(nn.Module):
     paper: str
     takes_bank = False
     takes_ids = False
+    bank_as_it_is = False
     no_bank = "it has no negatives to take from there"
 
     def __init__(self, *, normalize: bool = True, reduction: str = "mean"):
@@ -65,7 +72,7 @@ class Objective(nn.Module):
 
     def contrast(self, pairs: Pairs) -> Terms:
         """The terms: rows of the anchors, of which the loss is the mean, or scalars over the images of all ranks."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no contrast(pairs): write it, and return its Terms")
 
     def forward(
         self,
@@ -135,7 +142,7 @@ class Objective(nn.Module):
 
     def pairs(self, inputs: Inputs) -> Pairs:
         """Anchors, positives and negatives, of unit length where the paper normalises."""
-        return Pairs(inputs, normalize=self.normalize)
+        return Pairs(inputs, normalize=self.normalize, bank_as_it_is=self.bank_as_it_is)
 
     def _inputs(
         self, z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | None, ids: Tensor | None

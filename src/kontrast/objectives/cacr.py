@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, optional_switch, positive, switch, weight
+from kontrast.objectives.arguments import choice, optional_switch, positive, switch_or, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.conditional import conditional_mean, euclidean_repulsion, rbf_repulsion
 from kontrast.objectives.pairs import Pairs
@@ -20,7 +20,8 @@ class CACR(Objective):
     `attraction`, `repulsion`: `uniform` takes plain means (both: UAUR), `reversed` flips a sign (tables 10, 11). `cost`
     rbf has repulsion log mean_i sum_j w- exp(-rbf_t c_ij), equation 14. `negatives`: other images of each later view,
     as the code, or of the same view, as the text. With keys or a bank: the bank, else keys of other images, beside
-    other images' same view. Weights keep their gradient, but w+ with keys does not (None is that rule).
+    other images' same view. Weights keep their gradient, but w+ with keys does not (None is that rule), and w- where
+    `detach_negative_weights`; `bank`: in w- that of the bank or keys alone is constant, as in the momentum code.
 
     Reference: Zheng et al., Contrastive Attraction and Contrastive Repulsion for Representation Learning, TMLR 2023.
     """
@@ -32,7 +33,8 @@ class CACR(Objective):
     def __init__(
         self, t_plus: float = 1.0, t_minus: float = 2.0, negatives: str = "cross-view", cost: str = "euclidean",
         attraction: str = "contrastive", repulsion: str = "contrastive", *, rbf_t: float = 2.0,
-        detach_positive_weights: bool | None = None, detach_negative_weights: bool = False, reduction: str = "mean",
+        detach_positive_weights: bool | None = None, detach_negative_weights: bool | str = False,
+        reduction: str = "mean",
     ):
         # fmt: on
         super().__init__(reduction=reduction)
@@ -42,7 +44,7 @@ class CACR(Objective):
         self.attraction = choice("attraction", attraction, tuple(SIGNS))
         self.repulsion = choice("repulsion", repulsion, tuple(SIGNS))
         self.detach_positive_weights = optional_switch("detach_positive_weights", detach_positive_weights)
-        self.detach_negative_weights = switch("detach_negative_weights", detach_negative_weights)
+        self.detach_negative_weights = switch_or("detach_negative_weights", detach_negative_weights, "bank")
 
     def contrast(self, pairs: Pairs) -> Terms:
         t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights

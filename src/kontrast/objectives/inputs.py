@@ -43,13 +43,21 @@ def checked(z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | No
         if bank.ndim != 2 or bank.shape[0] == 0 or bank.shape[1] != D:
             raise ValueError(f"bank has shape {list(bank.shape)}: give [M,{D}], the width of z, with at least one row")
         bank = bank.detach()
-    if ids is not None and (not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.shape != (B,)):
-        given = f"{ids.dtype} of shape {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise ValueError(f"ids are {given}: give int64 of shape [{B}], one for each image")
+    if ids is not None:
+        ids = whole_numbers(ids, B)
     for name, rows in (("z", z), ("keys", keys), ("bank", bank)):
         if rows is not None and may_read(rows) and not finite(rows):
             raise ValueError(f"{name} holds NaN or infinity: give finite numbers")
     return Inputs(z, keys, bank, ids)
+
+
+def whole_numbers(ids: Tensor, B: int) -> Tensor:
+    """One id an image, as int64 [B]."""
+    kinds = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if not isinstance(ids, Tensor) or ids.dtype not in kinds or ids.shape != (B,):
+        given = f"{ids.dtype} of shape {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"ids are {given}: give whole numbers, a tensor of shape [{B}], one for each image")
+    return ids.long()
 
 
 def stacked(z: Tensor, z2: Tensor | None, with_keys: bool) -> Tensor:

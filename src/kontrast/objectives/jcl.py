@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kontrast.objectives.arguments import positive, weight
+from kontrast.objectives.arguments import bits, positive, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
@@ -26,7 +26,7 @@ class JCL(Objective):
     """
 
     paper = "JCL, equation 8"
-    takes_bank = True
+    takes_bank = bank_as_it_is = True
     _lambda: Tensor  # the bits of a float64 as int64: casts of the module would round a float
 
     def __init__(self, temperature: float = 0.2, covariance_weight: float = 4.0, *,
@@ -43,8 +43,7 @@ class JCL(Objective):
     @covariance_weight.setter
     def covariance_weight(self, value: float) -> None:
         self._covariance_weight = weight("covariance_weight", value)
-        bits = torch.tensor(self._covariance_weight, dtype=torch.float64, device="cpu").view(torch.int64)
-        self._lambda.fill_(bits.item())
+        self._lambda.fill_(bits(self._covariance_weight))
 
     def pairs(self, inputs: Inputs) -> Pairs:
         if inputs.keys is None:

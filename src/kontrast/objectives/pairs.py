@@ -95,6 +95,12 @@ class Pairs(Positives):
         segments = [self._negatives(scale, **how), self._same_view(scale, **how)]
         return self._by_view(merge(segments, scale, detach_weights=how.get("detach_weights", False)))
 
+    def constant_negatives_and_same_view(self, scale: Scale) -> RowStatistics:
+        """The same, where the weights' gradient goes through the same view alone: [V,B]."""
+        constant = self._negatives(scale, with_mean=True, detach_weights=True)
+        segments = [RowStatistics(constant.lse.detach(), constant.mean), self._same_view(scale, with_mean=True)]
+        return self._by_view(merge(segments, scale))
+
     def mean_keys(self, scale: Scale) -> RowStatistics:
         """Each anchor against the mean of each other image's positive keys, or against the bank: [V,B]."""
         if self.bank is not None:

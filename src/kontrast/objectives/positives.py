@@ -55,7 +55,7 @@ class Positives:
     view w, so w != v are its positives.
     """
 
-    def __init__(self, inputs: Inputs, *, normalize: bool):
+    def __init__(self, inputs: Inputs, *, normalize: bool, bank_as_it_is: bool = False):
         self.type = inputs.z.dtype
         wide = torch.promote_types(self.type, torch.float32)
         self.z = unit(inputs.z.to(wide)) if normalize else inputs.z.to(wide)
@@ -64,6 +64,8 @@ class Positives:
         if inputs.keys is not None:
             self.k = unit(inputs.keys.to(wide)) if normalize else inputs.keys.to(wide)
         self.bank = inputs.bank
+        if inputs.bank is not None and normalize and not bank_as_it_is:
+            self.bank = unit(inputs.bank.to(wide))
         self.V, self.B, self.D = self.z.shape
         self.W = self.k.shape[0]
         self.N = self.B * distributed.world()

@@ -7,6 +7,7 @@ because that imports torch's compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class Descent:
         if self.kind == "lars":
             gradients = [self.adapted(p, g) for p, g in zip(self.parameters, gradients)]
         decay = 0.0 if self.kind == "lars" else self.weight_decay
-        rule = {"weight_decay": decay, "momentum": self.momentum, "lr": lr, "nesterov": self.nesterov}
+        rule: dict[str, Any] = {"weight_decay": decay, "momentum": self.momentum, "lr": lr, "nesterov": self.nesterov}
         state = self.first if self.momentum else []  # the kernel insists
         torch._fused_sgd_(self.parameters, gradients, state, dampening=0.0, maximize=False, is_first_step=False, **rule)
 
@@ -62,7 +63,6 @@ class Descent:
 
     def adam(self, gradients: list[Tensor], lr: float) -> None:
         torch._foreach_add_(self.steps, 1)
-        rule = {"lr": lr, "beta1": self.betas[0], "beta2": self.betas[1], "weight_decay": self.weight_decay}
         torch._fused_adam_(
             self.parameters,
             gradients,
@@ -70,8 +70,11 @@ class Descent:
             self.second,
             [],
             self.steps,
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
             eps=1e-8,
             amsgrad=False,
             maximize=False,
-            **rule,
         )

@@ -49,7 +49,7 @@ def few_shot(
     """
     if shots < 1 or not seeds:
         raise UsageError(f"shots = {shots}, seeds = {list(seeds)}: give one shot and one seed at least")
-    runs = []
+    runs, train_labels = [], torch.as_tensor(train_labels)
     for seed in seeds:
         rows = few_per_class(train_labels, shots, seed)
         runs.append(probe(train[rows], train_labels[rows], test, test_labels, seed=seed))
@@ -75,7 +75,7 @@ def fine_tune(
     batch: int = 64,
     lr: float = 0.01,
     weight_decay: float = 0.0,
-    transform: Callable[..., Tensor] | None = None,
+    transform: Callable[..., Any] | None = None,
     augment: Callable[[Tensor, Tensor, int], Tensor] | None = None,
     advance: Callable[[int], None] | None = None,
     seed: int = 0,
@@ -94,8 +94,7 @@ def fine_tune(
     for epoch in range(epochs):
         batches = [r for r in torch.randperm(len(train), generator=generator).split(batch) if len(r) > 1]
         for i, rows in enumerate(batches):
-            images, sizes = batch_of(train, rows, device)
-            x = augment(images, rows, epoch) if augment else pictures(transform, rows.to(device), images, sizes)
+            x = training_pictures(train, rows, epoch, transform, augment, device)
             loss = cross_entropy(network(x), train_labels[rows].to(device))
             rate = lr * (1 + math.cos(math.pi * (epoch + i / len(batches)) / epochs)) / 2
             descent.step(torch.autograd.grad(loss, parameters), rate)
@@ -104,6 +103,16 @@ def fine_tune(
     scores = extract_features(network, test, transform, device=device)
     protocol = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "optimizer": "sgd, nesterov"}
     return result("fine-tune", scores.argmax(1) == test_labels.cpu(), protocol, seed)
+
+
+def training_pictures(
+    train: Any, rows: Tensor, epoch: int, transform: Any, augment: Any, device: torch.device
+) -> Tensor:
+    """These rows as the encoder takes them in this epoch: augmented, or always the same."""
+    images, sizes = batch_of(train, rows, device)
+    if augment:
+        return augment(images, rows, epoch)
+    return pictures(transform, rows.to(device), images, sizes)
 
 
 def batch_of(images: Any, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -115,10 +124,11 @@ def batch_of(images: Any, rows: Tensor, device: torch.device) -> tuple[Tensor, T
 
 
 def with_classifier(encoder: nn.Module, classes: int, device: torch.device) -> nn.Sequential:
-    network = nn.Sequential(copy.deepcopy(encoder), nn.Linear(encoder.width, classes, device=device))
-    nn.init.zeros_(network[1].weight)
-    nn.init.zeros_(network[1].bias)
-    return network.requires_grad_(True).train()
+    width: Any = encoder.width  # any module with a width will do
+    classifier = nn.Linear(width, classes, device=device)
+    nn.init.zeros_(classifier.weight)
+    nn.init.zeros_(classifier.bias)
+    return nn.Sequential(copy.deepcopy(encoder), classifier).requires_grad_(True).train()
 
 
 def check_labels(train: Any, train_labels: Tensor, test: Any, test_labels: Tensor) -> int:

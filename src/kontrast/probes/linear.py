@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class LinearProtocol:
         return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
     def descent(self, parameters: list[Tensor]) -> Descent:
-        rule = {"momentum": self.momentum, "nesterov": self.nesterov, "betas": self.betas}
+        rule: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.nesterov, "betas": self.betas}
         return Descent(parameters, self.optimizer, weight_decay=self.weight_decay, **rule)
 
 

@@ -62,6 +62,7 @@ def checked(
     train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, classes: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """The same tensors on one device, and the number of classes; an error that says what is wrong with them."""
+    train, test = torch.as_tensor(train), torch.as_tensor(test)
     device = train.device
     train, train_labels = checked_part("train", train, train_labels)
     test, test_labels = checked_part("test", test.to(device), test_labels)

@@ -38,7 +38,8 @@ def title(runs: list[Run]) -> str:
 
 def summary(run: Run) -> str:
     """One line under the title: encoder, length, data, device, time."""
-    data = run.info.get("data") if isinstance(run.info.get("data"), dict) else {}
+    known = run.info.get("data")
+    data = known if isinstance(known, dict) else {}
     images = data.get("train") or data.get("images") or data.get("count")
     seconds = run.info.get("seconds")
     parts = [

@@ -35,7 +35,7 @@ def result_groups(runs: list[Run]) -> list[dict[str, Any]]:
         group["rows"].sort(
             key=lambda row: (order.index(row["features"]) if row["features"] in order else 9, row["run"])
         )
-        group["chance"] = next((1 / len(run.gallery["classes"]) for run in runs if _has_classes(run)), None)
+        group["chance"] = next((1 / len(classes) for classes in map(_classes, runs) if classes), None)
     return sorted(groups.values(), key=lambda group: [*WORDS, group["probe"]].index(group["probe"]))
 
 
@@ -95,8 +95,8 @@ def _without_labels(run: Run) -> str:
 
 
 def _several(runs: list[Run]) -> str:
-    scored = [(run, *_headline(run)) for run in runs]
-    scored = [(run, probe, found["trained"]) for run, probe, found in scored if "trained" in found]
+    headlines = [(run, *_headline(run)) for run in runs]
+    scored = [(run, probe, found["trained"]) for run, probe, found in headlines if "trained" in found]
     probes = {probe for _, probe, _ in scored}
     if len(scored) < 2 or len(probes) > 1:
         return f"{len(runs)} runs side by side."
@@ -174,6 +174,6 @@ def _protocol(probe: dict[str, Any]) -> str:
     return shorten(", ".join(parts))
 
 
-def _has_classes(run: Run) -> bool:
+def _classes(run: Run) -> list[Any]:
     classes = run.gallery.get("classes") if run.gallery else None
-    return isinstance(classes, list) and bool(classes)
+    return classes if isinstance(classes, list) else []

@@ -27,6 +27,9 @@ class VariationalAutoencoder(nn.Module):
     `each_pixel` it counts at every pixel, the likelihood of the whole input.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self, recipe: Recipe, channels: int = 3, latent: int = LATENT, beta: float = 1.0, each_pixel: bool = False
     ):

@@ -124,13 +124,16 @@ def verdict(rows: list[Record], groups: dict[str, list[Record]]) -> str:
     scored = sorted((row for row in rows if probe in row["probes"]), key=lambda row: -row["probes"][probe]["mean"])
     if not scored:
         return "No labels, so no accuracy: judge by the curves." + tail
-    best = scored[0]
-    text = f"{best['configuration']} is highest by {WORDS[probe]}: {best['probes'][probe]['mean']:.3f}"
-    if len(scored) == 1:
-        return f"{text}.{tail}"
-    second = scored[1]
-    text += f", before {second['configuration']} at {second['probes'][probe]['mean']:.3f}"
-    return f"{text}; {settled(groups[best['configuration']], groups[second['configuration']], probe)}.{tail}"
+    (first, best), *others = [(row["configuration"], f"{row['probes'][probe]['mean']:.3f}") for row in scored]
+    if not others:
+        return f"{first} is highest by {WORDS[probe]}: {best}.{tail}"
+    second, next_best = others[0]
+    equal = [name for name, mean in others if mean == best]
+    text = f"{first} is highest by {WORDS[probe]}: {best}, before {second} at {next_best}"
+    if equal:
+        names = f"{', '.join([first, *equal[:-1]])} and {equal[-1]}"
+        text = f"{names} are equal by {WORDS[probe]}, {best} to three digits"
+    return f"{text}; {settled(groups[first], groups[second], probe)}.{tail}"
 
 
 def settled(best: list[Record], second: list[Record], probe: str) -> str:

@@ -15,7 +15,7 @@ from kontrast.lens.numbers import coupling
 from kontrast.probes import PROTOCOLS, linear
 from kontrast.training.cropped import CROPS, CroppedFeatures
 from kontrast.training.defaults import temperature_of
-from kontrast.training.evaluation import PROBES, features_of
+from kontrast.training.evaluation import PROBES, Sets, features_of
 from kontrast.training.folder import read_lines
 from kontrast.training.looking import pictures, projected, see
 from kontrast.training.moments import moments
@@ -33,7 +33,7 @@ def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[st
     fit, held = (features_of(encoder, part, transform, device).to(device) for part in (train, test))
     found = {}
     for name in names:
-        sets = (fit, train.labels, held, test.labels)
+        sets: Sets = (fit, train.labels, held, test.labels)
         if name in PROTOCOLS:
             result = linear(*sets, name, features_of_epoch=CroppedFeatures(run, encoder, train, CROPS[name], device))
         else:

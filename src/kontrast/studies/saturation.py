@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def saturate(
     on, chosen = choose_device(device), sorted(set(bits or BITS))
     check(chosen, temperatures, steps)
     terms: dict[str, tuple[Callable[[Tensor], Tensor], float | None]] = {
-        f"log-sum-exp, temperature {t:g}": (lambda z, t=t: log_sum_exp(z, t), t) for t in temperatures
+        f"log-sum-exp, temperature {t:g}": (partial(log_sum_exp, temperature=t), t) for t in temperatures
     }
     swd = objective("swd", distribution_weight=1.0)
     terms["sliced Wasserstein, hypersphere"] = (lambda z: swd.terms(torch.stack([z, z]))["repulsion"], None)
@@ -146,7 +147,7 @@ def sentence(cells: list[dict[str, Any]]) -> str:
 
 
 def plots(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    made = []
+    made: list[dict[str, Any]] = []
     for name, group in grouped(cells).items():
         x = [cell["bits"] for cell in group]
         series = [{"name": "trained", "x": x, "y": [cell["loss"] for cell in group]}]

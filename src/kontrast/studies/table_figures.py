@@ -34,7 +34,7 @@ def figures(table: Table, runs: Runs, curves: dict[str, tuple[str, float, str]])
 
 def curve_line(table: Table, cell: TableCell, runs: list[Record], curve: str, factor: float) -> Line:
     """The first seed's curve."""
-    measured = next((run["curves"][curve] for run in runs if run["curves"].get(curve)), [])
+    measured: list[tuple[float, float]] = next((run["curves"][curve] for run in runs if run["curves"].get(curve)), [])
     return Line(full_label(table, cell), [(epoch, factor * value) for epoch, value in measured])
 
 

@@ -6,11 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kontrast.training.evaluation import evaluate, result_table
+    from kontrast.training.evaluation import evaluate
+    from kontrast.training.found import result_table
     from kontrast.training.run import Run, load
     from kontrast.training.start import pretrain
 
-_HOMES = {"Run": "run", "evaluate": "evaluation", "load": "run", "pretrain": "start", "result_table": "evaluation"}
+_HOMES = {"Run": "run", "evaluate": "evaluation", "load": "run", "pretrain": "start", "result_table": "found"}
 __all__ = ["Run", "evaluate", "load", "pretrain", "result_table"]
 
 

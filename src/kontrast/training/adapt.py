@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kontrast.data import ImageSet
+from kontrast.data.decode import SUFFIXES
+from kontrast.data.listing import TEST_NAMES
 from kontrast.settings import Recipe
 
 CPU_IMAGES = 60_000  # image presentations that two slow cores manage at 32 px in a few minutes
@@ -40,9 +43,23 @@ def reasons(recipe: Recipe, train: ImageSet, device: torch.device) -> list[str]:
     count, t, v = len(train), recipe.training, recipe.views
     return [
         f"images: {count:,}, typical shorter side {train.typical_side} px -> views of {v.size} px ({v.policy})",
+        *taken_for(recipe, train),
         f"device: {device.type} -> encoder {recipe.encoder.name}, batch {t.batch}",
         f"epochs: {t.epochs} (about {t.epochs * count:,} image presentations); set training.epochs=N for more or fewer",
     ]
+
+
+def taken_for(recipe: Recipe, train: ImageSet) -> list[str]:
+    """What a person may not expect of their folder: names of sub-folders as labels, and files that are left out."""
+    lines, source = [], Path(recipe.data.source)
+    if train.classes and source.is_dir() and not any((source / name).is_dir() for name in ("train", *TEST_NAMES)):
+        names = ", ".join(train.classes[:3]) + (", ..." if len(train.classes) > 3 else "")
+        lines.append(f"labels: {len(train.classes)} sub-folders ({names}), which the probes take for classes")
+        if train.has_test:
+            lines[-1] += ", with part of the images held out; are they none? data.test_share=0 trains on all"
+    if others := train.notes.get("other files"):
+        lines.append(f"left out: {others:,} other files; images are {' '.join(s[1:] for s in SUFFIXES)}")
+    return lines
 
 
 def view_size(side: int, cuda: bool) -> int:

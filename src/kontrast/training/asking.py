@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,16 @@ def overrides_as_text(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]
         else:
             lines.append(f"{key}={toml_value(value)}")
     return lines
+
+
+def check_place(data: object) -> None:
+    """Data are a place or a name, by which a run finds its images again when it resumes and probes."""
+    if data is not None and not isinstance(data, str | os.PathLike):
+        raise UsageError(
+            f"data is {type(data).__module__}.{type(data).__qualname__}: give the path of a folder of pictures, shards "
+            "or a store, or the name of a set; write pictures in memory to a folder first, or train them in a loop of "
+            "your own with kontrast.objective, as examples/own_loop.py does"
+        )
 
 
 def fresh_recipe(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -67,7 +68,8 @@ def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
 def algorithms(deterministic: bool) -> Iterator[None]:
     """On CUDA the fastest algorithms, found by trying, or those that give the same bits each time, also where the
     program around has asked for them. Its own choices come back afterwards."""
-    cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
+    cudnn = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic  # whose only attribute is made at run time
     asked = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     before = cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory

@@ -24,11 +24,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kontrast.data import ImageSet
 from kontrast.data.packing import check_bad
 from kontrast.lens.embeddings import check_suffix, parquet
+from kontrast.networks import Encoder
+from kontrast.own_code import program
 from kontrast.registry import CheckpointError, DataError, UsageError
 from kontrast.training.checkpoints import versions
 from kontrast.training.folder import RunFolder, disk_faults, read_json, write_atomic, write_json
@@ -110,7 +112,7 @@ def embed(
 
 def go_on(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str) -> str:
     """The command that goes on with the same vectors."""
-    words = ["kontrast", "embed", str(run.path), stream.name, "--out", str(out)]
+    words = [*program(), "embed", str(run.path), stream.name, "--out", str(out)]
     words += [] if split == "all" else ["--split", split]
     words += [] if max_bad is None else ["--max-bad", str(max_bad)]
     words += [] if device == "auto" else ["--device", device]
@@ -136,7 +138,7 @@ def encoder_digest(run: Run) -> str:
         raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
 
 
-def identity(run: Run, encoder: nn.Module, stream: Stream, device: torch.device, batches: int) -> dict[str, Any]:
+def identity(run: Run, encoder: Encoder, stream: Stream, device: torch.device, batches: int) -> dict[str, Any]:
     """All that the vectors are a function of."""
     return {
         "version": 1,
@@ -190,7 +192,7 @@ def write_part(parts: Path, number: int, vectors: Tensor, made: list[Batch]) -> 
     np.save(buffer, vectors.numpy())
     path = part_path(parts, number, "npy")
     write_atomic(path, buffer.getvalue())
-    facts = {
+    facts: dict[str, Any] = {
         "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
         "ids": [i for batch in made for i in batch.ids],
         "names": [str(n) for batch in made for n in batch.images.names],
@@ -239,7 +241,7 @@ def stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def encode(encoder: nn.Module, images: ImageSet, transform: Any, device: torch.device) -> Tensor:
+def encode(encoder: Encoder, images: ImageSet, transform: Any, device: torch.device) -> Tensor:
     """Vectors float32 [B,F] on the CPU of a batch of images; each picture at its own size, whatever is beside it."""
     if not len(images):
         return torch.empty(0, encoder.width)

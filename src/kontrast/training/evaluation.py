@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,15 +16,12 @@ from kontrast.data import ImageSet, read_labels
 from kontrast.data.counters import permutation
 from kontrast.data.packing import skipped
 from kontrast.lens.gallery import write_gallery
-from kontrast.lens.numbers import conditional_entropy
-from kontrast.lens.spectrum import effective_rank
 from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, fine_tune, knn, linear, logistic
-from kontrast.probes.intervals import over_seeds
-from kontrast.registry import CheckpointError, DataError, UsageError, nearest
+from kontrast.registry import DataError, UsageError, nearest
 from kontrast.training.cropped import CROPS, CroppedFeatures
-from kontrast.training.folder import read_json, write_json
+from kontrast.training.found import KINDS, keep
 from kontrast.training.progress import Progress
-from kontrast.training.run import Run, choose_device, evaluation_view, open_split
+from kontrast.training.run import Run, choose_device, open_split
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
     "knn": knn,
@@ -36,13 +32,45 @@ PROBES: dict[str, Callable[..., ProbeResult]] = {
 """Probes on features by name; `finetune` trains the encoder too and stands apart."""
 USUAL = ("knn", "linear")
 FINE_TUNING = 50
-IMAGES = 1024
-KINDS = ("trained", "untrained", "pixels")
+IN_THE_REPORT = "the map and neighbours are in the report"
 
 
-def features_of(encoder: nn.Module | None, images: ImageSet, transform: Any, device: torch.device) -> Tensor:
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """Which probes, at which seeds, and how."""
+
+    kind: str
+    seeds: range
+    cached: bool
+    epochs: int
+
+    @property
+    def fits(self) -> list[tuple[str, int]]:
+        """Every probe asked for, at every seed; kNN once, since nothing in it is drawn by chance."""
+        probes = (self.kind,) if self.kind else USUAL
+        return [(probe, seed) for probe in probes for seed in (self.seeds[:1] if probe == "knn" else self.seeds)]
+
+    @property
+    def on_crops(self) -> bool:
+        return self.kind in PROTOCOLS and not self.cached
+
+    def bar(self, images: int, labelled: bool) -> Progress:
+        """Over all features: their extraction and each fit is a pass over the images. Silent where what takes long has
+        a bar of its own, since a terminal shows one at a time."""
+        passes = len(KINDS) * (1 + len(self.fits)) if labelled else 1
+        return Progress("probe", passes * images, silent=self.on_crops or self.kind == "finetune")
+
+
+def features_of(
+    encoder: nn.Module | None,
+    images: ImageSet,
+    transform: Any,
+    device: torch.device,
+    advance: Callable[[int], None] | None = None,
+) -> Tensor:
     """Features [N,F] float32 on the CPU; without an encoder, the transformed pixels themselves."""
-    return extract_features(encoder if encoder is not None else nn.Flatten(), images, transform, device=device)
+    network = encoder if encoder is not None else nn.Flatten()
+    return extract_features(network, images, transform, device=device, advance=advance)
 
 
 def evaluate(
@@ -67,32 +95,49 @@ def evaluate(
     _check(kind, seeds, epochs)
     on = choose_device(device)
     train, test = _labelled_sets(run, data, labels, max_bad)
-    for part in (train, test):
-        if part is not None and part.bad and (part is test or data is not None):  # training told of its own
-            say(skipped(part.bad, part.total, f"{part.split} images"))
+    _tell_skipped(train, test, data, say)
+    asked = Asked(kind, range(run.recipe.seed, run.recipe.seed + seeds), cached, epochs)
     labelled = test is not None and train.labels is not None and test.labels is not None
     encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
     results: list[ProbeResult] = []
-    for name, encoder in encoders.items():
-        found: list[ProbeResult] = []
-        numbers = range(run.recipe.seed, run.recipe.seed + seeds)
-        if kind != "finetune" and (labelled or name == "trained"):
-            sets = _featured(run, name, encoder, train, test, on, shown=data is None)
-            found = _on_features(run, kind, name, encoder, train, sets, numbers, cached, say) if labelled else []
-        elif kind == "finetune" and labelled and encoder is not None:
-            found = [_fine_tuned(run, name, encoder, train, test, seed, epochs) for seed in numbers]  # type: ignore[arg-type]
-        results += _keep(run, found, data)  # at once: what comes after may take long, and may be stopped
+    with asked.bar(len(train) + len(test or ()), labelled) as bar:
+        for name, encoder in encoders.items():
+            found: list[ProbeResult] = []
+            if kind != "finetune" and (labelled or name == "trained"):
+                sets = _featured(run, name, encoder, train, test, on, bar, shown=data is None)
+                found = _on_features(run, asked, name, encoder, train, sets, bar, say) if labelled else []
+            elif kind == "finetune" and labelled and encoder is not None:
+                found = [_fine_tuned(run, name, encoder, train, test, seed, epochs) for seed in asked.seeds]
+            results += keep(run, found, data)  # at once: what comes after may take long, and may be stopped
     if not results:
-        _without_labels(data, say)
+        _tell_missing(run, train, test, data, say)
     return results
 
 
-def _without_labels(data: str | None, say: Callable[[str], None]) -> None:
+def _tell_skipped(train: ImageSet, test: ImageSet | None, data: str | None, say: Callable[[str], None]) -> None:
+    for part in (train, test):
+        if part is not None and part.bad and (part is test or data is not None):  # training told of its own
+            say(skipped(part.bad, part.total, f"{part.split} images"))
+
+
+def _tell_missing(
+    run: Run, train: ImageSet, test: ImageSet | None, data: str | None, say: Callable[[str], None]
+) -> None:
+    """What keeps probes from being fitted, test images or labels; of images that were given for them, an error."""
+    share = run.recipe.data.test_share
+    if train.labels is not None and test is None:
+        why = f"data.test_share of {share:g} holds none out here" if share else "data.test_share is 0"
+        if data is not None:
+            raise DataError(
+                f"{data} has no test images to probe by: {why}; give folders train and test, or --labels CSV"
+            )
+        say(f"no test images: {why}; probe with --data, folders train and test, or --labels CSV; {IN_THE_REPORT}")
+        return
     if data is not None:
         raise DataError(
             f"{data} has no labels to probe by: give class sub-folders with two images or more, or --labels CSV"
         )
-    say("no labels: probes need two class sub-folders or more, or a CSV; the map and neighbours are in the report")
+    say(f"no labels: probes need two class sub-folders or more, or a CSV; {IN_THE_REPORT}")
 
 
 def _check(kind: str, seeds: int, epochs: int) -> None:
@@ -112,26 +157,28 @@ def _featured(
     train: ImageSet,
     test: ImageSet | None,
     device: torch.device,
+    bar: Progress,
     shown: bool,
 ) -> Sets:
     """Features and labels of both parts on the device; where `shown`, the trained encoder's make the gallery too."""
-    fit = features_of(encoder, train, run.transform(), device)
-    held = fit if test is None else features_of(encoder, test, run.transform(), device)
+    fit = features_of(encoder, train, run.transform(), device, bar.advance)
+    held = fit if test is None else features_of(encoder, test, run.transform(), device, bar.advance)
     if shown and name == "trained" and run.recipe.evaluation.gallery:
         _gallery(run, train, test, fit, held)
     return fit.to(device), train.labels, held.to(device), None if test is None else test.labels
 
 
 def _on_features(
-    run: Run, kind: str, name: str, encoder: Any, train: ImageSet, sets: Sets, seeds: range, cached: bool, say: Any
+    run: Run, asked: Asked, name: str, encoder: Any, train: ImageSet, sets: Sets, bar: Progress, say: Any
 ) -> list[ProbeResult]:
-    """Every probe asked for, at every seed; kNN once, since nothing in it is drawn by chance."""
     results = []
-    for probe in (kind,) if kind else USUAL:
-        for seed in seeds[:1] if probe == "knn" else seeds:
-            on_crops = probe in PROTOCOLS and not cached
-            with _cropped(run, probe, encoder, train, sets[0].device) if on_crops else nullcontext({}) as given:
-                results.append(_probed(run, probe, name, sets, seed, say, **given))
+    for probe, seed in asked.fits:
+        crops: AbstractContextManager[dict] = nullcontext({})
+        if asked.on_crops:
+            crops = _cropped(run, probe, encoder, train, sets[0].device)
+        with crops as given:
+            results.append(_probed(run, probe, name, sets, seed, say, **given))
+        bar.advance(len(sets[0]) + len(sets[2]))
     return results
 
 
@@ -177,41 +224,13 @@ def _probed(
     return dataclasses.replace(result, probe=probe, features=name)
 
 
-def _fine_tuned(
-    run: Run, name: str, encoder: nn.Module, train: ImageSet, test: ImageSet, seed: int, epochs: int
-) -> ProbeResult:
+def _fine_tuned(run: Run, name: str, encoder: nn.Module, train: Any, test: Any, seed: int, epochs: int) -> ProbeResult:
+    """train, test: image sets that have labels."""
     epochs = epochs or FINE_TUNING
     with Progress(f"finetune, {name}", epochs * len(train)) as bar:
         rule: dict[str, Any] = {"epochs": epochs, "transform": run.transform(), "seed": seed, "advance": bar.advance}
         result = fine_tune(encoder, train, train.labels, test, test.labels, **rule)
     return dataclasses.replace(result, probe="finetune", features=name)
-
-
-def _keep(run: Run, results: list[ProbeResult], data: str | None) -> list[ProbeResult]:
-    """Results by probe, features, seed and, where not the run's own, data: new ones replace their like."""
-    if data is not None:
-        results = [dataclasses.replace(r, protocol={**r.protocol, "data": data}) for r in results]
-    path = run.path / "probes.json"
-    before = read_probes(path) if path.exists() else []
-    kept = {_place(r): r for r in [*before, *(r.to_dict() for r in results)]}
-    if results:
-        write_json(path, {"version": 1, "probes": list(kept.values())})
-    return results
-
-
-def read_probes(path: Path) -> list[dict[str, Any]]:
-    """The results that a run's probes.json holds."""
-    tree = read_json(path)
-    found = tree.get("probes", []) if isinstance(tree, dict) else None
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise CheckpointError(f"{path} is damaged: it holds no list of probes; remove it and probe again")
-    return found
-
-
-def _place(entry: dict[str, Any]) -> tuple[Any, ...]:
-    protocol = entry.get("protocol")
-    data = protocol.get("data") if isinstance(protocol, dict) else None
-    return entry.get("probe"), entry.get("features"), entry.get("seed"), data
 
 
 def _gallery(run: Run, train: ImageSet, test: ImageSet | None, fit: Tensor, held: Tensor) -> None:
@@ -230,45 +249,3 @@ def _gallery(run: Run, train: ImageSet, test: ImageSet | None, fit: Tensor, held
         points=run.recipe.evaluation.gallery,
         seed=run.recipe.seed,
     )
-
-
-def result_table(results: list[ProbeResult]) -> list[str]:
-    """Accuracy by probe and features, for the terminal; of several seeds the mean, with its interval below."""
-    if not results:
-        return []
-    lines = [f"{'accuracy':<10}" + "".join(f"{kind:>16}" for kind in KINDS)]
-    for probe in dict.fromkeys(r.probe for r in results):
-        values = {kind: [r.accuracy for r in results if (r.probe, r.features) == (probe, kind)] for kind in KINDS}
-        means = {kind: f"{fmean(found):.3f}" if found else "" for kind, found in values.items()}
-        lines.append(f"{probe:<10}" + "".join(f"{means[kind]:>16}" for kind in KINDS))
-        spans = {kind: over_seeds(found) for kind, found in values.items()}
-        if any(spans.values()):
-            count = max(map(len, values.values()))
-            texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in spans.values()]
-            lines.append(f"{f'{count} seeds':<10}" + "".join(f"{text:>16}" for text in texts))
-    return lines
-
-
-class OnlineProbe:
-    """kNN, effective rank and H(X-|X) of the encoder as it trains, on at most `limit` images of each part. Given the
-    whole student, the entropy is that of its projections, which the objective sees, on the lens's own images."""
-
-    def __init__(self, recipe: Any, train: ImageSet, test: ImageSet | None, device: torch.device, limit: int = 50_000):
-        self.recipe, self.device = recipe, device
-        self.train, self.test = train.first(limit), None if test is None else test.first(limit)
-        self.shown = (train if test is None else test).first(IMAGES)
-        self.transform = evaluation_view(recipe)
-
-    def __call__(self, network: nn.Module) -> dict[str, float]:
-        encoder = getattr(network, "encoder", network)
-        fit = features_of(encoder, self.train, self.transform, self.device).to(self.device)
-        record = {"effective_rank": effective_rank(fit)}
-        if len(self.shown) > 2:
-            found = conditional_entropy(features_of(network, self.shown, self.transform, self.device))
-            record |= dict(zip(("conditional_entropy", "conditional_entropy_max"), found))
-        if self.test is not None and self.train.labels is not None and self.test.labels is not None:
-            held = features_of(encoder, self.test, self.transform, self.device)
-            settings = self.recipe.evaluation
-            sets = (fit, self.train.labels, held, self.test.labels)
-            record["knn"] = knn(*sets, k=settings.k, temperature=settings.temperature).accuracy
-        return record

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from kontrast.data import ImageSet
+from kontrast.networks import Encoder
 from kontrast.registry import DataError, EnvironmentFault, NumbersError, UsageError, nearest
 from kontrast.settings import to_tree
 from kontrast.training.checkpoints import versions
-from kontrast.training.evaluation import read_probes
 from kontrast.training.folder import aside, disk_faults, write_atomic, write_json
+from kontrast.training.found import read_probes
 from kontrast.training.run import Run
 
 FORMATS = ("safetensors", "onnx")
@@ -75,7 +76,7 @@ def export(
     return Exported(out, place, encoder.width, difference)
 
 
-def describe(run: Run, encoder: nn.Module) -> dict[str, Any]:
+def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
     """The card: how it was made, what it takes and gives, and what it was measured to do."""
     transform = run.transform()
     policy, info = transform.policies[0], run.info
@@ -147,7 +148,7 @@ def _to_onnx(encoder: nn.Module, x: Tensor, path: Path) -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise EnvironmentFault(f"ONNX needs {error.name}: pip install kontrast[onnx]") from None
+        raise EnvironmentFault(f"ONNX needs {error.name}: pip install onnx onnxscript onnxruntime") from None
     shapes = ({0: torch.export.Dim("images", min=1)},)
     with quiet(), foreign("torch can't write this encoder as ONNX"):
         # Strict: the other way takes len(x) for a constant and the batch with it.

@@ -13,14 +13,16 @@ stop-gradient. No class per method.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kontrast import distributed, networks
 from kontrast.networks import MemoryBank, SplitBatchNorm, Teacher, convert_split_batch_norm, shuffle, unshuffle
+from kontrast.networks.catalogue import Encoder, Head, Module
 from kontrast.objectives import Objective, objective
+from kontrast.objectives.base import Terms
 from kontrast.objectives.inputs import unread
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import Recipe
@@ -31,14 +33,14 @@ BATCH_NORM = nn.modules.batchnorm._BatchNorm
 class Outcome(NamedTuple):
     """What one forward yields: the named terms of the loss, and the rows the bank takes after the backward."""
 
-    terms: dict[str, Tensor]
+    terms: Terms
     fresh: Tensor | None
 
 
 class Student(nn.Module):
     """Encoder and projection head."""
 
-    def __init__(self, encoder: nn.Module, head: nn.Module):
+    def __init__(self, encoder: Encoder, head: Head):
         super().__init__()
         self.encoder, self.head = encoder, head
 
@@ -81,7 +83,9 @@ class Learner(nn.Module):
         self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self._compiled: dict[str, Callable[[Tensor], Tensor]] = {}
-        self._norms = {n: [m for m in part.modules() if isinstance(m, BATCH_NORM)] for n, part in self.parts()}
+        self._norms: dict[str, list[Any]] = {
+            n: [m for m in part.modules() if isinstance(m, BATCH_NORM)] for n, part in self.parts()
+        }
         self.ramp_end = float(getattr(self.objective, recipe.objective.ramp)) if recipe.objective.ramp else 0.0
         if recipe.training.accumulate > 1 and draws_by_chance(self.student):
             raise UsageError(
@@ -164,14 +168,16 @@ class Learner(nn.Module):
         return network(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
 
     def fresh_rows(self, keys: Tensor) -> Tensor:
-        """What the bank takes of keys [W,B,D] from all ranks: the last view, all views, or JCL's means."""
+        """What the bank takes of keys [W,B,D] from all ranks: the last view, all views, or JCL's means, which the bank
+        itself puts on the sphere where they are to be `unit-means`."""
         own = torch.nn.functional.normalize(keys.detach().to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
         joined = distributed.gather(own, dim=1)  # view by view, so that any number of ranks gives the same rows
-        rows = {"last": lambda: joined[-1], "all": lambda: joined.flatten(0, 1), "means": lambda: joined.mean(0)}
-        return rows[self.contents]()
+        if self.contents == "last":
+            return joined[-1]
+        return joined.flatten(0, 1) if self.contents == "all" else joined.mean(0)
 
 
-def with_batch_norm(module: nn.Module, recipe: Recipe) -> nn.Module:
+def with_batch_norm(module: Module, recipe: Recipe) -> Module:
     """The module with batch norm that keeps parts or views apart where the recipe asks for it; `sync` is laid on when
     the device is known."""
     kind, joint = recipe.batch_norm.kind, recipe.batch_norm.joint

@@ -24,9 +24,10 @@ from kontrast.probes import extract_features
 from kontrast.registry import DataError, UsageError, printable
 from kontrast.training.defaults import temperature_of
 from kontrast.training.embedding import encode
-from kontrast.training.evaluation import IMAGES
 from kontrast.training.folder import disk_faults, write_json
+from kontrast.training.learner import Student
 from kontrast.training.moments import ENCODER_ALONE, Moment, evenly, moments
+from kontrast.training.online import IMAGES
 from kontrast.training.progress import Progress
 from kontrast.training.run import Run, choose_device, views_of
 from kontrast.views import Views, keys
@@ -132,7 +133,7 @@ def pictures(run: Run, count: int) -> ImageSet:
 
 
 @torch.inference_mode()
-def see(run: Run, student: Any, shown: ImageSet, views: Views, device: torch.device, bar: Progress) -> Seen:
+def see(run: Run, student: Student, shown: ImageSet, views: Views, device: torch.device, bar: Progress) -> Seen:
     plain, pairs, spread = [], [], []
     transform = run.transform()
     per = max(1, ROWS // views.count)
@@ -160,7 +161,7 @@ def projected(run: Run, student: nn.Module, shown: ImageSet, views: Views, devic
 
 def augmented(run: Run, part: ImageSet, views: Views, device: torch.device) -> Tensor:
     """Augmentations [n,B,C,h,w], the same for an image whatever stands beside it."""
-    made = []
+    made: list[Any] = []  # tensors: these views have no local crops
     for positions, pixels, sizes in part.mouthfuls(torch.arange(len(part))):
         drawn = keys(run.recipe.seed, DRAWS, part.index[positions])  # type: ignore[index]
         sizes = None if sizes is None else sizes.to(device)
@@ -173,7 +174,7 @@ def through(network: nn.Module, x: Tensor) -> Tensor:
     return network(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
 
 
-def _entropy(run: Run, moment: Moment, shown: ImageSet, device: Any, bar: Progress) -> tuple:
+def _entropy(run: Run, moment: Moment, shown: ImageSet, device: Any, bar: Progress) -> tuple[float, float]:
     """Of the plain pictures' projections, as the online probe has it."""
     found = conditional_entropy(extract_features(moment.student, shown, run.transform(), device=device))
     bar.advance(len(shown))
@@ -225,7 +226,9 @@ def _queries(
     return drawn, told
 
 
-def _around(run: Run, moment: Moment, asked: ImageSet, batch: ImageSet, views: Views, device: Any) -> tuple:
+def _around(
+    run: Run, moment: Moment, asked: ImageSet, batch: ImageSet, views: Views, device: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """One query [D], its positives [n-1,D] and the negatives [J,D] of its mini-batch, at one moment."""
     own = projected(run, moment.student, asked, views, device, views.count)[:, 0]
     return own[0], own[1:], projected(run, moment.student, batch, views, device, 1)[0]

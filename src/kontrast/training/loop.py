@@ -28,14 +28,14 @@ from kontrast.training.building import (
     precision,
     whole_student,
 )
-from kontrast.training.folder import Lines, RunFolder
+from kontrast.training.folder import RunFolder
 from kontrast.training.not_finite import SKIPS, failure, stopped, words, write_down
 from kontrast.training.position import Position
 from kontrast.training.progress import Progress
+from kontrast.training.records import Records
 from kontrast.training.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
 from kontrast.training.step import Step
 from kontrast.training.stopping import Cut, StopWatch
-from kontrast.training.tensorboard import Board
 from kontrast.views import keys
 
 Say = Callable[[str], None]
@@ -72,8 +72,7 @@ class Loop:
         self.best: dict[str, float] = {}
         self.owed = False  # an evaluation of this very step was cut by a signal
         self.failures: list[dict[str, Any]] = []
-        self.metrics, self.speed = Lines(folder / "metrics.jsonl"), Lines(folder / "speed.jsonl")
-        self.board: Board | None = None
+        self.records = Records(folder, t.tensorboard)
         self.saved, self.has_saved = time.monotonic(), False
         self.step = Step(
             self.learner,
@@ -124,7 +123,7 @@ class Loop:
         tensors |= checkpoints.flatten("optimizer", self.optimizer.state_dict())
         if not self.main:
             return
-        self.metrics.sync()
+        self.records.metrics.sync()
         tensors["window"] = self.step.sums
         state = {"step": self.at.step, "names": self.step.names, "count": self.step.count, "best": self.best}
         state |= {"owed": self.owed, "failures": self.failures}
@@ -146,11 +145,9 @@ class Loop:
         at, batch = self.at, self.recipe.training.batch
         self.learner.train()
         if self.main:
-            damaged = self.metrics.open(keep_until_step=at.step)
+            damaged = self.records.open(at.step)
             if damaged:
                 self.say(f"metrics.jsonl: left out {damaged} damaged line{'s' if damaged > 1 else ''}")
-            self.speed.open()
-            self.board = Board(self.folder.path, at.step) if self.recipe.training.tensorboard else None
         if self.owed:
             self.evaluate(evaluate, stop)
         with Progress("train", at.total * batch, done=at.step * batch, silent=not self.main) as bar:
@@ -169,10 +166,7 @@ class Loop:
                     if at.finished or at.step % at.per_epoch == 0:
                         break
         self.save()
-        self.metrics.close()
-        self.speed.close()
-        if self.board is not None:
-            self.board.close()
+        self.records.close()
 
     def batches(self) -> Iterator[Batch]:
         """The rest of the epoch; where the images fail, what was learned till then is saved first."""
@@ -183,11 +177,6 @@ class Loop:
                 self.save()
                 self.say(f"saved step {self.at.step} of {self.at.total}")
             raise
-
-    def log(self, **record: Any) -> None:
-        self.metrics.write(**record)
-        if self.board is not None:
-            self.board.write(record)
 
     def save_due(self) -> bool:
         every, at = self.recipe.checkpoints.every, self.at
@@ -248,8 +237,8 @@ class Loop:
         bar.advance(t.batch, epoch=at.epoch, loss=loss, **terms)
         if self.main:
             lr, epoch = self.learning_rate(at.step - 1), at.epochs_done
-            self.log(step=at.step, epoch=epoch, loss=loss, **terms, lr=lr)
-            self.speed.write(step=at.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
+            self.records.write(step=at.step, epoch=epoch, loss=loss, **terms, lr=lr)
+            self.records.speed.write(step=at.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
 
     def evaluate(self, evaluate: Evaluate | None, stop: StopWatch) -> bool:
         """Every few epochs and at the end, measure, log and warn; whether this is the best so far by kNN. All ranks
@@ -276,7 +265,7 @@ class Loop:
             self.owed = True
             return False
         self.owed = False
-        self.log(step=at.step, epoch=at.epochs_done, **record)
+        self.records.write(step=at.step, epoch=at.epochs_done, **record)
         if record["effective_rank"] < COLLAPSED:
             self.say(f"collapsed: effective rank {record['effective_rank']:.1f} at epoch {at.epochs_done:g}")
         if "knn" not in record or record["knn"] <= self.best.get("knn", -1.0):

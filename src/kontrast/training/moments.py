@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from kontrast import networks
 from kontrast.registry import CheckpointError
@@ -24,7 +23,7 @@ class Moment(NamedTuple):
     """A moment of training: its place on the axis (epochs, or steps where epochs are not known) and its student."""
 
     at: float
-    student: nn.Module
+    student: Student
 
 
 def moments(run: Run, limit: int, device: torch.device, say: Callable[[str], None] = print) -> tuple[list[Moment], str]:

@@ -50,13 +50,14 @@ class Optimizer:
 
     def groups(self) -> Iterator[tuple[list[str], float, list[Tensor], list[Tensor]]]:
         """Names, weight decay, parameters and gradients of each group that one kernel can update."""
-        split: dict[tuple, list[str]] = {}
+        split: dict[tuple, dict[str, Tensor]] = {}
         for n, p in self.parameters.items():
             if p.grad is not None:
-                split.setdefault((self.group(n), p.dtype, p.device), []).append(n)
-        for (_, _, _), names in split.items():
+                split.setdefault((self.group(n), p.dtype, p.device), {})[n] = p.grad
+        for gradients in split.values():
+            names = list(gradients)
             ps = [local(self.parameters[n]) for n in names]
-            gs = [local(self.parameters[n].grad) for n in names]
+            gs = [local(g) for g in gradients.values()]
             yield names, self.weight_decay[names[0]], ps, [alike(p, g) for p, g in zip(ps, gs)]
 
     def group(self, name: str) -> object:
@@ -183,10 +184,10 @@ class LARS(SGD):
         if found_inf is not None:
             gs = [torch.where(keep > 0, g, 0.0) for g in gs]
         if names[0] not in self.plain:
-            gs = torch._foreach_add(gs, ps, alpha=decay)
+            gs = list(torch._foreach_add(gs, ps, alpha=decay))
             size_p, size_g = torch.stack(torch._foreach_norm(ps)), torch.stack(torch._foreach_norm(gs))
             ratio = torch.where((size_p > 0) & (size_g > 0), self.trust * size_p / size_g, 1.0)
-            gs = torch._foreach_mul(gs, list(ratio.unbind()))
+            gs = list(torch._foreach_mul(gs, list(ratio.unbind())))
         b = self.slot("momentum", names)
         torch._foreach_mul_(b, self.momentum * keep + (1 - keep))
         torch._foreach_add_(b, torch._foreach_mul(gs, keep * self.lr if self.lr_inside else keep))

@@ -73,7 +73,8 @@ class Progress:
 
 
 class PackingBar:
-    """A bar for decoding, shown only when there is something to decode: `bar(done, total)`."""
+    """A bar for decoding, shown only when there is something to decode: `bar(done, total)`. Where a part is done and
+    another begins, so does another bar."""
 
     def __init__(self, title: str):
         self.title = title
@@ -89,6 +90,9 @@ class PackingBar:
             self._bar.__exit__()
 
     def __call__(self, done: int, total: int) -> None:
+        if self._bar is not None and done < self._bar.done:
+            self._bar.__exit__()
+            self._bar, self._start = None, time.monotonic()
         if self._bar is None:
             self._bar = Progress(self.title, total).__enter__()
             self._bar.start = self._start

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from kontrast.data import ImageSet, imbalance, open_data
 from kontrast.data.sources import SOURCES
+from kontrast.networks import Encoder
 from kontrast.recipes import RECIPE_BYTES
 from kontrast.registry import CheckpointError, DataError, EnvironmentFault, UsageError
 from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
@@ -67,7 +67,7 @@ class Run:
             torch.manual_seed(self.recipe.seed)
             return build_student(self.recipe, self.channels)
 
-    def encoder(self, device: torch.device | str = "cpu", trained: bool = True) -> nn.Module:
+    def encoder(self, device: torch.device | str = "cpu", trained: bool = True) -> Encoder:
         """The encoder [N,C,h,w] -> [N,F] in eval mode: trained, or as it was before the first step."""
         encoder = self.untrained().encoder
         if trained:
@@ -101,6 +101,25 @@ class Run:
     def transform(self, dtype: torch.dtype = torch.float32) -> Views:
         """Images as the encoder wants them outside training: centre crop, resized, normalised as in training."""
         return evaluation_view(self.recipe, dtype)
+
+    def prepare(self, images: Any) -> torch.Tensor:
+        """Pictures as the encoder takes them, float32 [N,C,h,w]: cropped, resized and normalised as `embed` does.
+
+        images: one picture file or several, of any sizes; or pixels as they were decoded, uint8 [N,C,H,W] or [C,H,W].
+        """
+        from kontrast.training.streams import one_image
+
+        view = self.transform()
+        if isinstance(images, str | os.PathLike):
+            images = [images]
+        if not len(images):
+            raise DataError("no images to prepare: give picture files, or pixels uint8 [N,C,H,W]")
+        if isinstance(images, list | tuple):
+            return torch.cat([view(one_image(self, path)[:], torch.zeros(1, dtype=torch.int64))[0] for path in images])
+        pixels = torch.as_tensor(images)
+        pixels = pixels[None] if pixels.ndim == 3 else pixels
+        self.fitting(ImageSet(pixels, [""] * len(pixels)), "images")
+        return view(pixels, torch.arange(len(pixels), device=pixels.device))[0]
 
     def data(self, split: str) -> ImageSet:
         return open_split(self.data_settings, split, seed=self.recipe.seed)
@@ -195,8 +214,9 @@ def recipe_digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def load(run: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
-    """The trained encoder of a run folder, in eval mode."""
+def load(run: str | os.PathLike[str], device: torch.device | str = "cpu") -> Encoder:
+    """The trained encoder of a run folder, in eval mode: [N,C,h,w] -> [N,F]. `Run(run).prepare(files)` makes its input,
+    with the size and normalisation that it was trained with."""
     try:
         on = torch.device(device)
     except RuntimeError:

@@ -17,16 +17,17 @@ from kontrast import distributed
 from kontrast.data import ImageSet
 from kontrast.data.packing import skipped
 from kontrast.networks import whole_state
+from kontrast.own_code import program
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe, fingerprint, to_toml
 from kontrast.training import checkpoints
-from kontrast.training.asking import agree, fresh_recipe, overrides_as_text, resumed_recipe
+from kontrast.training.asking import agree, check_place, fresh_recipe, overrides_as_text, resumed_recipe
 from kontrast.training.breakdowns import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.building import algorithms
-from kontrast.training.evaluation import OnlineProbe
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.loop import Evaluate, Loop
 from kontrast.training.not_finite import check_choice
+from kontrast.training.online import OnlineProbe
 from kontrast.training.run import Run, choose_device, open_split, place_of, recipe_digest, stored_recipe
 from kontrast.training.same_images import check_data, describe, keep_listing
 from kontrast.training.stopping import StopWatch
@@ -48,6 +49,7 @@ def pretrain(
 
     on_nan: "stop" where a loss or gradient is not finite, or "skip" such steps, up to ten in a run.
     """
+    check_place(data)
     on = choose_device(device)
     say = say if distributed.is_main() else lambda _: None
     if device == "auto" and on.type == "cpu":
@@ -59,10 +61,7 @@ def pretrain(
         with StopWatch() as stop:
             folder, resume = choose_folder(out, resume, recipe, data)
             with held(folder):
-                if resume:
-                    opened += [resumed_recipe(folder, data, recipe, asked, on)]
-                else:
-                    opened += [fresh_recipe(data, recipe, asked, on, say)]
+                opened += [open_recipe(folder, resume, data, recipe, asked, on, say)]
                 agree(*opened[0])
                 command = resume_command(folder, device, on_nan)
                 with algorithms(opened[0][0].training.deterministic):
@@ -73,6 +72,21 @@ def pretrain(
             raise
     # Here, past the handler, the failed run's frames are gone, and with them what they held of the memory.
     raise fault or out_of_memory(*opened[0], on)
+
+
+def open_recipe(
+    folder: RunFolder,
+    resume: bool,
+    data: Any,
+    recipe: str | None,
+    asked: list[str],
+    device: torch.device,
+    say: Callable[[str], None],
+) -> tuple[Recipe, ImageSet]:
+    """What is trained, and on which images: as the folder has it where its run goes on, else as asked for."""
+    if resume:
+        return resumed_recipe(folder, data, recipe, asked, device)
+    return fresh_recipe(data, recipe, asked, device, say)
 
 
 @contextlib.contextmanager
@@ -109,7 +123,7 @@ def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tupl
 def resume_command(folder: RunFolder, device: str, on_nan: str) -> str:
     chosen = "" if device == "auto" else f" --device {device}"
     chosen += "" if on_nan == "stop" else f" --on-nan {on_nan}"
-    return f"kontrast pretrain --resume --out {shlex.quote(str(folder.path))}{chosen}"
+    return f"{shlex.join(program())} pretrain --resume --out {shlex.quote(str(folder.path))}{chosen}"
 
 
 def _train(
@@ -146,7 +160,7 @@ def _train(
         seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
         folder.update_info(finished=now(), seconds=seconds, steps=loop.at.step, encoder_sha256=digest)
     if stop.asked is not None:
-        raise stop.error("the end of training", f"kontrast probe {shlex.quote(str(folder.path))}")
+        raise stop.error("the end of training", shlex.join([*program(), "probe", str(folder.path)]))
     return Run(folder.path)
 
 

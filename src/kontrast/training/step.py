@@ -123,9 +123,9 @@ class Step:
     def _forward_backward(self, views: Tensor, crops: Tensor | None) -> Outcome:
         if self.accumulate > 1:
             return self._cached(views, crops)
-        outcome = self.module(views, crops, self.momentum)
+        outcome: Outcome = self.module(views, crops, self.momentum)
         with torch.autocast(self.device.type, enabled=False):
-            sum(outcome.terms.values()).backward()
+            outcome.terms.total.backward()
         return outcome
 
     def _cached(self, views: Tensor, crops: Tensor | None) -> Outcome:
@@ -134,20 +134,21 @@ class Step:
         learner, parts = self.learner, self.accumulate
         split = list(zip(views.chunk(parts, 1), crops.chunk(parts, 1) if crops is not None else [None] * parts))
         with torch.no_grad(), restored_buffers(learner.student, learner.predictor):
-            momentum = self.momentum
-            first = []
+            momentum: Tensor | None = self.momentum
+            queries, answers = [], []
             for pictures, small in split:
                 keys = learner.teacher_keys(pictures, momentum)
                 projections = learner.projections(pictures, small)
                 if learner.stop_gradient:
                     keys = projections[: pictures.shape[0]]
-                first.append((learner.predict(projections), keys))
+                queries.append(learner.predict(projections))
+                answers += [] if keys is None else [keys]
                 momentum = None  # the teacher moves once a step
-        z = torch.cat([f[0] for f in first], 1).requires_grad_()
-        all_keys = None if first[0][1] is None else torch.cat([f[1] for f in first], 1)
-        outcome = learner.judge(z, all_keys)
+        z = torch.cat(queries, 1).requires_grad_()
+        outcome = learner.judge(z, torch.cat(answers, 1) if answers else None)
         with torch.autocast(self.device.type, enabled=False):
-            sum(outcome.terms.values()).backward()
+            outcome.terms.total.backward()
+        assert z.grad is not None
         for number, ((pictures, small), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
             with self._gradients_kept_apart(number < parts):
                 again = self.module(pictures, small, judged=False)
@@ -157,7 +158,9 @@ class Step:
 
     def _gradients_kept_apart(self, apart: bool) -> contextlib.AbstractContextManager[None]:
         """Ranks join their gradients once a step: with the last part."""
-        return self.module.no_sync() if apart and self.module is not self.learner else contextlib.nullcontext()
+        if apart and isinstance(self.module, nn.parallel.DistributedDataParallel):
+            return self.module.no_sync()
+        return contextlib.nullcontext()
 
     def _watch(self, loss: Tensor) -> None:
         """Raise the flag, on all ranks, where the loss or a gradient is not finite on any of them."""

@@ -16,7 +16,7 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise EnvironmentFault(
-                "training.tensorboard = true needs TensorBoard: pip install 'kontrast[tensorboard]', or leave it out"
+                "training.tensorboard = true needs TensorBoard: pip install tensorboard, or leave it out"
             ) from None
         self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
 

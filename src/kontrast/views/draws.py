@@ -71,9 +71,8 @@ def mix(state: Tensor) -> Tensor:
 def keys(seed: int | Tensor, epoch: int | Tensor, indices: Tensor) -> Tensor:
     """One int64 key an image from (seed, epoch, index), [B]. Seed and epoch may be 0-d int64 tensors, for graphs."""
     if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
-        raise UsageError(
-            f"keys needs indices as an int64 tensor, got {getattr(indices, 'dtype', type(indices).__name__)}"
-        )
+        given = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+        raise UsageError(f"keys needs indices as an int64 tensor, got {given}")
     state = torch.zeros_like(indices)
     for part in (seed, epoch, indices):
         state = mix(state + signed(GOLDEN) + (signed(part) if isinstance(part, int) else part))
@@ -133,8 +132,12 @@ def draw_rows(rows: Tensor, keys: Tensor, sizes: Tensor, size: int, first_view: 
 
     box = _boxes(rows, integers, uniforms, sizes)
     box = torch.where(rows[:, None, None, CENTRE] > 0, _centres(rows, sizes, size), box)
+    top, left, height, width = box.float().unbind(-1)
     return Draws(
-        *box.float().unbind(-1),
+        top,
+        left,
+        height,
+        width,
         flip=happens(FLIP, FLIP_P),
         jitter=happens(JITTER, JITTER_P),
         brightness=within(BRIGHTNESS, 0),
@@ -151,7 +154,7 @@ def draw_rows(rows: Tensor, keys: Tensor, sizes: Tensor, size: int, first_view: 
 
 def _order_code(rank: Tensor) -> Tensor:
     """The code of the order with this rank of 24. Six codes lie in each word: nothing is looked up in memory."""
-    early, late = (torch.where(rank % 12 < 6, *ORDER_WORDS[w : w + 2]) for w in (0, 2))
+    early, late = (torch.where(rank % 12 < 6, ORDER_WORDS[w], ORDER_WORDS[w + 1]) for w in (0, 2))
     return torch.where(rank < 12, early, late) >> rank % 6 * 8 & 255
 
 

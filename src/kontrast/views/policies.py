@@ -10,16 +10,24 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from kontrast.registry import Registry, UsageError, nearest
 
 Pair = tuple[float, float]
 
-CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
-CIFAR100 = {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
-STL10 = {"mean": (0.4409, 0.4279, 0.3868), "std": (0.2683, 0.2610, 0.2687)}
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+class Normalisation(TypedDict):
+    """What an image set's colours are brought to mean 0 and deviation 1 by."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+CIFAR10: Normalisation = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+CIFAR100: Normalisation = {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
+STL10: Normalisation = {"mean": (0.4409, 0.4279, 0.3868), "std": (0.2683, 0.2610, 0.2687)}
+IMAGENET: Normalisation = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 @dataclass(frozen=True)
@@ -72,13 +80,17 @@ class Policy:
         known = [f.name for f in dataclasses.fields(self)]
         for name, value in fields.items():
             if name not in known:
-                raise UsageError(f"views have no setting {name!r}: {nearest(name, known)}")
+                raise UsageError(f"views have no setting {name!r}: {nearest(name, [*known, *OF_VIEWS])}")
+            several = isinstance(getattr(self, name), tuple)
             if name != "interpolation" and not _numbers(value):
-                raise UsageError(f"a setting of the views has the wrong type: {name} is {value!r}; allowed: numbers")
+                raise UsageError(f"views: {name} is {value!r}; allowed: {'lists of ' * several}numbers")
+            if several and value is not None and not isinstance(value, list | tuple):
+                raise UsageError(f"views: {name} is {value!r}; allowed: a list of {len(getattr(self, name))} numbers")
         try:
             return dataclasses.replace(self, **{k: _frozen(v) for k, v in fields.items()})
         except TypeError as error:
-            raise UsageError(f"a setting of the views has the wrong type: {fields} ({error})") from error
+            given = ", ".join(f"{name} = {value!r}" for name, value in fields.items())
+            raise UsageError(f"a setting of the views has the wrong type: {given} ({error})") from error
 
     def picture_channels(self, channels: int) -> int:
         """How many of the channels are picture."""
@@ -113,6 +125,7 @@ def _check(fine: bool, name: str, given: Any, allowed: str) -> None:
 
 
 POLICIES = Registry("policy")
+OF_VIEWS = ("policy", "count", "size", "local_count", "local_size")
 SHARED = ("interpolation", "blur_kernel", "mean", "std", "planes", "colours")
 
 

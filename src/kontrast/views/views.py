@@ -67,7 +67,7 @@ class Views:
     def __call__(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         self._check(images, keys, sizes)
         views = self._make(images, keys, sizes, self.policies, self.size, 0)
-        if not self.local_count:
+        if self.local_size is None or not self.local_count:
             return views
         return views, self._make(images, keys, sizes, self.local_policies, self.local_size, self.count)
 

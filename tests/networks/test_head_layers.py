@@ -1,0 +1,82 @@
+"""Layers, widths and first weights of heads, predictors and SmallAlexNet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from kontrast.networks import HEADS, PREDICTORS, encoder, head, predictor
+
+
+def layers(module: nn.Module) -> str:
+    """`32>64` a linear layer without bias, `32>64+` with one; `norm`, `norm(scale)`, `norm(plain)`; `relu`."""
+    words = []
+    for m in module:
+        if isinstance(m, nn.Linear):
+            words.append(f"{m.in_features}>{m.out_features}" + ("+" if m.bias is not None else ""))
+        elif isinstance(m, nn.BatchNorm1d):
+            words.append("norm" + ("(plain)" if not m.affine else "" if m.bias.requires_grad else "(scale)"))
+        else:
+            words.append({nn.ReLU: "relu"}[type(m)])
+    return " ".join(words)
+
+
+HEADS_TABLE = [
+    ("simclr", {}, "32>32 norm relu 32>128 norm(scale)"),
+    ("simclr", {"layers": 3}, "32>32 norm relu 32>32 norm relu 32>128 norm(scale)"),
+    ("linear", {}, "32>128+"),
+    ("fc8", {}, "32>128+"),
+    ("hcl", {}, "32>512 norm relu 512>128+"),
+    ("moco-v2", {}, "32>32+ relu 32>128+"),
+    ("moco-v3", {}, "32>4096 norm relu 4096>256 norm(plain)"),
+    ("moco-v3", {"layers": 3}, "32>4096 norm relu 4096>4096 norm relu 4096>256 norm(plain)"),
+    ("uniclr", {}, "32>2048 norm relu 2048>2048 norm relu 2048>256 norm"),
+    ("uniclr", {"outputs": 2048}, "32>2048 norm relu 2048>2048 norm relu 2048>2048 norm"),
+    ("convn", {}, "32>64 norm relu 64>16"),
+    ("byol", {}, "32>4096 norm relu 4096>256+"),
+    ("simsiam", {}, "32>2048 norm relu 2048>2048 norm relu 2048>2048 norm(plain)"),
+    ("expander", {}, "32>2048 norm relu 2048>2048 norm relu 2048>2048"),
+]
+PREDICTORS_TABLE = [
+    ("uniclr", {}, "32>512 norm relu 512>32"),
+    ("uniclr", {"hidden": 4096}, "32>4096 norm relu 4096>32"),
+    ("moco-v3", {}, "32>4096 norm relu 4096>32"),
+    ("moco-v3", {"last_norm": True}, "32>4096 norm relu 4096>32 norm(plain)"),
+    ("byol", {}, "32>4096 norm relu 4096>32+"),
+    ("simsiam", {}, "32>8 norm relu 8>32+"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), HEADS_TABLE)
+def test_the_layers_of_heads(name, arguments, expected):
+    assert layers(head(name, 32, **arguments)) == expected
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), PREDICTORS_TABLE)
+def test_the_layers_of_predictors(name, arguments, expected):
+    assert layers(predictor(name, 32, **arguments)) == expected
+
+
+def test_no_head_or_predictor_is_without_its_layers():
+    assert {name for name, _, _ in HEADS_TABLE} | {"identity", "vicreg", "barlow"} == set(HEADS)
+    assert {name for name, _, _ in PREDICTORS_TABLE} == set(PREDICTORS)
+
+
+def test_fc8_starts_normal_with_deviation_0_02_and_zero_bias():
+    torch.manual_seed(0)
+    weight, bias = head("fc8", 1000).parameters()
+    assert weight.std().item() == pytest.approx(0.02, rel=0.02) and abs(weight.mean().item()) < 5e-4
+    assert weight.abs().max() > 0.06 and not bias.any()  # a uniform distribution would end at 0.035
+
+
+def test_every_layer_of_small_alexnet_starts_normal_with_deviation_0_02():
+    torch.manual_seed(0)
+    modules = list(encoder("small-alexnet", size=16).modules())
+    weighted = [m for m in modules if isinstance(m, (nn.Conv2d, nn.Linear))]
+    assert [m.weight.shape[0] for m in weighted] == [96, 192, 384, 384, 192, 4096, 4096]
+    for m in weighted:
+        assert m.bias is None and m.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert m.weight.abs().max() > 0.06
+    norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) == 7 and all((m.weight == 1).all() and not m.bias.any() for m in norms)

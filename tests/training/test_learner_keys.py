@@ -1,0 +1,126 @@
+"""The teacher's keys: what of them the bank takes, that split batch norm shuffles them, and that the teacher moves
+before it makes them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from kontrast.settings import read_recipe
+from kontrast.training.learner import Learner
+from kontrast.training.optimizers import build_optimizer
+from kontrast.training.step import Step
+from kontrast.views import Views, keys
+
+VIEWS, IMAGES, MOMENTUM = 4, 8, 0.5
+SPLIT = {"kind": "split", "splits": 2}
+PATHS = {
+    "joint": {},
+    "view by view": {"joint": False},
+    "joint and shuffled": SPLIT,
+    "view by view and shuffled": {**SPLIT, "joint": False},
+}
+
+
+def trained(batch_norm: dict, contents: str, symmetric: bool = False) -> tuple[Learner, Step, torch.Tensor]:
+    """A learner after one step, when student and teacher differ, and the views [V,B,...] that its next step takes."""
+    tree = {
+        "objective": {"name": "info-nce"},
+        "encoder": {"name": "small-conv", "width": 16},
+        "head": {"name": "simclr", "outputs": 8},
+        "views": {"count": VIEWS, "size": 16},
+        "teacher": {"symmetric": symmetric},
+        "bank": {"size": 100, "contents": contents},
+        "batch_norm": batch_norm,
+        "training": {"batch": IMAGES},
+    }
+    torch.manual_seed(0)
+    learner = Learner(read_recipe(tree)).train()
+    step = Step(
+        learner,
+        build_optimizer(learner, "sgd", 0.1, momentum=0.9),
+        Views("digits", VIEWS, 16),
+        device=torch.device("cpu"),
+    )
+    pictures = torch.randint(0, 256, (IMAGES, 3, 16, 16), dtype=torch.uint8)
+    image_keys = keys(0, 0, torch.arange(IMAGES))
+    step(pictures, image_keys, None, lr=0.5, momentum=0.9)
+    made = step.views(pictures, image_keys)
+    step.views = lambda *_: made
+    return learner, step, made
+
+
+def fresh_rows(learner: Learner, step: Step) -> torch.Tensor:
+    """What the bank takes in the next step."""
+    start = int(learner.bank.pointer)
+    step(torch.empty(0), torch.empty(0), None, lr=0.1, momentum=MOMENTUM)
+    return learner.bank.rows[start : int(learner.bank.pointer)]
+
+
+def moved(learner: Learner) -> Learner:
+    """A copy whose teacher has gone, by hand, where the next step must take it before it asks it for keys."""
+    twin = copy.deepcopy(learner)
+    for p, s in zip(twin.teacher.parameters(), twin.student.parameters()):
+        p.copy_(MOMENTUM * p + (1 - MOMENTUM) * s.detach())
+    return twin
+
+
+def unit_keys(learner: Learner, pictures: torch.Tensor) -> torch.Tensor:
+    """The unit keys [W,B,D] of pictures [W,B,...] by a plain forward of the teacher."""
+    return normalize(learner.teacher(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2]), dim=-1)
+
+
+@pytest.mark.parametrize("contents", ["last", "all", "means", "unit-means"])
+def test_the_bank_takes_the_unit_keys_of_the_last_view_or_of_all_or_their_plain_means(contents):
+    learner, step, views = trained({}, contents)
+    made = unit_keys(moved(learner), views[1:])
+    rows = fresh_rows(learner, step)
+    mean = made.mean(0)
+    expected = {"last": made[-1], "all": made.flatten(0, 1), "means": mean, "unit-means": normalize(mean, dim=-1)}
+    torch.testing.assert_close(rows, expected[contents])
+    if contents == "means":  # of unit keys that differ, and not put back on the sphere
+        assert (rows.norm(dim=1) < 0.999).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_teacher_moves_before_it_makes_the_keys(path):
+    learner, step, views = trained(PATHS[path], "all", symmetric=True)
+    due, stale = (normalize(twin.teacher_keys(views, None), dim=-1).flatten(0, 1) for twin in (moved(learner), learner))
+    rows = fresh_rows(learner, step)
+    torch.testing.assert_close(rows, due)
+    assert (rows - stale).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_split_batch_norm_shuffles_the_keys_and_each_stays_its_own_images(joint):
+    learner, _, views = trained({**SPLIT, "joint": joint}, "last", symmetric=True)
+
+    def made() -> torch.Tensor:
+        return copy.deepcopy(learner).teacher_keys(views, None)
+
+    with torch.no_grad():
+        plain = copy.deepcopy(learner).per_view("teacher", views)
+    first = made()
+    learner.steps += 1
+    assert (first - plain).abs().max() > 1e-3  # statistics of other partners than the queries have
+    assert (made() - first).abs().max() > 1e-3  # and of others again in the next step
+    learner.eval()  # without batch statistics a partner changes nothing
+    torch.testing.assert_close(made(), learner.per_view("teacher", views).detach())
+
+
+def test_views_that_are_shuffled_apart_get_partners_of_their_own():
+    learner, _, views = trained({**SPLIT, "joint": False}, "last", symmetric=True)
+    one, other = learner.teacher_keys(views[:1].expand(2, *views.shape[1:]), None)
+    assert (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_keys_of_all_views_are_shuffled_together_or_view_by_view(joint):
+    """JCL shuffles all of them, CACR each view's."""
+    learner, _, views = trained({**SPLIT, "joint": joint}, "last", symmetric=True)
+    other = torch.cat([views[:-1], views[-1:].flip(2)])
+    found, changed = (copy.deepcopy(learner).teacher_keys(pictures, None) for pictures in (views, other))
+    assert torch.equal(found[:-1], changed[:-1]) != joint

@@ -1,0 +1,75 @@
+"""A person's own pictures: how a run's encoder takes them in code, and what `pretrain` says it took a folder for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tiny_run
+import torch
+from PIL import Image
+
+import kontrast
+from kontrast.lens import read_embeddings
+from kontrast.recipes import resolve
+from kontrast.registry import DataError, UsageError
+from kontrast.training.adapt import taken_for
+from kontrast.training.embedding import embed
+from kontrast.training.run import open_split
+
+
+@pytest.fixture(scope="module")
+def run():
+    return kontrast.Run(tiny_run.trained())
+
+
+def test_prepared_pictures_have_the_vectors_that_embed_writes(run, tmp_path):
+    """Files of several sizes, normalised as in training, in one batch."""
+    for number, side in enumerate((20, 32, 51)):
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (side, 40, 3), np.uint8)).save(
+            tmp_path / f"{number}.png"
+        )
+    files = sorted(tmp_path.glob("*.png"))
+    embed(run, tmp_path, tmp_path / "v.npy", device="cpu", say=lambda _: None)
+    encoder = kontrast.load(run.path)
+    with torch.no_grad():
+        vectors = encoder(run.prepare(files))
+        alone = encoder(run.prepare(str(files[1])))
+    torch.testing.assert_close(vectors, read_embeddings(tmp_path / "v.npy").rows(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, vectors[1:2], rtol=1e-4, atol=1e-5)
+
+
+def test_pixels_are_prepared_as_files_are(run, tmp_path):
+    pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    for number, picture in enumerate(pixels):
+        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
+    expected = run.prepare([tmp_path / "0.png", tmp_path / "1.png"])
+    for given in (pixels, pixels.numpy()):
+        torch.testing.assert_close(run.prepare(given), expected)
+    torch.testing.assert_close(run.prepare(pixels[0]), expected[:1])
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "reason"),
+    [
+        ([], DataError, "no images"),
+        (torch.rand(2, 3, 32, 32), UsageError, "from 0 to 255"),
+        (torch.zeros(2, 4, 32, 32, dtype=torch.uint8), DataError, "4 channels"),
+        ("missing.png", DataError, "missing.png"),
+    ],
+)
+def test_what_can_not_be_prepared_is_refused(run, images, error, reason):
+    with pytest.raises(error, match=reason):
+        run.prepare(images)
+
+
+def test_a_folder_s_labels_and_other_files_are_told(tmp_path):
+    for name in [f"{album}/{n}.png" for album in ("2021 sea", "garden") for n in range(10)] + ["garden/10.heic"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name, format="PNG")
+    recipe = resolve("folder", [f'data.source="{tmp_path}"', "data.pack=false"])
+    labels, others = taken_for(recipe, open_split(recipe.data, "train"))
+    assert "2 sub-folders (2021 sea, garden)" in labels and "held out" in labels and "data.test_share=0" in labels
+    assert "1 other files" in others and "jpg" in others
+    whole = resolve("folder", [f'data.source="{tmp_path}"', "data.pack=false", "data.test_share=0.0"])
+    labels, _ = taken_for(whole, open_split(whole.data, "train"))
+    assert "held out" not in labels
