@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kontrast.kernels.operator import statistics_operator
-from kontrast.objectives import OBJECTIVES
+from kontrast.objectives import OBJECTIVES, objective
 from kontrast.registry import UsageError
 from kontrast.settings import read_recipe
 from kontrast.training.learner import Learner
@@ -37,6 +37,9 @@ OPTIONS = {
     "stop-gradient": {"training": {"batch": 8, "stop_gradient": True}, "predictor": {"name": "simsiam", "hidden": 4}},
     "multi-crop": {
         "teacher": {"momentum": 0.9},
+        "views": {"count": 2, "size": 16, "policy": "digits", "local_count": 2, "local_size": 16},
+    },
+    "multi-crop without teacher": {
         "views": {"count": 2, "size": 16, "policy": "digits", "local_count": 2, "local_size": 16},
     },
     "split batch norm": {"teacher": {"momentum": 0.9}, "batch_norm": {"kind": "split", "splits": 2}},
@@ -81,6 +84,15 @@ def test_every_objective_under_every_option_steps_or_says_why_not(name, option):
     assert any(not torch.equal(p, before[n]) for n, p in learner.student.named_parameters() if n in before)
 
 
+def test_local_crops_without_keys_are_further_views_and_the_bank_takes_the_global_ones():
+    learner, step = make({**OPTIONS["multi-crop without teacher"], "bank": {"size": 20}})
+    views, local = step.views(*batch()[:2])
+    outcome = learner(views, local)
+    z = torch.cat([learner.per_view("student", views), learner.per_view("student", local)])
+    torch.testing.assert_close(outcome.terms.total, objective("nt-xent")(z, bank=learner.bank.rows))
+    torch.testing.assert_close(outcome.fresh, torch.nn.functional.normalize(z[1], dim=-1))
+
+
 def test_most_combinations_train():
     """The crossing above would pass if everything were refused: count what trains."""
     trained = 0
@@ -97,15 +109,17 @@ def test_most_combinations_train():
 @pytest.mark.parametrize(
     ("options", "name", "reason"),
     [
-        ({"bank": {"size": 20}}, "info-nce", "teacher"),
         ({"teacher": {}, "bank": {"size": 20}}, "barlow-twins", "bank"),
         ({"teacher": {}, "training": {"batch": 8, "stop_gradient": True}}, "alignment", "stop_gradient"),
         ({"views": {"count": 1, "size": 16, "policy": "digits"}}, "nt-xent", "views"),
         ({"training": {"batch": 8, "accumulate": 3}}, "nt-xent", "divide"),
         (
-            {"views": {"count": 2, "size": 16, "policy": "digits", "local_count": 2, "local_size": 8}},
+            {
+                "teacher": {"symmetric": False},
+                "views": {"count": 2, "size": 16, "policy": "digits", "local_count": 2, "local_size": 8},
+            },
             "nt-xent",
-            "local",
+            "symmetric",
         ),
     ],
 )

@@ -6,6 +6,8 @@ V query views, W key views, L local crops, B images, D width of the projection, 
     keys    k [W,B,D]     = the teacher's projections, or the student's own behind a stop-gradient, or none
     loss                  = objective(z, keys=k, bank=m)
 
+Local crops are queries; without keys they are further views. Without a teacher the bank holds the student's own rows.
+
 MoCo v2 is InfoNCE + teacher + bank; BYOL is alignment + teacher + predictor; SimSiam is alignment + predictor +
 stop-gradient. No class per method.
 """
@@ -77,6 +79,7 @@ class Learner(nn.Module):
         self.bank = (
             MemoryBank(recipe.bank.size, self.width, normalise=recipe.bank.contents != "means") if recipe.bank else None
         )
+        self.count = recipe.views.count
         self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric
         self.contents = recipe.bank.contents if recipe.bank else ""
         self.stop_gradient, self.joint = recipe.training.stop_gradient, recipe.batch_norm.joint
@@ -132,7 +135,7 @@ class Learner(nn.Module):
         inputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
         with unread():  # the step watches for NaN, on the device and on all ranks alike
             terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
-        return Outcome(terms, None if self.bank is None else self.fresh_rows(keys if keys is not None else z))
+        return Outcome(terms, None if self.bank is None else self.fresh_rows(z[: self.count] if keys is None else keys))
 
     def predict(self, projections: Tensor) -> Tensor:
         return projections if self.predictor is None else self.per_view("predictor", projections)
@@ -221,21 +224,18 @@ def check_keys_and_bank(recipe: Recipe, judge: Objective) -> None:
         refuse("training.stop_gradient", "with a teacher the keys carry no gradient already")
     if recipe.bank is not None and not judge.takes_bank:
         refuse("a bank", f"{name} has no form with a memory bank")
-    if recipe.bank is not None and recipe.teacher is None:
-        refuse("a bank", "its rows must come from a slowly moving [teacher]")
 
 
 def check_views(recipe: Recipe) -> None:
     has_keys = recipe.teacher is not None or recipe.training.stop_gradient
-    queries = 1 if recipe.teacher is not None and not recipe.teacher.symmetric else recipe.views.count
     if not has_keys and recipe.views.count < 2:
         refuse("views.count = 1", f"{recipe.objective.name} needs at least 2 views")
     if recipe.teacher is not None and recipe.views.count < 2:
         refuse("views.count = 1", "a teacher needs another view to answer for: at least 2")
     if recipe.training.stop_gradient and recipe.views.count < 2:
         refuse("views.count = 1", "a stop-gradient needs another view: at least 2")
-    if recipe.views.local_count and not (has_keys and queries > 1):
-        refuse("views.local_count", "local crops are queries only: they need a symmetric [teacher] or a stop-gradient")
+    if recipe.views.local_count and recipe.teacher is not None and not recipe.teacher.symmetric:
+        refuse("views.local_count", "local crops are queries beside both views: the [teacher] must be symmetric")
 
 
 def check_batch(recipe: Recipe) -> None:

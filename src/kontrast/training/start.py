@@ -165,7 +165,10 @@ def _train(
 
 
 def warn_of_bank(recipe: Recipe, train: ImageSet, say: Callable[[str], None]) -> None:
-    """A bank that outlasts an epoch holds an image's own old keys among its negatives."""
+    """A bank that outlasts an epoch holds an image's own old keys among its negatives, and rows of a student that has
+    moved on since are no longer what it would say."""
+    if recipe.bank and recipe.teacher is None:
+        say("the bank holds the student's own rows, which age as it learns: those of a [teacher] do so slowly")
     size, images = recipe.bank.size if recipe.bank else 0, len(train)
     if size > images:
         say(
