@@ -1,9 +1,10 @@
-"""The commands lens, embed, neighbors and export, as a person or a program calls them."""
+"""The commands lens, embed, neighbors, duplicates and export, as a person or a program calls them."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -53,6 +54,24 @@ def test_embed_then_neighbors_then_lens_on_the_file(command, tmp_path):
     code, text, _ = command("lens", out, "--json")
     assert code == 0 and json.loads(text)["numbers"]["effective rank"] > 1
     assert (tmp_path / "v.npy.lens" / "report.html").is_file()
+
+
+def test_duplicates_of_a_file_and_of_a_run(command, tmp_path):
+    """A planted copy and its resized twin are one group; the run's own images need no file."""
+    run, folder = tiny_run.copy(tmp_path), tmp_path / "pictures"
+    shutil.copytree(tiny_run.images(), folder)
+    image = sorted(folder.rglob("*.png"))[5]
+    shutil.copy(image, folder / "copy.png")
+    command("embed", run, folder, "--out", tmp_path / "v.npy")
+    code, text, _ = command("duplicates", tmp_path / "v.npy", "--above", 0.999999, "--json")
+    tree = json.loads(text)
+    planted = [g for g in tree["groups"] if "copy.png" in g["names"]]
+    assert code == 0 and len(planted) == 1 and f"{image.parent.name}/{image.name}" in planted[0]["names"]
+    assert tree["repeated"] == sum(len(g["names"]) - 1 for g in tree["groups"])
+    code, text, _ = command("duplicates", run, "--above", 1)
+    assert code == 0 and "groups at a cosine of 1 or more" in text
+    code, _, said = command("duplicates", run, "--above", 2)
+    assert code == 2 and "between -1 and 1" in said
 
 
 def test_export_prints_file_and_card(command, tmp_path):

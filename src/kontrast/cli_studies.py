@@ -1,4 +1,4 @@
-"""The commands that look at a run and take from it: lens, embed, neighbors, export. `register` adds them."""
+"""The commands that look at a run and take from it: lens, embed, neighbors, duplicates, export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    for function in (lens, embed, neighbors, export):
+    for function in (lens, embed, neighbors, duplicates, export):
         app.command()(function)
 
 
@@ -82,6 +82,22 @@ def neighbors(
     found = neighbours(opened(run), image, embeddings=embeddings, k=k, device=device, say=say)
     lines = [f"{one['similarity']:7.4f}  {one['name']}" for one in found]
     emit({"image": str(image), "neighbors": found}, lines, as_json)
+
+
+def duplicates(
+    target: Annotated[Path, typer.Argument(help="A run folder, for its train images, or an embeddings file.")],
+    above: Annotated[float, typer.Option(help="The least cosine of two images that count as one.")] = 0.99,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Find groups of images that are all but the same to the encoder: copies, bursts, other sizes of one picture."""
+    from kontrast.training.neighbours import alike
+
+    found = alike(target, above, device=device, say=say)
+    lines = [f"{group['similarity']:7.4f}  {'  '.join(group['names'])}" for group in found]
+    extra = sum(len(group["names"]) - 1 for group in found)
+    lines.append(f"{len(found):,} groups at a cosine of {above:g} or more; {extra:,} images repeat another")
+    emit({"target": str(target), "above": above, "repeated": extra, "groups": found}, lines, as_json)
 
 
 def export(

@@ -123,6 +123,7 @@ COMMANDS = [
     "explain",
     "pack",
     "neighbors",
+    "duplicates",
 ]
 OPTIONS = [
     "--json", "--debug", "--out", "--device", "--recipe", "--data", "--labels", "--split",
@@ -171,6 +172,8 @@ def test_commands_on_a_real_run_with_one_wrong_word(tmp_path, monkeypatch, cases
         ["lens", str(run), "--images", "WRONG"],
         ["neighbors", str(run), "WRONG"],
         ["neighbors", str(run), pictures + "/x.png", "--embeddings", "WRONG"],
+        ["duplicates", "WRONG"],
+        ["duplicates", str(run), "--above", "WRONG"],
         ["export", str(run), "--format", "WRONG"],
         ["report", str(run), "WRONG", "--out", "page.html"],
         ["pretrain", "--resume", "--out", str(run), "training.lr=WRONG"],

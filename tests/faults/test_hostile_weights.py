@@ -44,6 +44,7 @@ def commands(run: Path, tmp_path: Path) -> list[list[str]]:
         ["probe", str(run), "knn", *on],
         ["embed", str(run), str(tiny_run.images()), "--out", str(tmp_path / "vectors.npy"), *on],
         ["neighbors", str(run), str(picture), *on],
+        ["duplicates", str(run), *on],
         ["export", str(run), "--out", str(tmp_path / "exported.safetensors")],
     ]
 
@@ -95,6 +96,7 @@ def test_other_peoples_checkpoints_are_refused_by_their_kind(tmp_path, name):
         ["export", str(place)],
         ["embed", str(place), str(tiny_run.images()), "--out", str(tmp_path / "v.npy")],
         ["neighbors", str(place), str(picture)],
+        *([["duplicates", str(place)]] if place.is_dir() else []),
     ):
         one_line(kontrast(*command), 4, "can execute code", "run folder")
     assert not canary.exists()

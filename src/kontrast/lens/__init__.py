@@ -2,6 +2,7 @@
 
 from kontrast.lens.embeddings import Embeddings, read_embeddings
 from kontrast.lens.gaussian import normality, random_projections
+from kontrast.lens.near_duplicates import duplicates
 from kontrast.lens.numbers import class_cosines, conditional_entropy, coupling
 from kontrast.lens.positives import positive_statistics
 from kontrast.lens.spectrum import dimension_variance, effective_rank, spectrum
@@ -16,6 +17,7 @@ __all__ = [
     "coupling",
     "coupling_multiplier",
     "dimension_variance",
+    "duplicates",
     "effective_rank",
     "negative_weights",
     "normality",

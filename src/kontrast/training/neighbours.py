@@ -1,4 +1,4 @@
-"""The nearest neighbours of one image among the vectors of an embeddings file.
+"""The nearest neighbours of one image among the vectors of an embeddings file, and its groups of near-duplicates.
 
 N rows of the file, F width, k neighbours.
 """
@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from kontrast.lens.embeddings import Embeddings, names_path, read_embeddings
+from kontrast.lens.near_duplicates import duplicates
 from kontrast.lens.numbers import directions
 from kontrast.probes.neighbours import nearest_rows
 from kontrast.registry import CheckpointError, DataError, UsageError
-from kontrast.training.embedding import embed, encode, encoder_digest
+from kontrast.training.embedding import embed, encode, encoder_digest, opened
 from kontrast.training.folder import disk_faults, read_json, write_json
+from kontrast.training.progress import Progress
 from kontrast.training.run import Run, choose_device
 from kontrast.training.streams import one_image
 
@@ -46,6 +48,16 @@ def neighbours(
     if k > len(file):
         say(f"-k {k}: {path} has {len(file)} rows, all are given")
     return _nearest(query, file, k)
+
+
+def alike(
+    target: Path, above: float = 0.99, *, device: str = "auto", say: Callable[[str], None] = print
+) -> list[dict[str, Any]]:
+    """Groups of near-duplicates in an embeddings file, or among a run's own train images."""
+    path = own_embeddings(opened(target), device, say) if target.is_dir() else target
+    file = read_embeddings(path)
+    with Progress("compare", len(file)) as bar:
+        return duplicates(file, above, choose_device(device), bar.advance)
 
 
 def _nearest(query: torch.Tensor, file: Embeddings, k: int) -> list[dict[str, Any]]:
