@@ -198,6 +198,10 @@ PUBLISHED = {
     | table("predictor", name="uniclr", hidden=512)
     | table("views", local_count=4, local_size=16),
     "cifar10/gcl-nt-xent": GCL | table("objective", name="nt-xent", temperature=0.2),
+    "cifar10/simclr-code": training("lars", 2.0, 1e-4, 1000, 512, warmup=10.0, lr_inside=True)
+    | table("objective", name="nt-xent", temperature=0.5, reduction="simclr_tf")
+    | table("views", policy="simclr-cifar", count=2, size=32)
+    | {"encoder.name": "resnet-18", "encoder.stem": "cifar", "head.layers": 3, "head.outputs": 128},
     "cifar10/gcl-decoupled": GCL | table("objective", name="decoupled-nt-xent", loss_scale=1000.0, **DECOUPLED),
     "cifar10/gcl-swd-normal": GCL | SWD | {"objective.prior": "normal"},
     "cifar10/gcl-swd-hypercube": GCL | SWD | {"objective.prior": "hypercube"},
