@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from kontrast.probes import knn, logistic, nearest_rows
-from kontrast.probes.regression import Problem, fit_logistic, standardise
+from kontrast.probes.regression import Problem, fit_logistic, in_their_span, standardise
 from kontrast.registry import DataError, UsageError
 
 
@@ -115,6 +115,19 @@ def test_wide_features_take_the_same_way_without_a_preconditioner(monkeypatch):
     monkeypatch.setattr(regression, "LARGEST_PRECONDITIONER", 8)
     plain = fit_logistic(x, y, 5, 1.0, iterations=5000)
     torch.testing.assert_close(plain.weight, full.weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_few_rows_of_many_dimensions_have_the_same_fit_in_their_span(classes):
+    """And so the same scores of rows that are not in it; with more rows nothing is changed."""
+    x = torch.randn(20, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    other = torch.randn(9, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(20) % classes
+    small, seen = in_their_span(x, other)
+    assert small.shape == (20, 20)
+    whole, within = fit_logistic(x, y, classes, 0.3), fit_logistic(small, y, classes, 0.3)
+    torch.testing.assert_close(seen @ within.weight + within.bias, other @ whole.weight + whole.bias, rtol=0, atol=1e-6)
+    assert in_their_span(x[:, :39])[0].shape == (20, 39)
 
 
 def test_strength_is_chosen_by_held_out_accuracy():

@@ -141,6 +141,15 @@ def standardise(train: Tensor, *others: Tensor) -> list[Tensor]:
     return [(x - mean) / deviation for x in (train, *others)]
 
 
+def in_their_span(train: Tensor, *others: Tensor) -> list[Tensor]:
+    """The same problem in fewer dimensions, where there are far more of them than rows: the penalty leaves weights no
+    part outside of the rows' span, so products with an orthonormal basis of it say all."""
+    if 2 * len(train) > train.shape[1]:
+        return [train, *others]
+    basis = torch.linalg.qr(train.T).Q
+    return [x @ basis for x in (train, *others)]
+
+
 def choose_strength(x: Tensor, y: Tensor, classes: int, grid: tuple[float, ...], seed: int) -> dict[float, float]:
     """Accuracy of each strength on a held-out fifth of (at most 10,000 rows of) train."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:LARGEST_SELECTION].to(x.device)
@@ -173,7 +182,7 @@ def logistic(
     present, y = torch.unique(train_labels, return_inverse=True)
     test_labels, classes = torch.searchsorted(present, test_labels), len(present)
     kind = torch.promote_types(train.dtype, torch.float32)
-    train, test = standardise(train.to(kind), test.to(kind))
+    train, test = in_their_span(*standardise(train.to(kind), test.to(kind)))
     scores = choose_strength(train, y, classes, tuple(grid), seed) if len(grid) > 1 else {grid[0]: None}
     best = max(sorted(scores), key=lambda c: scores[c] or 0.0)
     fit = fit_logistic(train, y, classes, best)
