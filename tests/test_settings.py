@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kontrast.misplaced import FILLED_IN
 from kontrast.networks import encoder
 from kontrast.objectives import objective
 from kontrast.recipes import apply_overrides, load_tree, merge_trees, parse_override, recipe_names, resolve
 from kontrast.registry import UsageError
-from kontrast.settings import FILLED_IN, Recipe, fingerprint, parse_toml, read_recipe, to_toml, to_tree
+from kontrast.settings import Recipe, fingerprint, parse_toml, read_recipe, to_toml, to_tree
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -84,7 +84,7 @@ def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]
     from kontrast.data.sources import SOURCES
     from kontrast.objectives import OBJECTIVES
     from kontrast.recipes import recipe_names
-    from kontrast.registry import OWN, nearest
+    from kontrast.registry import unknown
     from kontrast.studies.sweeps import is_method
 
     overrides = [text for text in arguments if "=" in text and not os.path.exists(text)]
@@ -93,9 +93,8 @@ def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]
     rest = [word for word in words if word not in names]
     for word in rest:
         if not os.path.exists(word) and word not in SOURCES and "{" not in word:
-            known = nearest(word, [*OBJECTIVES, *recipe_names()])
-            hints = "; ".join(filter(None, [OBJECTIVES.hint(word), known, OWN]))
-            raise UsageError(f"{word!r} is neither a recipe, an objective nor data: {hints}")
+            known = unknown(word, [*OBJECTIVES, *recipe_names()], OBJECTIVES.hint(word))
+            raise UsageError(f"{word!r} is neither a recipe, an objective nor data: {known}")
     data, overrides = split_arguments([*rest, *overrides])
     if not names:
         raise UsageError("compare needs at least one recipe or objective: see `kontrast recipes`")

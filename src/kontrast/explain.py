@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from kontrast.recipes import load_tree, recipe_names, recipe_path, recipe_text
-from kontrast.registry import OWN, Registry, UsageError, nearest
+from kontrast.registry import Registry, UsageError, unknown
 
 Explained = tuple[dict[str, Any], list[str]]
 
@@ -21,9 +21,9 @@ def explain(name: str) -> Explained:
             found.append(explain_policy(name) if registry.kind == "policy" else explain_entry(registry, name))
     if not found:
         known = [*recipe_names(), *(entry for registry in registries() for entry in registry)]
-        hints = [hint for registry in registries() if name and (hint := registry.hint(name))]
-        words = "; ".join([*hints, nearest(name, dict.fromkeys(known)), "see `kontrast recipes`", OWN])
-        raise UsageError(f"nothing is called {name!r}: {words}")
+        hint = "; ".join(hint for registry in registries() if name and (hint := registry.hint(name)))
+        words = unknown(name, dict.fromkeys(known), hint)
+        raise UsageError(f"nothing is called {name!r}: {words}; see `kontrast recipes`")
     tree, lines = found[0]
     for _, more in found[1:]:
         lines += ["", *more]

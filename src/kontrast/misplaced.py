@@ -1,4 +1,5 @@
-"""A key that was given without its section, or in another one: `epochs` is `training.epochs`."""
+"""Keys that stand where they can't: without their section (`epochs` is `training.epochs`), in another one, or given by
+hand where the program gives them itself."""
 
 from __future__ import annotations
 
@@ -11,6 +12,18 @@ from kontrast.registry import nearest
 
 OFTEN_MEANT = {"temperature": ["objective.temperature"], "width": ["encoder.width"]}
 """Arguments of named things, which no section lists."""
+
+FILLED_IN = {
+    "encoder.channels": "the images have",
+    "encoder.size": "views.size says",
+    "head.inputs": "the encoder gives",
+    "head.width": "the encoder gives; its own width is head.outputs",
+    "predictor.inputs": "the head gives",
+    "predictor.width": "the head gives",
+    "views.dtype": "training.precision says",
+    "views.planes": "data.random_bits says",
+}
+"""Arguments that the program gives itself, and whence."""
 
 
 def places(kind: type) -> dict[str, list[str]]:

@@ -85,6 +85,14 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 OWN = "a name of your own needs its file: kontrast --import FILE.py COMMAND ..."
 
 
+def unknown(name: str, allowed: Iterable[str], hint: str = "", general: str = "") -> str:
+    """What is said of an unknown name: the hint that there is for it, what is allowed, and where nothing comes near it
+    what holds for any."""
+    known = nearest(name, allowed)
+    found = hint or known.startswith("did you mean")
+    return "; ".join(filter(None, [hint, known, *([] if found else [general, OWN])]))
+
+
 class Registry:
     """One room's names: `@registry.register("dcl")`, `registry["dcl"]`, `registry.build("dcl", temperature=0.1)`.
 
@@ -108,9 +116,7 @@ class Registry:
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         if name not in self._entries:
-            known, hint = nearest(name, self), self.hint(name)
-            more = [] if hint or known.startswith("did you mean") else [self.hint(""), OWN]
-            raise UsageError(f"unknown {self.kind} {name!r}: {'; '.join(filter(None, [hint, known, *more]))}")
+            raise UsageError(f"unknown {self.kind} {name!r}: {unknown(name, self, self.hint(name), self.hint(''))}")
         return self._entries[name]
 
     def hint(self, name: str) -> str:

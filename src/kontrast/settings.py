@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kontrast.misplaced import nearest_key
+from kontrast.misplaced import FILLED_IN, nearest_key
 from kontrast.registry import UsageError, nearest
 from kontrast.toml import parse_toml as parse_toml
 from kontrast.toml import toml_document
@@ -182,17 +182,6 @@ AT_MOST: dict[str, float] = {
     "teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62, "evaluation.crop": 1,
 }  # fmt: skip
 DEEPEST = 8
-FILLED_IN = {
-    "encoder.channels": "the images have",
-    "encoder.size": "views.size says",
-    "head.inputs": "the encoder gives",
-    "head.width": "the encoder gives; its own width is head.outputs",
-    "predictor.inputs": "the head gives",
-    "predictor.width": "the head gives",
-    "views.dtype": "training.precision says",
-    "views.planes": "data.random_bits says",
-}
-"""Arguments that the program gives itself, and whence."""
 
 
 def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
@@ -219,7 +208,8 @@ def _read_section(kind: type, tree: Any, path: str, origin: str) -> Any:
             arguments[key] = value
         else:
             raise UsageError(f"{origin}: unknown key {where!r}: {nearest_key(key, sorted(fields), Recipe)}")
-    values |= {"arguments": arguments} if is_open else {}
+    if is_open:
+        values["arguments"] = arguments
     if "name" in fields and kind is PartSettings and "name" not in values:
         given = f", and has only {', '.join(arguments)}" if arguments else ""
         raise UsageError(f"{origin}: {path} needs a name{given}")

@@ -12,9 +12,12 @@ import kontrast
 from kontrast.lens import read_embeddings
 from kontrast.recipes import resolve
 from kontrast.registry import DataError, UsageError
+from kontrast.training import progress
 from kontrast.training.adapt import taken_for
 from kontrast.training.embedding import embed
+from kontrast.training.progress import PackingBar, Progress
 from kontrast.training.run import open_split
+from kontrast.training.start import warn_of_bank
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +76,26 @@ def test_a_folder_s_labels_and_other_files_are_told(tmp_path):
     whole = resolve("folder", [f'data.source="{tmp_path}"', "data.pack=false", "data.test_share=0.0"])
     labels, _ = taken_for(whole, open_split(whole.data, "train"))
     assert "held out" not in labels
+
+
+def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):
+    """300 train images and then 60 of test: the first bar is not set back, nor left at 60 of 300."""
+    opened = []
+
+    class Watched(Progress):
+        def __enter__(self):
+            opened.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(progress, "Progress", Watched)
+    with PackingBar("pack") as bar:
+        for done, total in ((100, 300), (300, 300), (40, 60), (60, 60)):
+            bar(done, total)
+    assert [(one.done, one.total) for one in opened] == [(300, 300), (60, 60)]
+
+
+def test_a_bank_without_a_teacher_is_told():
+    said = []
+    for more in (["bank.size=20"], ["bank.size=20", "teacher.momentum=0.9"]):
+        warn_of_bank(resolve("cifar10/simclr", more), range(100), said.append)
+    assert len(said) == 1 and "the student's own rows" in said[0]

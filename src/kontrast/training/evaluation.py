@@ -42,7 +42,6 @@ class Asked:
     kind: str
     seeds: range
     cached: bool
-    epochs: int
 
     @property
     def fits(self) -> list[tuple[str, int]]:
@@ -96,7 +95,7 @@ def evaluate(
     on = choose_device(device)
     train, test = _labelled_sets(run, data, labels, max_bad)
     _tell_skipped(train, test, data, say)
-    asked = Asked(kind, range(run.recipe.seed, run.recipe.seed + seeds), cached, epochs)
+    asked = Asked(kind, range(run.recipe.seed, run.recipe.seed + seeds), cached)
     labelled = test is not None and train.labels is not None and test.labels is not None
     encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
     results: list[ProbeResult] = []
