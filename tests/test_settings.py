@@ -6,7 +6,7 @@ import contextlib
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kontrast.misplaced import FILLED_IN
@@ -113,6 +113,7 @@ def test_any_value_survives_the_round_trip(text, number, whole, flag):
     assert read_recipe(parse_toml(to_toml(recipe), "again")) == recipe
 
 
+@settings(deadline=None)  # the first of them reads all sections' types
 @given(
     st.dictionaries(
         st.text(string.ascii_letters + "._", max_size=12), st.integers() | st.text() | st.none(), max_size=4

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import typing
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ FILLED_IN = {
 """Arguments that the program gives itself, and whence."""
 
 
+@functools.cache
 def places(kind: type) -> dict[str, list[str]]:
     """The keys of all sections of a dataclass of dataclasses, each with where it stands."""
     found = {key: list(where) for key, where in OFTEN_MEANT.items()}
