@@ -164,7 +164,9 @@ def test_a_table_is_run_cell_by_cell_and_merged(tiny, tmp_path, capsys):
     text = (tmp_path / "results" / "tiny.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| NT-Xent | 12.5 | figure 0 |"))
     mean = 50 * sum(both["nt", seed]["probes"]["linear"]["accuracy"] for seed in (0, 1))
-    assert f"| {mean:.2f} |" in row and "(seeds) |" in row and "| 0 1 | 2 |" in row and "torch" in row
+    ranks = [both["nt", seed]["curves"]["effective_rank"][-1][1] for seed in (0, 1)]
+    seeds = " ".join(f"{seed} (collapsed)" if rank < 1.5 else f"{seed}" for seed, rank in enumerate(ranks))
+    assert f"| {mean:.2f} |" in row and "(seeds) |" in row and f"| {seeds} | 2 |" in row and "torch" in row
     assert "## kNN by epoch, first seed" in text and "## Mean multiplier by epoch, first seed" in text
 
 

@@ -197,3 +197,15 @@ def test_the_numbers_of_the_classes_do_not_matter():
 def test_features_of_two_precisions_are_compared_in_the_wider():
     x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
     assert knn(x, y, x.double(), y, k=3).accuracy == knn(x.double(), y, x.double(), y, k=3).accuracy
+
+
+def test_the_features_of_a_collapsed_encoder_are_probed_like_others():
+    """One direction holds nearly everything: in float32 rounding leaves the covariance without a Cholesky factor."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 10, (20_000,), generator=generator)
+    along = y[:, None] + torch.randn(len(y), 1, generator=generator)
+    x = along * torch.randn(1, 512, generator=generator) + 1e-4 * torch.randn(len(y), 512, generator=generator)
+    covariance = Problem(*standardise(x), y, 10).covariance
+    assert torch.linalg.cholesky_ex(covariance + 1e-6 * torch.eye(512)).info, "this covariance has a factor: no test"
+    one = logistic(along, y, along[:500], y[:500]).accuracy
+    assert abs(logistic(x, y, x[:500], y[:500]).accuracy - one) < 0.02

@@ -73,8 +73,9 @@ def test_curves_are_drawn_by_epoch_and_nothing_of_what_was_not_run():
     table = load_table("uniclr-figure-2")
     curve = [(10, 0.5), (20, 0.6)]
     found = figures(table, lambda c: [run_of(0.5, knn=curve)] if c.name != "trace" else [], CURVES)
-    assert set(found) == {"uniclr-figure-2-knn.svg"} and "SimTrace" in table.cells[-1].label
+    assert set(found) == {"uniclr-figure-2-knn.svg"}
     text = found["uniclr-figure-2-knn.svg"]
-    assert "without both" in text and len([p for p in shapes(text, "path") if p.get("fill") == "none"]) == 6
+    assert "without both" in text
+    assert len([p for p in shapes(text, "path") if p.get("fill") == "none"]) == len(table.cells) - 1
     assert figures(table, lambda cell: [], CURVES) == {}
     assert figures(table, lambda cell: [run_of(0.5, knn=curve[:1])], CURVES) == {}, "one point is no curve"

@@ -66,15 +66,24 @@ class Problem:
         decay = self.penalty / strength
         if self.covariance is None:
             return lambda g: g / (0.5 + decay)
-        half = 0.5 * self.covariance
-        half.diagonal().add_(decay + 1e-6 * half.diagonal().mean())
-        factor = torch.linalg.cholesky(half)
+        factor = cholesky_factor(0.5 * self.covariance, decay)
 
         def solve(g: Tensor) -> Tensor:
             w = torch.cholesky_solve(g[:-1] - self.mean[:, None] * g[-1:], factor)
             return torch.cat([w, 2 * g[-1:] - (self.mean @ w)[None]])
 
         return solve
+
+
+def cholesky_factor(matrix: Tensor, shift: float) -> Tensor:
+    """The factor of matrix + shift on the diagonal, with as much more of its mean as rounding asks: the features of a
+    collapsed encoder have one large eigenvalue, whose rounding alone leaves the others below zero."""
+    mean, identity = matrix.diagonal().mean(), torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    for more in (1e-6, 1e-5, 1e-4, 1e-3):
+        factor, failed = torch.linalg.cholesky_ex(matrix + (shift + more * mean) * identity)
+        if not failed:
+            return factor
+    return torch.linalg.cholesky(matrix + (shift + mean) * identity)
 
 
 def two_loops(gradient: Tensor, history: deque, solve) -> Tensor:

@@ -224,13 +224,21 @@ def conditions(entry: Record, done: list[Record]) -> list[str]:
     seconds, most = statistics.fmean(run["seconds"] for run in done), max(run["at_once"] for run in done)
     beside = f" ({most} at once)" if most > 1 else ""
     return [
-        " ".join(str(run["seed"]) for run in done),
+        " ".join(f"{run['seed']}{' (collapsed)' * has_collapsed(run)}" for run in done),
         " / ".join(dict.fromkeys(f"{run['epochs']:g}" for run in done)),
         entry["data"],
         " / ".join(dict.fromkeys(f"{run['device']}, {run['precision']}" for run in done)),
         " / ".join(dict.fromkeys(f"kontrast {run['kontrast']}, torch {run['torch']}" for run in done)),
         (f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s") + beside,
     ]
+
+
+def has_collapsed(run: Record) -> bool:
+    """Whether the features had all but one direction left at the run's last evaluation."""
+    from kontrast.training.loop import COLLAPSED
+
+    ranks = run["curves"].get("effective_rank")
+    return bool(ranks) and ranks[-1][1] < COLLAPSED
 
 
 def values_of(runs: list[Record], metric: str) -> list[float]:
