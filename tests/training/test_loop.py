@@ -100,10 +100,12 @@ def test_the_best_checkpoint_by_knn_is_kept(tmp_path):
 
 def test_collapse_is_said(tmp_path):
     said = []
-    made = loop(tmp_path, recipe(evaluation={"every": 1}), said.append)
-    ranks = iter([3.0, 1.2, 1.6])
+    made = loop(tmp_path, recipe(training={"epochs": 4}, evaluation={"every": 1}), said.append)
+    ranks = iter([3.0, 1.2, 1.6, 1.1])
     made.run(lambda student: {"effective_rank": next(ranks)}, StopWatch(), "")
-    assert [s for s in said if "collapsed" in s] == ["collapsed: effective rank 1.2 at epoch 2"]
+    found = [s for s in said if "collapse" in s]
+    assert found[0] == "collapsed: effective rank 1.2 at epoch 2" and "training.warmup=10" in found[1]
+    assert found[2:] == ["collapsed: effective rank 1.1 at epoch 4"], "the remedy is told once"
 
 
 def test_an_argument_that_grows(tmp_path):

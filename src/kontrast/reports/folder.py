@@ -82,7 +82,10 @@ def _warn_of_collapse(run: Run) -> None:
     ranks = [line for line in run.lines if isinstance(line.get("effective_rank"), int | float)]
     if ranks and ranks[-1]["effective_rank"] < COLLAPSED:
         last = ranks[-1]
-        run.problems.append(f"collapsed: effective rank {last['effective_rank']:.1f} at epoch {last.get('epoch')}.")
+        run.problems.append(
+            f"collapsed: effective rank {last['effective_rank']:.1f} at epoch {last.get('epoch')}. "
+            "A warm-up (training.warmup=10) or a smaller training.lr may prevent it."
+        )
 
 
 def distinct_names(runs: list[Run]) -> None:

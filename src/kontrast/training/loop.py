@@ -43,6 +43,7 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 SAVE_SECONDS = 30.0
 COLLAPSED = 1.5
 """Below this effective rank the representation is all but one direction."""
+REMEDY = "a warm-up (training.warmup=10) or a smaller training.lr may prevent the collapse"
 
 
 class Loop:
@@ -71,6 +72,7 @@ class Loop:
         self.first = 0  # the step at which this process began
         self.best: dict[str, float] = {}
         self.owed = False  # an evaluation of this very step was cut by a signal
+        self.remedy = REMEDY  # told once
         self.failures: list[dict[str, Any]] = []
         self.records = Records(folder, t.tensorboard)
         self.saved, self.has_saved = time.monotonic(), False
@@ -268,6 +270,9 @@ class Loop:
         self.records.write(step=at.step, epoch=at.epochs_done, **record)
         if record["effective_rank"] < COLLAPSED:
             self.say(f"collapsed: effective rank {record['effective_rank']:.1f} at epoch {at.epochs_done:g}")
+            if self.remedy:
+                self.say(self.remedy)
+            self.remedy = ""
         if "knn" not in record or record["knn"] <= self.best.get("knn", -1.0):
             return False
         self.best = {"step": at.step, "knn": record["knn"]}
