@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from kontrast.cli import run
+from kontrast.registry import UsageError
 
 TINY = [
     "training.epochs=1",
@@ -97,6 +98,27 @@ def test_a_run_inside_its_images_is_no_data(photos, tmp_path):
     assert len(counts) == 1
 
 
+def test_a_run_writes_over_nothing_that_is_not_its_own(photos, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name in ("report.html", "encoder.safetensors", "probes.json"):
+        (mine / name).write_text("mine")
+        one_line(kontrast("pretrain", str(photos), *TINY, "--out", str(mine)), 2, name, "another folder")
+        assert [p.read_text() for p in mine.iterdir()] == ["mine"]
+        (mine / name).unlink()
+    (mine / "notes.txt").write_text("mine")
+    assert kontrast("pretrain", str(photos), *TINY, "--out", str(mine)).returncode == 0
+    assert (mine / "notes.txt").read_text() == "mine"
+
+
+def test_images_and_run_have_folders_of_their_own(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos, tmp_path / "p")
+    one_line(kontrast("pretrain", "p", *TINY, "--out", str(tmp_path / "p")), 2, "folder of images itself")
+    one_line(kontrast("pretrain", "p", *TINY, "--out", ""), 2, "--out is empty")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["p"] and not (tmp_path / "p" / "checkpoints").exists()
+
+
 def test_a_probe_on_other_images_leaves_the_runs_own_words(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
@@ -150,6 +172,8 @@ def test_a_flat_folder_without_labels_trains_and_says_what_is_missing(photos, tm
     assert done.returncode == 0, done.stderr
     assert "no labels" in done.stderr and (tmp_path / "run" / "report.html").is_file()
     assert not (tmp_path / "run" / "probes.json").exists()
+    one_line(kontrast("probe", str(tmp_path / "run"), "knn"), 3, "flat has no labels", "--labels")
+    assert kontrast("probe", str(tmp_path / "run")).returncode == 0, "none was asked for by name"
 
 
 def test_probe_and_report_on_a_finished_run(finished, tmp_path):
@@ -174,8 +198,10 @@ def test_python_offers_the_same(photos, tmp_path):
         **{"encoder.width": 16, "evaluation.every": 0},
         say=lambda _: None,
     )
-    encoder = library.load(run.path)
-    assert encoder(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
+    for one in (run, run.path, str(run.path)):
+        assert library.load(one)(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
+    with pytest.raises(UsageError, match="give its folder"):
+        library.load(None)
     assert run.recipe.training.max_steps == 2
 
 

@@ -33,6 +33,7 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("cacr", {"cost": "rbf", "negatives": "same-view", "detach_negative_weights": True}, 2, ()),
     ("sim-affinity", {"symmetric": True, "normalize_by_n": True}, 3, ()),
     ("sim-whitening", {"variant": "mocov3"}, 3, ()),
+    ("sim-whitening", {"variant": "mocov3"}, 2, ("keys",)),
     ("sim-trace", {"scaling": "sum"}, 3, ()),
     ("w-mse", {"pooled": True}, 3, ()),
     ("swd", {"prior": "normal"}, 3, ()),

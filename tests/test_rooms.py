@@ -105,6 +105,17 @@ def test_the_command_line_does_not_import_torch():
     assert "torch" not in loaded_after("import kontrast.cli, kontrast.recipes")
 
 
+def test_training_does_not_import_the_compiler(tmp_path):
+    """It takes seconds, which a stop would wait for too."""
+    code = (
+        "import sys, kontrast\n"
+        f"kontrast.pretrain(out={str(tmp_path / 'run')!r}, device='cpu', training={{'max_steps': 2}})\n"
+        "print([m for m in sys.modules if m.startswith(('torch._inductor', 'torch._dynamo', 'sympy'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stdout + done.stderr[-2000:]
+
+
 def test_objectives_need_torch_alone():
     loaded = loaded_after("import kontrast.objectives")
     assert not loaded & {"torchvision", "sklearn", "PIL", "typer", "rich", "safetensors", "timm"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kontrast import __version__, cli_compare, cli_reproduce, cli_studies, own_code
-from kontrast.registry import EnvironmentFault, KontrastError, UsageError
+from kontrast.registry import EnvironmentFault, KontrastError, UsageError, refuse_pickle
 from kontrast.terminal import Device, Json, MaxBad, emit, keep_streams, say, split_arguments, write_page
 from kontrast.training.stopping import StopWatch
 
@@ -37,7 +37,7 @@ Arguments = Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=valu
 def pretrain(
     arguments: Arguments = None,
     recipe: Annotated[str, typer.Option(help="A name from `kontrast recipes`, or a .toml file.")] = "",
-    out: Annotated[Path | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,
+    out: Annotated[str | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     accept_data_change: Annotated[bool, typer.Option(help="Resume although the images changed.")] = False,
     device: Device = "auto",
@@ -152,6 +152,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about one or several runs."""
     for path in runs:
+        refuse_pickle(path)
         if not (path / "recipe.toml").is_file():
             raise UsageError(f"{path} is not a run folder: it has no recipe.toml")
     if out is None and len(runs) > 1:

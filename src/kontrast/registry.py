@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -51,6 +52,18 @@ class Stopped(KontrastError):
     """Asked to stop (SIGTERM); the work is saved and can be resumed."""
 
     exit_code = 75
+
+
+PICKLED = (".pt", ".pth", ".pt2", ".ckpt", ".pkl", ".pickle", ".bin")
+
+
+def refuse_pickle(path: Path) -> None:
+    """What another program pickled is never read."""
+    if path.suffix in PICKLED or (path / ".metadata").exists():
+        raise CheckpointError(
+            f"{path} is a checkpoint of another program, unsupported: it can execute code when it is read; "
+            "give a run folder that `kontrast pretrain` made"
+        )
 
 
 def printable(text: str) -> str:

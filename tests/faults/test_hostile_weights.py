@@ -96,7 +96,9 @@ def test_other_peoples_checkpoints_are_refused_by_their_kind(tmp_path, name):
         ["export", str(place)],
         ["embed", str(place), str(tiny_run.images()), "--out", str(tmp_path / "v.npy")],
         ["neighbors", str(place), str(picture)],
-        *([["duplicates", str(place)]] if place.is_dir() else []),
+        ["duplicates", str(place)],
+        ["lens", str(place)],
+        ["report", str(place)],
     ):
         one_line(kontrast(*command), 4, "can execute code", "run folder")
     assert not canary.exists()

@@ -178,16 +178,25 @@ def test_keys_and_bank_get_no_gradient(name) -> None:
 
 
 @pytest.mark.parametrize("name", TAKES_BANK)
-def test_the_bank_is_put_on_the_sphere_as_z_is(name) -> None:
-    """But for the means in JCL's bank, which are shorter than one, and where z is taken as it is."""
+def test_the_bank_is_used_as_it_is(name) -> None:
+    """Its rows are not put on the sphere, though z and keys are."""
     given, z = momentum(name, 6, 5)[-1], draw(2, 6, 5)
     longer = {**given, "bank": 1.5 * given["bank"]}
-    loss = objective(name)
-    moved = (loss(z, **longer) - loss(z, **given)).abs()
-    assert moved > 1e-6 if name == "jcl" else moved < 1e-12
+    assert (objective(name)(z, **longer) - objective(name)(z, **given)).abs() > 1e-6
+    as_given = {**given, "keys": normalize(given["keys"], dim=-1)}
     if "normalize" in OBJECTIVES.arguments(name):
         plain = objective(name, normalize=False)
-        assert (plain(z, **longer) - plain(z, **given)).abs() > 1e-6
+        torch.testing.assert_close(
+            objective(name)(z, **longer), plain(normalize(z, dim=-1), **as_given | {"bank": longer["bank"]})
+        )
+
+
+def test_info_nce_of_a_bank_of_any_length_is_its_definition() -> None:
+    q, k, bank = draw(1, 6, 5), draw(1, 6, 5, seed=1), 0.3 * draw(20, 5, seed=2)
+    unit_q, unit_k = normalize(q[0], dim=-1), normalize(k[0], dim=-1)
+    logits = torch.cat([(unit_q * unit_k).sum(-1, keepdim=True), unit_q @ bank.T], dim=1) / 0.2
+    expected = torch.nn.functional.cross_entropy(logits, torch.zeros(6, dtype=torch.int64))
+    torch.testing.assert_close(objective("info-nce", temperature=0.2)(q, keys=k, bank=bank), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)

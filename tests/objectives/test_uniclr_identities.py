@@ -149,6 +149,17 @@ def test_the_released_code_variants() -> None:
     torch.testing.assert_close(with_keys, -torch.trace(A))
 
 
+@pytest.mark.parametrize("queries, keys", [(2, 2), (1, 3), (4, 2)])
+def test_the_released_code_whitens_each_query_with_its_keys(queries, keys) -> None:
+    """loss(q1, k2) and loss(q2, k1), each by the mean and covariance of its own two views."""
+    generator = torch.Generator().manual_seed(1)
+    z, k = (torch.randn(n, 16, 5, generator=generator, dtype=torch.float64) for n in (queries, keys))
+    links = [(v, w) for v in range(queries) for w in range(keys) if queries == 1 or w != v]
+    for loss in (SimTrace(), SimTrace(scaling="sum"), SimWhitening(0.5, 0.01, variant="mocov3")):
+        alone = [loss(z[v : v + 1], keys=k[w : w + 1]) for v, w in links]
+        torch.testing.assert_close(loss(z, keys=k), torch.stack(alone).mean())
+
+
 def test_the_released_code_takes_the_covariance_as_constant() -> None:
     z = batch().requires_grad_()
     x = normalize(z, dim=-1)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kontrast.registry import DataError, EnvironmentFault, UsageError, printable
+from kontrast.registry import DataError, EnvironmentFault, UsageError, printable, refuse_pickle
 
 SUFFIXES = (".npy", ".parquet")
 ROWS = 65_536
@@ -64,6 +64,9 @@ def names_path(path: Path) -> Path:
 def read_embeddings(path: str | Path, width: int | None = None) -> Embeddings:
     """The file, checked: shape, width where one is asked for, and every row finite."""
     path = Path(path)
+    refuse_pickle(path)
+    if path.suffix not in SUFFIXES and not path.exists():
+        raise UsageError(f"no run folder or embeddings file ({' or '.join(SUFFIXES)}) {path}")
     suffix = check_suffix(path)
     if not path.is_file():
         raise DataError(f"no embeddings file {path}: make one with `kontrast embed RUN DATA --out {path.name}`")

@@ -47,9 +47,9 @@ class Objective(nn.Module):
     """A loss of projections: attraction of each anchor to its positives, repulsion from the rest.
 
     `objective(z)` takes the projections of V views, `objective(z1, z2)` those of two. `keys=` are a teacher's
-    projections of the same images and `bank=` rows of earlier keys; neither gets a gradient, and both are put on the
-    unit sphere where z is, but for the means in JCL's bank. With one query view every key view is another view of its
-    image; with more, key view w shows the same picture as query view w, so the positives of view v are the keys w != v.
+    projections of the same images and `bank=` rows of earlier keys; neither gets a gradient. Keys are put on the unit
+    sphere where z is, a bank is used as it is. With one query view every key view is another view of its image; with
+    more, key view w shows the same picture as query view w, so the positives of view v are the keys w != v.
     `ids=` are one whole number an image: images with the same id are positives too. Where it is an argument,
     `normalize` false takes the rows as they are, and `reduction` is over anchors: `mean`, `sum`, or `simclr_tf`, which
     adds the means of the views.
@@ -62,7 +62,6 @@ class Objective(nn.Module):
     paper: str
     takes_bank = False
     takes_ids = False
-    bank_as_it_is = False
     no_bank = "it has no negatives to take from there"
 
     def __init__(self, *, normalize: bool = True, reduction: str = "mean"):
@@ -142,7 +141,7 @@ class Objective(nn.Module):
 
     def pairs(self, inputs: Inputs) -> Pairs:
         """Anchors, positives and negatives, of unit length where the paper normalises."""
-        return Pairs(inputs, normalize=self.normalize, bank_as_it_is=self.bank_as_it_is)
+        return Pairs(inputs, normalize=self.normalize)
 
     def _inputs(
         self, z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | None, ids: Tensor | None

@@ -43,7 +43,8 @@ class Pairs(Positives):
 
     def asymmetry(self, link: Link) -> Tensor:
         """||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of two views, over all ranks."""
-        z, k = self.z[link[0]], self.k[link[1]]
+        query, key = self.place(link)
+        z, k = self.z[query], self.k[key]
         squared = squared_asymmetry(z, k, distributed.gather(z), distributed.gather(k))
         return root(distributed.total(squared), z.dtype)
 
@@ -53,18 +54,27 @@ class Pairs(Positives):
 
     @property
     def pooled_count(self) -> int:
-        """How many rows of all views and keys the ranks hold together."""
-        return self.N * (self.V + (self.W if self.teacher else 0))
+        """How many rows of all views and keys, or of a link's two, the ranks hold together."""
+        return self.N * (2 if self.places else self.V + (self.W if self.teacher else 0))
 
-    def whitened(self, ridge: float, *, absolute: bool = False, detach: bool = False) -> Pairs:
-        """These pairs, in place, with z and keys whitened together by the mean and covariance of all their rows."""
+    def whitened(self, ridge: float, *, absolute: bool = False, detach: bool = False, by_link: bool = False) -> Pairs:
+        """These pairs, in place, with z and keys whitened together by the mean and covariance of all their rows; by
+        link, a query view and a key view by those of the two."""
         check_ridge(ridge, absolute)
-        both = torch.cat([self.z, self.k]) if self.teacher else self.z
-        rows, count = both.reshape(-1, self.D), self.pooled_count
-        white = whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=distributed.total)
-        self.type = white.dtype  # what the kernels multiply is no longer what was given, in its type
-        self.z = white.view_as(both)[: self.V]
-        self.k = white.view_as(both)[self.V :] if self.teacher else self.z
+
+        def white(views: Tensor) -> Tensor:
+            rows, count, total = views.reshape(-1, self.D), len(views) * self.N, distributed.total
+            made = whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=total)
+            return made.view_as(views)
+
+        if by_link and self.teacher:
+            links = self.links
+            self.z, self.k = torch.stack([white(torch.stack([self.z[v], self.k[w]])) for v, w in links], dim=1)
+            self.places = {link: (place, place) for place, link in enumerate(links)}
+        else:
+            both = white(torch.cat([self.z, self.k]) if self.teacher else self.z)
+            self.z, self.k = both[: self.V], both[self.V :] if self.teacher else both
+        self.type = self.z.dtype  # what the kernels multiply is no longer what was given, in its type
         return self
 
     def whitened_by_view(self, ridge: float) -> Pairs:
@@ -117,7 +127,7 @@ class Pairs(Positives):
             rows, views = self._by_view(self._negatives(scale, **how)), [v for v, _ in links]
             # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
             return RowStatistics(*(torch.stack([x[..., v, :] for v in views], -2) if x.shape[-1] else x for x in rows))
-        return self._linked_statistics(self._keys, links, scale, **how)
+        return self._linked_statistics(self._keys, [self.place(link) for link in links], scale, **how)
 
     def others(self, scale: float) -> Tensor:
         """log-sum-exp of each anchor over every other row, positives among them: [V,B]."""

@@ -55,7 +55,7 @@ class Positives:
     view w, so w != v are its positives.
     """
 
-    def __init__(self, inputs: Inputs, *, normalize: bool, bank_as_it_is: bool = False):
+    def __init__(self, inputs: Inputs, *, normalize: bool):
         self.type = inputs.z.dtype
         wide = torch.promote_types(self.type, torch.float32)
         self.z = unit(inputs.z.to(wide)) if normalize else inputs.z.to(wide)
@@ -64,19 +64,22 @@ class Positives:
         if inputs.keys is not None:
             self.k = unit(inputs.keys.to(wide)) if normalize else inputs.keys.to(wide)
         self.bank = inputs.bank
-        if inputs.bank is not None and normalize and not bank_as_it_is:
-            self.bank = unit(inputs.bank.to(wide))
         self.V, self.B, self.D = self.z.shape
         self.W = self.k.shape[0]
         self.N = self.B * distributed.world()
         self.labels = inputs.ids is not None
         self.ids = distributed.image_ids(self.B, self.z.device) if inputs.ids is None else inputs.ids
+        self.places: dict[Link, Link] = {}  # of links whose two views z and k hold in a form of their own
 
     @property
     def links(self) -> list[Link]:
         """Every query view with each of its positive key views."""
         alone = self.V == 1
         return [(v, w) for v in range(self.V) for w in range(self.W) if alone or v != w]
+
+    def place(self, link: Link) -> Link:
+        """Which view of z and which of k a link's two are."""
+        return self.places.get(link, link)
 
     def one_way(self, symmetric: bool = False) -> list[Link]:
         """Each pair of views once, the earlier view as the query; all links where symmetric or with a teacher."""
@@ -87,7 +90,8 @@ class Positives:
         z = self.z.unbind()  # once: each index would have a gradient of the size of z
         k = self.k.unbind() if self.teacher else z
         links = self.one_way()
-        found = measured(stacked([z[v] for v, _ in links]), stacked([k[w] for _, w in links]))
+        places = [self.place(link) for link in links]
+        found = measured(stacked([z[v] for v, _ in places]), stacked([k[w] for _, w in places]))
         by_link = dict(zip(links, found.unbind()))
         return by_link if self.teacher else by_link | {(w, v): x for (v, w), x in by_link.items()}
 

@@ -16,9 +16,9 @@ class SimTrace(Objective):
 
     mu and Sigma (unbiased) are of all views (and keys) together, so the loss can't gain by a collapse: it is -D/2
     (2N-1)/N plus half the whitened mean squared error. `variant`: `paper` has gradient through Sigma and a relative
-    ridge (1e-3 where None); `mocov3`, the released code, has unit rows, Sigma constant, and Sigma + ridge I (0.01 where
-    None); `auto` is mocov3 with keys and paper without. `scaling="sum"` is the text's: Sigma a sum, no 1/N, so the loss
-    is between -D/2 and D/2.
+    ridge (1e-3 where None); `mocov3`, the released code, has unit rows, mu and Sigma constant, with keys those of each
+    query view and key view, and Sigma + ridge I (0.01 where None); `auto` is mocov3 with keys and paper without.
+    `scaling="sum"` is the text's: Sigma a sum, no 1/N, so the loss is between -D/2 and D/2.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
     """
@@ -34,7 +34,7 @@ class SimTrace(Objective):
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3" or (self.variant == "auto" and inputs.keys is not None)
         ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
-        return Pairs(inputs, normalize=code).whitened(ridge, absolute=code, detach=code)
+        return Pairs(inputs, normalize=code).whitened(ridge, absolute=code, detach=code, by_link=code)
 
     def contrast(self, pairs: Pairs) -> Terms:
         links = pairs.one_way()

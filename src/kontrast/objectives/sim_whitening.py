@@ -17,8 +17,9 @@ class SimWhitening(SimAffinity):
         y = Sigma^(-1/2) (z - mu), of unit length;   A = Y Y'^T / tau;   loss as SimAffinity's
 
     mu and Sigma are of all views (and keys) together. Sigma has a relative ridge: (1 - ridge) Sigma + ridge tr(Sigma)/D
-    I, 1e-3 where None. `variant="mocov3"` is the released code: unit length before whitening and not after, Sigma +
-    ridge I (0.01 where None), A divided by N. Table 1 has temperature 0.5, table 2 none, which is 1.
+    I, 1e-3 where None. `variant="mocov3"` is the released code: unit length before whitening and not after, with keys
+    mu and Sigma of each query view and key view, Sigma + ridge I (0.01 where None), A divided by N. Table 1 has
+    temperature 0.5, table 2 none, which is 1.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
     """
@@ -49,7 +50,7 @@ class SimWhitening(SimAffinity):
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3"
         ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
-        pairs = Pairs(inputs, normalize=code).whitened(ridge, absolute=code)
+        pairs = Pairs(inputs, normalize=code).whitened(ridge, absolute=code, by_link=code)
         if not code:
             # A row at the mean has no direction: under 1e-6 it counts as zero, other whitened rows are near sqrt(D).
             pairs.z, pairs.k = unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6)

@@ -82,7 +82,8 @@ def algorithms(deterministic: bool) -> Iterator[None]:
         yield
     finally:
         cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory = before
-        torch.use_deterministic_algorithms(asked, warn_only=only_warns)
+        if deterministic:  # else it stands as it was, and this call imports torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(asked, warn_only=only_warns)
 
 
 def precision(name: str, device: torch.device) -> torch.dtype:

@@ -109,7 +109,7 @@ def evaluate(
                 found = [_fine_tuned(run, name, encoder, train, test, seed, epochs) for seed in asked.seeds]
             results += keep(run, found, data)  # at once: what comes after may take long, and may be stopped
     if not results:
-        _tell_missing(run, train, test, data, say)
+        _tell_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
     return results
 
 
@@ -122,7 +122,8 @@ def _tell_skipped(train: ImageSet, test: ImageSet | None, data: str | None, say:
 def _tell_missing(
     run: Run, train: ImageSet, test: ImageSet | None, data: str | None, say: Callable[[str], None]
 ) -> None:
-    """What keeps probes from being fitted, test images or labels; of images that were given for them, an error."""
+    """What keeps probes from being fitted, test images or labels; of images that were given for them, or where a
+    probe was asked for by name, an error."""
     share = run.recipe.data.test_share
     if train.labels is not None and test is None:
         why = f"data.test_share of {share:g} holds none out here" if share else "data.test_share is 0"

@@ -81,6 +81,13 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} is damaged: not JSON") from None
 
 
+WRITTEN = (
+    "metrics.jsonl", "speed.jsonl", "encoder.safetensors", "probes.json", "gallery.json", "gallery.png", "lens.json",
+    "report.html",
+)  # fmt: skip
+"""What a run writes after recipe.toml: there without it, they are somebody else's, and are not written over."""
+
+
 class RunFolder:
     """One run's folder on disk; `hold` makes this process its only writer."""
 
@@ -103,6 +110,9 @@ class RunFolder:
             raise EnvironmentFault(f"--out {self.path} is a file; give a folder that does not exist yet")
         if self.holds_run:
             raise UsageError(f"--out {self.path} already holds a run: use --resume to go on with it, or another folder")
+        for name in WRITTEN:
+            if (self / name).exists():
+                raise UsageError(f"--out {self.path} holds a {name} that is of no run here: give another folder")
         with disk_faults(self.path):
             self._made = not self.path.exists()
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from kontrast.data import ImageSet, imbalance, open_data
 from kontrast.data.sources import SOURCES
 from kontrast.networks import Encoder
 from kontrast.recipes import RECIPE_BYTES
-from kontrast.registry import CheckpointError, DataError, EnvironmentFault, UsageError
+from kontrast.registry import CheckpointError, DataError, EnvironmentFault, UsageError, refuse_pickle
 from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
 from kontrast.training.checkpoints import read_weights
 from kontrast.training.folder import RunFolder
@@ -23,7 +23,6 @@ from kontrast.training.learner import Student, build_student
 from kontrast.training.progress import PackingBar
 from kontrast.views import Views
 
-PICKLED = (".pt", ".pth", ".pt2", ".ckpt", ".pkl", ".pickle", ".bin")
 MOST_CHANNELS = 4096
 
 
@@ -31,18 +30,20 @@ class Run:
     """What a run folder holds, read when asked for."""
 
     def __init__(self, path: str | os.PathLike[str]):
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"a run is {type(path).__name__}: give its folder, or the Run that pretrain returned")
         self.folder = RunFolder(path)
         self.path = Path(path)
-        if self.path.suffix in PICKLED or (self.path / ".metadata").exists():
-            raise CheckpointError(
-                f"{self.path} is a checkpoint of another program, unsupported: it can execute code when it is read; "
-                "give a run folder that `kontrast pretrain` made"
-            )
+        refuse_pickle(self.path)
         if not (self.path / "recipe.toml").is_file():
             raise UsageError(f"{self.path} is not a run folder: it has no recipe.toml")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    def __fspath__(self) -> str:
+        """A run stands for its folder wherever one is asked for."""
+        return str(self.path)
 
     @cached_property
     def recipe(self) -> Recipe:

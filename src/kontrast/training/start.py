@@ -110,6 +110,10 @@ def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tupl
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     if resume and out is None:
         raise UsageError("--resume needs --out DIR, the run to go on with")
+    if out is not None and not str(out):
+        raise UsageError("--out is empty: give a folder")
+    if out is not None and data is not None and Path(data).is_dir() and Path(out).resolve() == Path(data).resolve():
+        raise UsageError(f"--out {out} is the folder of images itself: give another, which may lie in it")
     folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
     holds = distributed.broadcast(str(folder.holds_run)) == "True"
     if resume and not holds:
