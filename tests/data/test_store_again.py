@@ -7,7 +7,8 @@ import json
 import os
 
 import pytest
-from made_images import folder_of, picture
+from made_images import QUICK, folder_of, picture
+from test_cli import kontrast
 from test_store import same
 
 from kontrast.data import open_data, pack
@@ -37,8 +38,11 @@ def test_a_damaged_store_is_made_of_its_own_images_wherever_one_stands(tmp_path,
     packed = contents(tmp_path / "store" / "train")
     damage(tmp_path / "store" / "train")
     monkeypatch.chdir(tmp_path / "there")
-    again = open_data(tmp_path / "store")
+    said = []
+    again = open_data(tmp_path / "store", say=said.append)
     assert same(again, open_data(tmp_path / "here" / "pictures")) and again.notes == {NOTE: 10}
+    place, source = tmp_path / "store" / "train" / "images.u8", tmp_path / "here" / "pictures"
+    assert said == [f"{place} is missing or cut; packed again from {source}: 10 train images"]
     assert contents(tmp_path / "store" / "train") == packed and not open_data(tmp_path / "store").notes
 
 
@@ -59,6 +63,39 @@ def test_a_named_set_is_made_again_from_its_own_root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     again = open_data(tmp_path / "store", "test")
     assert same(again, open_data("digits", "test")) and NOTE in again.notes
+
+
+def flip(place):
+    content = bytearray((place / "images.u8").read_bytes())
+    content[700:703] = bytes(255 - value for value in content[700:703])
+    (place / "images.u8").write_bytes(content)
+
+
+def told(done, part, count):
+    """The command did its work and said in one line what it mended."""
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "packed again" in line]
+    assert len(lines) == 1 and lines[0].endswith(f": {count} {part} images"), done.stderr
+    assert lines[0].startswith("the checksum of part 0 of ") and "pictures" in lines[0]
+
+
+def test_a_damaged_store_is_told_by_the_command_that_finds_it(tmp_path):
+    """Also where it looks twice, to choose sizes by the images; run.json and the report have it too."""
+    pack(folder_of(tmp_path / "pictures", 20, classes=2), tmp_path / "store")
+    store, run = tmp_path / "store", tmp_path / "run"
+    begin = ("pretrain", str(store), *QUICK, "evaluation.every=1", "--no-probes", "--device", "cpu", "--out")
+    flip(store / "train")
+    told(kontrast(*begin, str(run)), "train", 32)
+    assert json.loads((run / "run.json").read_text())["data"][NOTE] == 32
+    assert f"{NOTE} 32" in (run / "report.html").read_text()
+    flip(store / "test")
+    told(kontrast(*begin, str(tmp_path / "other")), "test", 8)
+    for part, count in (("train", 32), ("test", 8)):
+        flip(store / part)
+        told(kontrast("embed", str(run), str(store), "--out", str(tmp_path / f"{part}.npy")), part, count)
+        flip(store / part)
+        told(kontrast("probe", str(run), "knn", "--device", "cpu"), part, count)
+    assert "packed again" not in kontrast("probe", str(run), "knn", "--device", "cpu").stderr
 
 
 def test_a_damaged_store_is_not_made_of_images_that_changed(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ SOURCES.register("digits")(lambda split="train", root=None: _embedded(split))
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How files are found, decoded and kept."""
+    """How files are found, decoded and kept. say: for what a person should know."""
 
     root: str | Path | None = None
     test_share: float = 0.2
@@ -48,6 +49,7 @@ class Options:
     progress: Progress | None = None
     workers: int | None = None
     limits: Limits = dataclasses.field(default_factory=Limits)
+    say: Callable[[str], None] | None = None
 
 
 def _embedded(split: str) -> ImageSet:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ IN_MEMORY = 1024
 """Fewer files than this are decoded at every start; more go through a packed store."""
 CHOICES = ("test_share", "max_bad", "follow_links")
 """Options, besides the limits of decoding, that decide which images of a source are in a store."""
+MENDED = "packed again after damage"
+"""The note of a store that was."""
 
 
 def open_data(
@@ -45,6 +47,7 @@ def open_data(
     pack: bool = True,
     progress: Progress | None = None,
     workers: int | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> ImageSet:
     """The images of one split.
 
@@ -54,10 +57,10 @@ def open_data(
     side. A labelled folder without a test part holds out `test_share` of each class by a hash of the names; an
     unlabelled one has no test part. Many files are decoded once, into a packed store in the cache (KONTRAST_CACHE, else
     ~/.cache/kontrast), unless pack=False: then shards, and folders too large for memory, are decoded as their images
-    are asked for.
+    are asked for. say is told of a damaged store that was packed again.
     """
     limits = Limits(size, max_pixels, checked_range(float_range))
-    options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits)
+    options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, say)
     return _opened("digits" if spec is None else os.fspath(spec), split, options)
 
 
@@ -83,7 +86,7 @@ def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, p
     spec = "digits" if spec is None else os.fspath(spec)
     refuse_place(spec, Path(out))
     limits = Limits(size, options.pop("max_pixels", MAX_PIXELS), checked_range(options.pop("float_range", None)))
-    known = {f.name for f in dataclasses.fields(Options)} - {"limits", "progress", "workers"}
+    known = {f.name for f in dataclasses.fields(Options)} - {"limits", "progress", "workers", "say"}
     for key in options:
         if key not in known:
             raise UsageError(f"pack has no option {key!r}: {nearest(key, known)}")
@@ -209,12 +212,12 @@ def _from_store(path: Path, split: str, options: Options) -> ImageSet:
 
 
 def _stored(place: Path, options: Options) -> ImageSet:
-    """The images of a packed split. A damaged one is made again, and a note says so, where the very images it was made
-    of are still there; else the damage is the answer."""
+    """The images of a packed split. A damaged one is made again, which is said and noted, where the very images it was
+    made of are still there; else the damage is the answer."""
     try:
         return open_store(place)
     except DamagedStore as error:
-        damage = f"{error} (not done by itself: "
+        what, damage = str(error).removesuffix(": pack again"), f"{error} (not done by itself: "
     manifest = read_manifest(place)
     origin = manifest.get("origin")
     if origin is None:
@@ -228,7 +231,9 @@ def _stored(place: Path, options: Options) -> ImageSet:
         raise DamagedStore(f"{damage}{origin['spec']} has other images now)")
     facts = {key: manifest[key] for key in ("name", "split", "has_test")}
     images = open_store(_packed(found, place, facts, origin, options))
-    return dataclasses.replace(images, notes={**images.notes, "packed again after damage": len(images)})
+    if options.say:
+        options.say(f"{what}; packed again from {origin['spec']}: {len(images):,} {manifest['split']} images")
+    return dataclasses.replace(images, notes={**images.notes, MENDED: len(images)})
 
 
 def _origin(spec: str, options: Options) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from kontrast import distributed
 from kontrast.data import ImageSet
+from kontrast.data.sources import MENDED
 from kontrast.recipes import apply_overrides, flat, load_tree, merge_trees
 from kontrast.registry import DataError, UsageError
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_tree, toml_value
@@ -63,6 +64,7 @@ def fresh_recipe(
         tree = merge_trees(tree, {"data": {"source": str(data)}})
     origin = f"recipe {name!r}"
     resolved = read_recipe(apply_overrides(tree, overrides), origin)
+    seen = None
     if resolved.adapt:
         plain = replace(resolved.data, pack=False)  # looked at, not packed: at what size is about to be decided
         seen = open_split(plain, "train", seed=resolved.seed, pretraining=True)
@@ -71,6 +73,8 @@ def fresh_recipe(
         for line in reasons(resolved, seen, device):
             say(line)
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
+    if seen is not None and MENDED in seen.notes:  # the first look mended it, the second found it whole
+        train = replace(train, notes={**train.notes, MENDED: seen.notes[MENDED]})
     return spelled_out(resolved), train
 
 

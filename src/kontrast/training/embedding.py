@@ -90,7 +90,7 @@ def embed(
         raise UsageError(f"{out} exists already: remove it, or give another --out")
     on = choose_device(device)
     encoder = run.encoder(on)
-    stream = open_stream(run, data, split)
+    stream = open_stream(run, data, split, say)
     facts = identity(run, encoder, stream, on, batches)
     with disk_faults(parts):
         parts.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from kontrast.registry import printable
+
 SECONDS_BETWEEN_LINES = 15.0
 BAR = 16
 BESIDES = BAR + 17  # the bar, the percentage and the time left, with the gaps between all columns
@@ -97,6 +99,12 @@ class PackingBar:
             self._bar = Progress(self.title, total).__enter__()
             self._bar.start = self._start
         self._bar.advance(done - self._bar.done)
+
+
+def tell(text: str) -> None:
+    """A line for people, of work that has no other way to say it."""
+    with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _words(facts: Mapping[str, Any], room: int | None = None) -> str:

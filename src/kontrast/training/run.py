@@ -20,7 +20,7 @@ from kontrast.settings import DataSettings, Recipe, parse_toml, read_recipe
 from kontrast.training.checkpoints import read_weights
 from kontrast.training.folder import RunFolder
 from kontrast.training.learner import Student, build_student
-from kontrast.training.progress import PackingBar
+from kontrast.training.progress import PackingBar, tell
 from kontrast.views import Views
 
 MOST_CHANNELS = 4096
@@ -164,6 +164,7 @@ def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: b
             float_range=settings.float_range,
             pack=settings.pack,
             progress=bar,
+            say=tell,
         )
     if pretraining and settings.imbalance != "none":
         images = images.subset(imbalance(images, settings.imbalance))

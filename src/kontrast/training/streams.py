@@ -22,6 +22,7 @@ from kontrast.data.sources import SOURCES
 from kontrast.data.store import is_store, shape_up
 from kontrast.data.workers import Chunk, decode_all
 from kontrast.registry import DataError, UsageError, nearest
+from kontrast.training.progress import tell
 from kontrast.training.run import Run
 
 BATCH = 256
@@ -50,8 +51,9 @@ class Stream:
     bad: list[tuple[str, str]] = field(default_factory=list)
 
 
-def open_stream(run: Run, data: str | Path | ImageSet, split: str = "all") -> Stream:
-    """All images of a folder or of shards as they lie there, or the parts of a named set or a packed store."""
+def open_stream(run: Run, data: str | Path | ImageSet, split: str = "all", say: Callable[[str], None] = tell) -> Stream:
+    """All images of a folder or of shards as they lie there, or the parts of a named set or a packed store. say: told
+    of a damaged store that was packed again."""
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     if isinstance(data, ImageSet):
@@ -60,7 +62,7 @@ def open_stream(run: Run, data: str | Path | ImageSet, split: str = "all") -> St
     listed = _listed(run, spec, split)
     if listed is not None:
         return _of_listing(run, listed, spec)
-    options: dict[str, Any] = {"root": run.recipe.data.root or None, "size": run.recipe.data.size or None}
+    options: dict[str, Any] = {"root": run.recipe.data.root or None, "size": run.recipe.data.size or None, "say": say}
     if split != "all" or is_store(Path(spec)):  # itself one split of a store
         return _of_images(run, [open_data(spec, split, **options)])
     train = open_data(spec, "train", **options)
