@@ -63,6 +63,16 @@ def test_large_folders_go_through_the_cache_once(make_folder, monkeypatch):
     assert "packed again" in calls
 
 
+def test_what_was_packed_when_more_was_allowed_is_judged_again(make_folder, monkeypatch):
+    root = make_folder(classes=1, each=20)
+    monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
+    for number in range(4):
+        (root / f"broken{number}.png").write_bytes(b"nothing")
+    assert len(open_data(root, max_bad=0.2)) == 20
+    with pytest.raises(DataError, match=r"4 of 24 images .* 5% allowed"):
+        open_data(root)
+
+
 def test_the_second_start_decodes_nothing_and_is_quick(make_folder, monkeypatch):
     root = make_folder(classes=2, each=400)
     monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)

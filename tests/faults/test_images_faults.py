@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_images import FORMATS, QUICK, encoded, folder_of, gif_bomb, picture, png_bomb, tiff_bomb
+from made_images import FORMATS, QUICK, encoded, folder_of, gif_bomb, picture, png_bomb, tiff_bomb, write_tar
 from PIL import Image
 from test_cli import kontrast, one_line
 from tiny_run import copy, images
@@ -73,6 +73,70 @@ def test_a_probe_on_other_images_takes_its_own_share_of_bad_ones(tmp_path):
     done = kontrast(*probe, "--max-bad", "0.1")
     told = [int(n) for n in re.findall(r"skipped (\d+) of \d+ (?:train|test) images: 0/broken", done.stderr)]
     assert done.returncode == 0 and sum(told) == 20 and len(told) == 2
+
+
+def spoil(root: Path, split: str, count: int) -> list[str]:
+    names = open_data(root, split).names[:count]
+    for name in names:
+        (root / name).write_bytes(b"nothing")
+    return names
+
+
+def tar_of(path: Path, bad) -> Path:
+    """200 pictures of two classes, those named in `bad` no pictures."""
+    members = []
+    for number in range(200):
+        content = b"nothing" if f"{number}.png" in bad else encoded(picture(number), "PNG")
+        members += [(f"{number}.png", content), (f"{number}.cls", b"%d" % (number % 2))]
+    return write_tar(path, members)
+
+
+@pytest.mark.fault(11)
+def test_chance_may_put_all_that_is_bad_into_the_held_out_part(tmp_path):
+    """3 of 200 images are bad, all held out, where they are 3 of 40: they are skipped, in folders, stores and tars."""
+    root = folder_of(tmp_path / "pictures", 100, classes=2)
+    spoil(root, "test", 3)
+    done = kontrast(
+        "pretrain", str(root), *QUICK, "evaluation.every=1", "--device", "cpu", "--out", str(tmp_path / "r")
+    )
+    assert done.returncode == 0 and "skipped 3 of 40 test images" in done.stderr, done.stderr
+    assert kontrast("pack", str(root), str(tmp_path / "store")).returncode == 0
+    tar = tar_of(tmp_path / "pictures.tar", ())
+    tar_of(tar, [name.split("/")[-1] for name in open_data(tar, "test").names[:3]])
+    for more in ((), ("data.pack=false",)):
+        argv = ("pretrain", str(tar), *QUICK, "evaluation.every=1", "--device", "cpu", *more)
+        done = kontrast(*argv, "--out", str(tmp_path / f"tar{len(more)}"))
+        assert done.returncode == 0 and (more or "skipped 3 of 40 test images" in done.stderr), done.stderr
+
+
+@pytest.mark.fault(11)
+def test_bad_images_of_both_parts_are_judged_together_before_a_run_begins(tmp_path):
+    """14 of 200 are bad, 8 and 6 of them in its parts: exit 3, no run folder, and the advice that is given helps."""
+    root, run = folder_of(tmp_path / "pictures", 100, classes=2), tmp_path / "run"
+    (root / "class0" / "dangling.png").symlink_to(tmp_path / "nowhere")  # in no part, and counted once
+    spoil(root, "train", 7)
+    spoil(root, "test", 6)
+    one_line(pretrain(root, run), 3, "14 of 201 images", "over the 5% allowed", "--max-bad 0.07")
+    assert not run.exists()
+    pack = ("pack", str(root), str(tmp_path / "store"))
+    one_line(kontrast(*pack), 3, "14 of 201 images", "--max-bad 0.07")
+    assert kontrast(*pack, "--max-bad", "0.07").returncode == 0
+    assert pretrain(root, run, "--max-bad", "0.07").returncode == 0
+    one_line(kontrast("probe", str(run), "knn", "--max-bad", "0.05", "--device", "cpu"), 3, "14 of 201 images")
+    assert pretrain(tmp_path / "store", tmp_path / "other").returncode == 0
+
+
+@pytest.mark.fault(11)
+def test_a_run_that_goes_on_may_allow_more_bad_images(tmp_path):
+    """Images that turned out bad while a run trained stop it; `--resume --max-bad` goes on, on the same images."""
+    tar, run = tar_of(tmp_path / "pictures.tar", [f"{n}.png" for n in range(0, 200, 7)]), tmp_path / "run"
+    one_line(pretrain(tar, run, "data.pack=false", "training.max_steps=10"), 3, "11 of 200 images", "--max-bad 0.06")
+    trained = json.loads((run / "run.json").read_text())["data"]
+    go_on = ("pretrain", "--resume", "--no-probes", "--device", "cpu", "--out", str(run))
+    one_line(kontrast(*go_on), 3, "11 of 200 images")
+    assert kontrast(*go_on, "--max-bad", "0.2").returncode == 0
+    assert "max_bad = 0.2" in (run / "recipe.toml").read_text() and kontrast(*go_on).returncode == 0
+    assert json.loads((run / "run.json").read_text())["data"] == trained
 
 
 @pytest.mark.fault(11)

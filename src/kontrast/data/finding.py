@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,8 @@ SOURCES.register("digits")(lambda split="train", root=None: _embedded(split))
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How files are found, decoded and kept. say: for what a person should know."""
+    """How files are found, decoded and kept. beside: what is bad in the other part of one source; say: for what a
+    person should know."""
 
     root: str | Path | None = None
     test_share: float = 0.2
@@ -49,6 +50,7 @@ class Options:
     progress: Progress | None = None
     workers: int | None = None
     limits: Limits = dataclasses.field(default_factory=Limits)
+    beside: Sequence[tuple[str, str]] = ()
     say: Callable[[str], None] | None = None
 
 
@@ -103,7 +105,9 @@ def _divided(listed: Listing, split: str, options: Options) -> tuple[Listing, bo
             raise DataError(f"{listed.root} has no test part: give class sub-folders, or the folders train and test")
         return listed, False
     held = held_out([item.name for item in listed.items], listed.labels, options.test_share)
-    return listed.take(np.flatnonzero(held if split == "test" else ~held)), bool(held.any())
+    part = listed.take(np.flatnonzero(held if split == "test" else ~held))
+    whole = len(listed.items) + len(listed.bad)
+    return dataclasses.replace(part, whole=whole, beside=options.beside), bool(held.any())
 
 
 def _hint(path: Path) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.imageset import pad, square
 from kontrast.data.listing import Item, Listing
-from kontrast.data.packing import check_bad
+from kontrast.data.packing import judge
 from kontrast.data.workers import Chunk, Decoders, answer
 from kontrast.registry import DataError, EnvironmentFault, printable
 
@@ -33,7 +33,7 @@ class Reader:
     """What all selections of one source share: its decoders, and the account of what could not be read."""
 
     def __init__(self, listing: Listing, limits: Limits, max_bad: float, workers: int | None = None):
-        self.root, self.limits, self.max_bad = listing.root, limits, max_bad
+        self.listing, self.root, self.limits, self.max_bad = listing, listing.root, limits, max_bad
         self.total = len(listing.items) + len(listing.bad)
         self.bad = list(listing.bad)
         self.known: set[str] = set()
@@ -63,7 +63,7 @@ class Reader:
         self.failed.pop(mount, None)
         if len(self.bad) > self.checked:
             self.checked = len(self.bad)
-            check_bad(self.bad, self.total, self.max_bad, self.root)
+            judge(self.listing, self.bad, self.max_bad)
 
 
 def _containers(listing: Listing) -> Iterable[str]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,7 +37,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """Items in a stable order. bad: (name, reason) of what can't be read; notes: counts of what was passed over."""
+    """Items in a stable order. bad: (name, reason) of what can't be read; notes: counts of what was passed over.
+
+    Of a part that was divided from one source, whole: how many images the source has, good and bad, or 0; beside: what
+    is known to be bad in its other part.
+    """
 
     root: str
     items: list[Item]
@@ -45,6 +49,8 @@ class Listing:
     classes: list[str] | None = None
     bad: list[tuple[str, str]] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
+    whole: int = 0
+    beside: Sequence[tuple[str, str]] = ()
 
     @property
     def fingerprint(self) -> str:

@@ -61,6 +61,12 @@ def check_bad(bad: list[tuple[str, str]], total: int, max_bad: float, where: str
     )
 
 
+def judge(listing: Listing, bad: list[tuple[str, str]], max_bad: float) -> None:
+    """Stop where too much is bad of all that lies in one place: chance may put what is bad into the smaller part."""
+    found = list(dict.fromkeys([*bad, *listing.beside]))
+    check_bad(found, listing.whole or len(listing.items) + len(listing.bad), max_bad, listing.root)
+
+
 def _kind(reason: str) -> str:
     """A reason without what differs from file to file: numbers, and names in quotes or brackets."""
     return re.sub(r"\d+", "N", re.sub(r"\(.*\)|<.*>|'.*'|b'.*", "", reason)).strip()
@@ -110,11 +116,11 @@ def _decode_into(journal: Journal, listing: Listing, limits: Limits, max_bad: fl
         for number, chunk in decode_all(listing.items, limits, CHUNK, workers, start=len(journal.lines)):
             journal.append(chunk)
             if chunk.bad:
-                check_bad(journal.bad(listing, CHUNK), total + len(listing.bad), max_bad, listing.root)
+                judge(listing, journal.bad(listing, CHUNK), max_bad)
             if progress:
                 progress(min((number + 1) * CHUNK, total), total)
     bad = journal.bad(listing, CHUNK)
-    check_bad(bad, total + len(listing.bad), max_bad, listing.root)
+    judge(listing, bad, max_bad)
     return bad
 
 

@@ -19,9 +19,9 @@ from kontrast.data.finding import SOURCES, Options, find
 from kontrast.data.imageset import ImageSet
 from kontrast.data.lazy import Lazy
 from kontrast.data.listing import Listing, cache_home
-from kontrast.data.packing import CHUNK, Progress, check_bad, pack_images, pack_listing
+from kontrast.data.packing import CHUNK, Progress, judge, pack_images, pack_listing
 from kontrast.data.shards import is_shards
-from kontrast.data.store import DamagedStore, is_store, open_store, read_manifest, refuse_place, shape_up
+from kontrast.data.store import DamagedStore, is_store, open_store, read_bad, read_manifest, refuse_place, shape_up
 from kontrast.data.workers import decode_all, decode_chunk
 from kontrast.registry import DataError, UsageError, nearest
 
@@ -47,6 +47,7 @@ def open_data(
     pack: bool = True,
     progress: Progress | None = None,
     workers: int | None = None,
+    beside: Sequence[tuple[str, str]] = (),
     say: Callable[[str], None] | None = None,
 ) -> ImageSet:
     """The images of one split.
@@ -57,10 +58,11 @@ def open_data(
     side. A labelled folder without a test part holds out `test_share` of each class by a hash of the names; an
     unlabelled one has no test part. Many files are decoded once, into a packed store in the cache (KONTRAST_CACHE, else
     ~/.cache/kontrast), unless pack=False: then shards, and folders too large for memory, are decoded as their images
-    are asked for. say is told of a damaged store that was packed again.
+    are asked for. max_bad is of all files where parts are held out by hash: beside is what is bad in the other part.
+    say is told of a damaged store that was packed again.
     """
     limits = Limits(size, max_pixels, checked_range(float_range))
-    options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, say)
+    options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, beside, say)
     return _opened("digits" if spec is None else os.fspath(spec), split, options)
 
 
@@ -86,7 +88,7 @@ def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, p
     spec = "digits" if spec is None else os.fspath(spec)
     refuse_place(spec, Path(out))
     limits = Limits(size, options.pop("max_pixels", MAX_PIXELS), checked_range(options.pop("float_range", None)))
-    known = {f.name for f in dataclasses.fields(Options)} - {"limits", "progress", "workers", "say"}
+    known = {f.name for f in dataclasses.fields(Options)} - {"limits", "progress", "workers", "beside", "say"}
     for key in options:
         if key not in known:
             raise UsageError(f"pack has no option {key!r}: {nearest(key, known)}")
@@ -98,7 +100,7 @@ def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, p
         made.append(_packed(found, Path(out) / split, facts, _origin(spec, chosen), chosen))
         if not has_test or split == "test":
             return made
-        split = "test"
+        split, chosen = "test", dataclasses.replace(chosen, beside=read_bad(made[0]))
 
 
 def _packed(
@@ -113,7 +115,9 @@ def _packed(
 def _through_cache(found: Listing, facts: dict[str, Any], options: Options) -> ImageSet:
     """From a packed store in the cache, of which packing has checked every byte, whether it wrote or found it."""
     origin = _origin(facts["name"], options)
-    return open_store(_packed(found, _cache_place(found, options), facts, origin, options), full=False)
+    images = open_store(_packed(found, _cache_place(found, options), facts, origin, options), full=False)
+    judge(found, images.bad, options.max_bad)  # an earlier packing may have been allowed more
+    return images
 
 
 def _cache_place(found: Listing, options: Options) -> Path:
@@ -146,7 +150,7 @@ def _decoded(found: Listing, facts: dict[str, Any], options: Options) -> ImageSe
             options.progress(min(start + CHUNK, total), total)
     if not kept:
         raise DataError(f"none of the {total} images in {found.root} could be read: {bad[0][0]} ({bad[0][1]}), ...")
-    check_bad(bad, total + len(found.bad), options.max_bad, found.root)
+    judge(found, bad, options.max_bad)
     return ImageSet(
         images=shape_up(torch.from_numpy(np.concatenate(pixels)), torch.tensor(sizes), 3),
         names=[found.items[i].name for i in kept],
@@ -162,7 +166,7 @@ def _decoded(found: Listing, facts: dict[str, Any], options: Options) -> ImageSe
 
 def _undecoded(found: Listing, facts: dict[str, Any], options: Options) -> ImageSet:
     """A listing whose images are decoded when they are asked for; bad ones are found out, and counted, then."""
-    check_bad(found.bad, len(found.items) + len(found.bad), options.max_bad, found.root)
+    judge(found, found.bad, options.max_bad)
     images = Lazy.of(found, options.limits, options.max_bad, options.workers)
     return ImageSet(
         images=images,

@@ -108,7 +108,6 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
         from safetensors.torch import load
 
         factors = load((path / "factors.safetensors").read_bytes())
-    bad = [json.loads(line) for line in (path / "bad.jsonl").read_text().splitlines()]
     return ImageSet(
         images=shape_up(flat, sizes, manifest["channels"]),
         names=json.loads((path / "names.json").read_text()),
@@ -119,10 +118,16 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
         split=manifest["split"],
         has_test=manifest["has_test"],
         fingerprint=manifest["fingerprint"],
-        bad=[(b["name"], b["reason"]) for b in bad],
+        bad=read_bad(path),
         notes=manifest["notes"],
         stamps=stamps,
     )
+
+
+def read_bad(path: Path) -> list[tuple[str, str]]:
+    """What a packed split left out."""
+    lines = map(json.loads, (path / "bad.jsonl").read_text().splitlines())
+    return [(line["name"], line["reason"]) for line in lines]
 
 
 def shape_up(flat: torch.Tensor, sizes: torch.Tensor, channels: int) -> torch.Tensor | Ragged:

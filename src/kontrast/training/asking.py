@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "training.max_steps",
     "training.compile",
     "data.resident",
+    "data.max_bad",
     "checkpoints.",
 )
 """Settings that a resumed run may change without becoming another run."""

@@ -193,7 +193,7 @@ def _labelled_sets(
     except DataError as error:
         raise error if data else DataError(f"{error}; are the run's images elsewhere? give them with --data") from None
     run.fitting(train)
-    test = open_split(settings, "test", seed=run.recipe.seed) if train.has_test else None
+    test = open_split(settings, "test", seed=run.recipe.seed, beside=train.bad) if train.has_test else None
     if labels is not None:
         train = read_labels(train, labels)
         test = None if test is None else read_labels(test, labels)

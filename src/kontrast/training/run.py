@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,16 @@ def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views
     )  # fmt: skip
 
 
-def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: bool = False) -> ImageSet:
+def open_split(
+    settings: DataSettings,
+    split: str,
+    seed: int = 0,
+    pretraining: bool = False,
+    beside: Sequence[tuple[str, str]] = (),
+) -> ImageSet:
     """The images of one split as the recipe's data section asks for them. Its own split and label imbalance are for
-    pretraining alone: probes read the whole balanced set."""
+    pretraining alone: probes read the whole balanced set. beside: what is bad in the other part, to be judged with
+    what is bad in this."""
     from kontrast.data.features import overlay_digits, random_bits
 
     split = settings.split if pretraining else split
@@ -164,6 +172,7 @@ def open_split(settings: DataSettings, split: str, seed: int = 0, pretraining: b
             float_range=settings.float_range,
             pack=settings.pack,
             progress=bar,
+            beside=beside,
             say=tell,
         )
     if pretraining and settings.imbalance != "none":

@@ -28,7 +28,8 @@ from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.loop import Evaluate, Loop
 from kontrast.training.not_finite import check_choice
 from kontrast.training.online import OnlineProbe
-from kontrast.training.run import Run, choose_device, open_split, place_of, recipe_digest, stored_recipe
+from kontrast.training.parts import Parts, open_parts
+from kontrast.training.run import Run, choose_device, located, place_of, recipe_digest, stored_recipe
 from kontrast.training.same_images import check_data, describe, keep_listing
 from kontrast.training.stopping import StopWatch
 
@@ -143,6 +144,7 @@ def _train(
     say: Callable[[str], None],
 ) -> Run:
     main = distributed.is_main()
+    parts = open_parts(recipe, located(recipe.data, folder.info()) if resume else recipe.data, train)
     if resume:
         check_data(folder, train, accept)
     loop = Loop(recipe, folder, train, device, say, on_nan)  # refuses impossible recipes before anything is written
@@ -152,10 +154,12 @@ def _train(
     if main:
         write_start(folder, loop, recipe, train, command, resume)
     tell_skipped(folder, train, say)
+    probe = build_probe(recipe, parts, device) if main else None
+    del parts  # what no probe reads need not stay in memory
     begin, known = time.monotonic(), len(train.bad)
     stop.patient = True
     try:
-        loop.run(build_probe(recipe, train, device) if main else None, stop, command)
+        loop.run(probe, stop, command)
     finally:
         if len(train.bad) > known:  # images that are decoded as they are needed show only then that they are bad
             tell_skipped(folder, train, say)
@@ -215,14 +219,11 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, 
     write_atomic(folder / "recipe.toml", text)
 
 
-def build_probe(recipe: Recipe, train: ImageSet, device: torch.device) -> Evaluate:
+def build_probe(recipe: Recipe, parts: Parts, device: torch.device) -> Evaluate:
     """kNN, rank and entropy where the recipe evaluates; else without kNN, of a few images, once at the end."""
     if recipe.evaluation.every:
-        test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
-        if recipe.data.imbalance != "none" or recipe.data.split != "train":  # a class, or all labels, may be missing
-            train = open_split(recipe.data, "train", seed=recipe.seed)
-        return OnlineProbe(recipe, train, test, device)
-    return OnlineProbe(recipe, train, None, device, limit=512)
+        return OnlineProbe(recipe, parts.train, parts.test, device)
+    return OnlineProbe(recipe, parts.trained, None, device, limit=512)
 
 
 def tell_skipped(folder: RunFolder, train: ImageSet, say: Callable[[str], None]) -> None:

@@ -1,0 +1,41 @@
+"""All the images that a run reads: those it trains on, and those that its probes go by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from kontrast import distributed
+from kontrast.data import ImageSet
+from kontrast.data.sources import SOURCES
+from kontrast.settings import DataSettings, Recipe
+from kontrast.training.run import open_split
+
+
+class Parts(NamedTuple):
+    """trained: what is trained on; source: the same before a label imbalance takes from it; train, test: what the
+    probes read, where there is any to hold out."""
+
+    trained: ImageSet
+    source: ImageSet
+    train: ImageSet
+    test: ImageSet | None
+
+
+def open_parts(recipe: Recipe, data: DataSettings, trained: ImageSet) -> Parts:
+    """The rest of the images, on every rank: all of them must find out alike that a part can't be read.
+
+    data: the recipe's, with the place where its images lie. Of a named set, which comes as one, only what is needed.
+    """
+    evaluated, seed = bool(recipe.evaluation.every), recipe.seed
+    if not (evaluated and distributed.is_main()):
+        data = replace(data, overlay_digits=0, random_bits=0)  # nobody looks at the pictures
+    source = train = trained
+    if data.imbalance != "none":
+        source = train = open_split(replace(data, imbalance="none"), "train", seed=seed, pretraining=True)
+    if evaluated and data.split != "train":  # its labels may be missing, or it is of other images
+        train = open_split(data, "train", seed=seed)
+    test = None
+    if trained.has_test and (evaluated or data.source not in SOURCES):
+        test = open_split(data, "test", seed=seed, beside=train.bad)
+    return Parts(trained, source, train, test)
