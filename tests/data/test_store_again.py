@@ -90,6 +90,7 @@ def test_a_damaged_store_is_told_by_the_command_that_finds_it(tmp_path):
     assert f"{NOTE} 32" in (run / "report.html").read_text()
     flip(store / "test")
     told(kontrast(*begin, str(tmp_path / "other")), "test", 8)
+    assert json.loads((tmp_path / "other" / "run.json").read_text())["data"][NOTE] == 8
     for part, count in (("train", 32), ("test", 8)):
         flip(store / part)
         told(kontrast("embed", str(run), str(store), "--out", str(tmp_path / f"{part}.npy")), part, count)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from forked import TINY, Command, free_port, rank_environment
+from made_images import folder_of
 from PIL import Image
 
+from kontrast.data import open_data
 from kontrast.recipes import flat
 from kontrast.settings import Recipe, to_tree
 from kontrast.training.asking import MAY_CHANGE
@@ -45,7 +47,8 @@ KEYS = {k: v for k, v in flat(to_tree(Recipe())).items() if type(v) in OTHER and
 
 @pytest.mark.fault(8)
 def test_each_number_and_switch_of_the_recipe_may_not_change_but_for_a_few(finished, tmp_path):
-    """Seen: exit 2 naming the key, for every key but the log interval, the steps, compiling, residence, checkpoints."""
+    """Seen: exit 2 naming the key, for every key but the log interval, the steps, compiling, residence, checkpoints
+    and the share of bad images."""
     from kontrast.registry import KontrastError
     from kontrast.training.asking import resumed_recipe
     from kontrast.training.folder import RunFolder
@@ -114,6 +117,17 @@ def test_changed_images_are_counted_and_named(tmp_path, words):
     facts = json.loads((run / "run.json").read_text())
     assert facts["data_before"]["fingerprint"] == json.loads(before)["data"]["fingerprint"]
     Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
+
+
+@pytest.mark.fault(9)
+def test_changed_images_that_are_held_out_are_counted_and_named(tmp_path):
+    """Seen: exit 3 and the file's name, though no image that is trained on changed. Remains: the run."""
+    place, run = folder_of(tmp_path / "pictures", 20, classes=2, side=20), tmp_path / "run"
+    Command(tmp_path / "log", str(place), *SHORT, "--out", str(run)).ended(0)
+    held = open_data(place, "test").names[0]
+    (place / held).unlink()
+    said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(3)
+    assert f"40 then, 39 now: 1 removed ({held})" in said and "--accept-data-change" in said
 
 
 @pytest.mark.fault(10)

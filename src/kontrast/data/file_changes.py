@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kontrast.data.imageset import ImageSet
@@ -33,21 +34,29 @@ class Changes(NamedTuple):
         return ", ".join(words) or "no image, but labels, class names or files that are skipped"
 
 
-def file_listing(images: ImageSet) -> bytes | None:
+def file_listing(*parts: ImageSet, placed: bool = False) -> bytes | None:
     """A compressed text, a line for each image: 16 hexadecimal digits that stand for its file's place, size and date,
-    and its name as JSON. None for a set that was not read from single files."""
-    if images.stamps is None:
+    and its name as JSON. None for sets that were not read from single files. placed: names are relative to the source,
+    so that train/1.png and test/1.png are two, and a file that changes parts is one."""
+    known = [part for part in parts if part.stamps is not None]
+    if not known:
         return None
-    stamps = images.stamps.numpy().view("uint64").tolist()
-    lines = "".join(f"{stamp:016x} {json.dumps(name)}\n" for stamp, name in zip(stamps, images.names, strict=True))
+    lines = "".join(line for part in known for line in _lines(part, placed))
     return gzip.compress(lines.encode("ascii"), 6, mtime=0)
 
 
-def changes(before: bytes, images: ImageSet) -> Changes:
+def _lines(part: ImageSet, placed: bool) -> Iterator[str]:
+    head = f"{part.place}/" if placed and part.place else ""
+    stamps = part.stamps.numpy().view("uint64").tolist()  # type: ignore[union-attr]
+    for stamp, name in zip(stamps, part.names, strict=True):
+        yield f"{stamp:016x} {json.dumps(head + name)}\n"
+
+
+def changes(before: bytes, *parts: ImageSet, placed: bool = False) -> Changes:
     """What changed between a listing and the images of today."""
-    now = file_listing(images)
+    now = file_listing(*parts, placed=placed)
     if now is None:
-        raise DataError(f"{images.name} has no files to compare")
+        raise DataError(f"{parts[0].name} has no files to compare")
     old, new = _read(before), _read(now)
     return Changes(
         added=[name for name in new if name not in old],

@@ -145,7 +145,8 @@ class ImageSet:
     images: see `Pictures`. index: int64 [N], the stable number of each image in its source, which survives `subset`;
     views and competing features are drawn from it. factors: tensors [N,...]. bad: (name, reason) of files that were
     skipped. notes: counts of what was done to images that were kept (first frames, links not followed, ...). stamps:
-    int64 [N], a hash of each image's file's place, size and date, where it came from a file.
+    int64 [N], a hash of each image's file's place, size and date, where it came from a file. place: the folder in the
+    source that the names are relative to, "" for the source itself.
     """
 
     images: Any
@@ -161,6 +162,7 @@ class ImageSet:
     notes: dict[str, int] = field(default_factory=dict)
     index: Tensor | None = None
     stamps: Tensor | None = None
+    place: str = ""
 
     def __post_init__(self) -> None:
         if self.index is None:

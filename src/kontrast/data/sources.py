@@ -76,10 +76,20 @@ def _opened(spec: str, split: str, options: Options) -> ImageSet:
         return found
     facts = {"name": spec, "split": split, "has_test": has_test}
     if not options.pack and (is_shards(spec) or _too_large(found, options)):
-        return _undecoded(found, facts, options)
-    if options.pack and len(found.items) >= IN_MEMORY:
-        return _through_cache(found, facts, options)
-    return _decoded(found, facts, options)
+        images = _undecoded(found, facts, options)
+    elif options.pack and len(found.items) >= IN_MEMORY:
+        images = _through_cache(found, facts, options)
+    else:
+        images = _decoded(found, facts, options)
+    return dataclasses.replace(images, place=_place(spec, split, found))
+
+
+def _place(spec: str, split: str, found: ImageSet | Listing) -> str:
+    """The folder in the source that names are relative to; "" for the source itself."""
+    if isinstance(found, ImageSet) or spec in SOURCES:
+        return split
+    inner = os.path.relpath(found.root, spec)
+    return "" if inner == "." else inner
 
 
 def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, progress: Progress | None = None,
@@ -97,7 +107,8 @@ def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, p
     while True:
         found, has_test = find(spec, split, chosen)
         facts = {"name": spec, "split": split, "has_test": has_test}
-        made.append(_packed(found, Path(out) / split, facts, _origin(spec, chosen), chosen))
+        origin = {**_origin(spec, chosen), "place": _place(spec, split, found)}
+        made.append(_packed(found, Path(out) / split, facts, origin, chosen))
         if not has_test or split == "test":
             return made
         split, chosen = "test", dataclasses.replace(chosen, beside=read_bad(made[0]))

@@ -121,6 +121,7 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
         bad=read_bad(path),
         notes=manifest["notes"],
         stamps=stamps,
+        place=(manifest.get("origin") or {}).get("place", manifest["split"]),
     )
 
 

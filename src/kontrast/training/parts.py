@@ -21,6 +21,14 @@ class Parts(NamedTuple):
     train: ImageSet
     test: ImageSet | None
 
+    @property
+    def watched(self) -> list[ImageSet]:
+        """Each image once, whichever part it is in today."""
+        if self.source.split == "all":
+            return [self.source]
+        parts = {part.split: part for part in (self.source, self.train, self.test) if part is not None}
+        return list(parts.values())
+
 
 def open_parts(recipe: Recipe, data: DataSettings, trained: ImageSet) -> Parts:
     """The rest of the images, on every rank: all of them must find out alike that a part can't be read.

@@ -1,48 +1,64 @@
-"""Whether a run that is resumed sees the images it began with."""
+"""Whether a run that is resumed sees the images it began with, those it trains on and those that probes go by."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from kontrast import distributed
-from kontrast.data import ImageSet, changes, file_listing
+from kontrast.data import changes, file_listing
+from kontrast.data.sources import MENDED
 from kontrast.registry import DataError
 from kontrast.training.folder import RunFolder, write_atomic
+from kontrast.training.parts import Parts
 
 
-def check_data(folder: RunFolder, train: ImageSet, accept: bool) -> None:
-    """Refuse to go on with other images than the run began with."""
-    before = folder.info().get("data", {})
-    today = describe(train)
-    if before.get("fingerprint") in (None, today["fingerprint"]):
+def check_data(folder: RunFolder, parts: Parts, accept: bool) -> None:
+    """Refuse to go on with other images than the run began with. One that an older version began, which noted those it
+    trains on alone, is held to these."""
+    before, today = folder.info().get("data", {}), describe(parts)
+    if all(before.get(key) in (None, today[key]) for key in ("fingerprint", "all_fingerprint")):
         return
     if not accept:
-        listing = folder / "files.txt.gz"
-        known = listing.is_file() and train.stamps is not None
-        which = f": {changes(listing.read_bytes(), train)}" if known else ""
+        whole = before.get("all_fingerprint") is not None
+        count = "all_images" if whole else "images"
         raise DataError(
-            f"the images changed since the run began, {before.get('images')} then, {today['images']} now{which}; "
-            "restore them, or go on with --accept-data-change"
+            f"the images changed since the run began, {before.get(count)} then, {today[count]} now"
+            f"{_which(folder, parts, whole)}; restore them, or go on with --accept-data-change"
         )
     if distributed.is_main():
         folder.update_info(data=today, data_before=before)
-        keep_listing(folder, train)
+        keep_listing(folder, parts)
 
 
-def keep_listing(folder: RunFolder, train: ImageSet) -> None:
+def _which(folder: RunFolder, parts: Parts, whole: bool) -> str:
+    listing, sets = folder / "files.txt.gz", parts.watched if whole else [parts.trained]
+    if not listing.is_file() or all(part.stamps is None for part in sets):
+        return ""
+    return f": {changes(listing.read_bytes(), *sets, placed=whole)}"
+
+
+def keep_listing(folder: RunFolder, parts: Parts) -> None:
     """The names and dates of the run's files, by which a resumed run can say which of them changed."""
-    listing = file_listing(train)
+    listing = file_listing(*parts.watched, placed=True)
     if listing is not None:
         write_atomic(folder / "files.txt.gz", listing)
 
 
-def describe(train: ImageSet) -> dict[str, Any]:
+def describe(parts: Parts) -> dict[str, Any]:
+    """What run.json keeps. fingerprint: of the images that are trained on; all_fingerprint: of all."""
+    trained, watched = parts.trained, parts.watched
+    mended = sum(part.notes.get(MENDED, 0) for part in (trained, parts.test) if part is not None)
+    marks = " ".join(f"{part.split}:{part.fingerprint}" for part in watched)
     return {
-        "name": train.name,
-        "images": len(train),
-        "classes": None if train.classes is None else len(train.classes),
-        "channels": train.channels,
-        "skipped": len(train.bad),
-        **train.notes,
-        "fingerprint": train.fingerprint,
+        "name": trained.name,
+        "images": len(trained),
+        "classes": None if trained.classes is None else len(trained.classes),
+        "channels": trained.channels,
+        "skipped": len(trained.bad),
+        **trained.notes,
+        **({MENDED: mended} if mended else {}),
+        "fingerprint": trained.fingerprint,
+        "all_images": sum(map(len, watched)),
+        "all_fingerprint": hashlib.sha256(marks.encode("utf-8", "surrogatepass")).hexdigest(),
     }

@@ -146,13 +146,13 @@ def _train(
     main = distributed.is_main()
     parts = open_parts(recipe, located(recipe.data, folder.info()) if resume else recipe.data, train)
     if resume:
-        check_data(folder, train, accept)
+        check_data(folder, parts, accept)
     loop = Loop(recipe, folder, train, device, say, on_nan)  # refuses impossible recipes before anything is written
     if resume:
         loop.restore()
     warn_of_bank(recipe, train, loop.say)
     if main:
-        write_start(folder, loop, recipe, train, command, resume)
+        write_start(folder, loop, recipe, parts, command, resume)
     tell_skipped(folder, train, say)
     probe = build_probe(recipe, parts, device) if main else None
     del parts  # what no probe reads need not stay in memory
@@ -191,7 +191,7 @@ def write_encoder(loop: Loop, folder: RunFolder) -> str:
     return checkpoints.write_weights(folder / "encoder.safetensors", state) if distributed.is_main() else ""
 
 
-def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, command: str, resume: bool) -> None:
+def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, parts: Parts, command: str, resume: bool) -> None:
     """run.json and then recipe.toml, by which a folder is known to hold a run; a resumed run notes what may change."""
     argv = shlex.join(["kontrast", *sys.argv[1:]])
     text = to_toml(recipe, argv)
@@ -211,11 +211,11 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, train: ImageSet, 
             precision=str(loop.precision).removeprefix("torch."),
             fingerprint=fingerprint(recipe),
             recipe_sha256=[digest],
-            data=describe(train),
+            data=describe(parts),
             data_place=place_of(recipe.data.source),
             started=now(),
         )
-        keep_listing(folder, train)
+        keep_listing(folder, parts)
     write_atomic(folder / "recipe.toml", text)
 
 
