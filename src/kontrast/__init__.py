@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # typing's own would have to be imported, before the command can answer a signal
+if TYPE_CHECKING:
+    from typing import Any
+
+    from kontrast.objectives import objective
+    from kontrast.training import Run, load
 
 __version__ = "0.2.0"
 __all__ = ["Run", "load", "objective", "pretrain"]
-
-if TYPE_CHECKING:
-    from kontrast.objectives import objective
-    from kontrast.training import Run, load
 
 
 def pretrain(data: Any = None, recipe: str | None = None, *, out: Any = None, **overrides: Any) -> Run:

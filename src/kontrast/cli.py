@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -277,4 +279,7 @@ def run(argv: list[str]) -> int:
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM):  # all is done: a signal from here on changes nothing
+        signal.signal(number, lambda *_: os._exit(code))
+    sys.exit(code)

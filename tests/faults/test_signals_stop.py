@@ -193,6 +193,41 @@ def test_sigterm_before_training_leaves_no_run(tmp_path):
     assert run.exists() or "stopped before training began; run the same command again" in said
 
 
+@pytest.mark.fault(2)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_while_the_program_still_imports_is_one_line(tmp_path, number, code):
+    """Seen: exit 75 or 130 and one line, no traceback of an import. Remains: nothing."""
+    (tmp_path / "typer.py").write_text(
+        "import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(60)\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parents[1])])
+    argv = [sys.executable, "-m", "kontrast", "pretrain", "--out", str(tmp_path / "run")]
+    command = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths})
+    until((tmp_path / "importing").exists)
+    command.send_signal(number)
+    _, said = command.communicate(timeout=30)
+    assert (command.returncode, said) == (code, "kontrast: stopped; give the same command again\n")
+    assert not (tmp_path / "run").exists()
+
+
+ENDED = """
+import atexit, os, signal, sys
+from kontrast.cli import main
+atexit.register(os.kill, os.getpid(), int(sys.argv.pop()))
+main()
+"""
+
+
+@pytest.mark.fault(2)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_end_changes_nothing(number):
+    """Seen: the result and its exit code, which came before the signal."""
+    argv = [sys.executable, "-c", ENDED, "--version", str(int(number))]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.fault(2)
 def test_the_printed_command_works_as_printed(tmp_path):
