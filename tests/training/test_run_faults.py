@@ -12,6 +12,7 @@ from PIL import Image
 
 import kontrast
 from kontrast.registry import UsageError
+from kontrast.training.folder import RunFolder
 
 SHORT = [*TINY, "training.max_steps=6", "training.log_every=2"]
 
@@ -55,6 +56,19 @@ def test_mistakes_leave_no_folder(tmp_path, argv, code, words):
     found, said = run(tmp_path, *argv)
     assert found == code and words in said, said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_takes_back_the_folders_it_made_and_no_other(tmp_path):
+    """`runs/` goes too if this command made it and it is empty; one that was there, or holds others, stays."""
+    for mine in ("a/b/run", "old/run"):
+        (tmp_path / "old").mkdir(exist_ok=True)
+        assert run(tmp_path, "training.bach=3", out=mine)[0] == 2
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "old"]
+    folder = RunFolder(tmp_path / "new" / "run")
+    folder.create()
+    (tmp_path / "new" / "other").mkdir()
+    folder.abandon()
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["other"]
 
 
 @pytest.mark.parametrize(

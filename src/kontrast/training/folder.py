@@ -94,7 +94,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._lock: int | None = None
-        self._made = False
+        self._made: list[Path] = []  # it and the folders above it, innermost first, as far as `create` made them
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -114,20 +114,21 @@ class RunFolder:
             if (self / name).exists():
                 raise UsageError(f"--out {self.path} holds a {name} that is of no run here: give another folder")
         with disk_faults(self.path):
-            self._made = not self.path.exists()
+            self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
             probe = self / f".tmp-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Remove the folder that `create` made if no run came to be in it: a mistake in the recipe leaves nothing."""
+        """Remove the folders that `create` made if no run came to be there: a mistake in the recipe leaves nothing."""
         if self._made and not self.holds_run:
             with contextlib.suppress(OSError):
                 for name in (".lock", "run.json"):
                     (self / name).unlink(missing_ok=True)
                 (self / "checkpoints").rmdir()
-                self.path.rmdir()
+                for place in self._made:
+                    place.rmdir()
 
     def hold(self) -> None:
         """Take the folder's lock; a dead process's lock falls by itself (flock)."""
