@@ -85,6 +85,8 @@ def test_seeds_are_kept_beside_each_other_and_told_with_their_mean(tmp_path):
     assert table[1].split()[:2] == ["simclr", f"{mean:.3f}"] and table[2].startswith("2 seeds")
     with pytest.raises(UsageError, match="at least one seed"):
         evaluate(run, "knn", seeds=0, say=quiet)
+    with pytest.raises(UsageError, match=r"^epochs = -1: give at least one epoch"):
+        evaluate(run, "finetune", epochs=-1, say=quiet)
 
 
 def test_fine_tuning_says_how_far_it_is(tmp_path, monkeypatch, capsys):

@@ -141,8 +141,10 @@ def _tell_missing(
 
 
 def _check(kind: str, seeds: int, epochs: int) -> None:
-    if seeds < 1 or epochs < 0:
-        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed")
+    if seeds < 1:
+        raise UsageError(f"seeds = {seeds}: give at least one seed")
+    if epochs < 0:
+        raise UsageError(f"epochs = {epochs}: give at least one epoch, or 0 for the usual {FINE_TUNING}")
     if kind and kind not in (*PROBES, "finetune"):
         raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
 
