@@ -217,6 +217,8 @@ def test_python_offers_the_same(photos, tmp_path):
         (["pretrain", "encoder.name=resnet-81"], 2, ["resnet-81", "'resnet-18'"]),
         (["pretrain", "views.policy=simclar"], 2, ["simclar", "'simclr'"]),
         (["pretrain", "views.crop_scal=1"], 2, ["crop_scal", "'crop_scale'"]),
+        (["pretrain", "training.warmup=9", "training.epochs=2"], 2, ["training.warmup of 9", "training of 2"]),
+        (["pretrain", "training.milestones=[3,1]"], 2, ["training.milestones", "[3, 1]"]),
         (["pretrain", "nowhere"], 3, ["nowhere"]),
         (["pretrain", "--device", "cuda"], 6, ["cuda"]),
         (["pretrain", "--device", "tpu"], 2, ["tpu"]),
@@ -244,7 +246,8 @@ def test_mistakes_are_told_in_one_line(arguments, code, words, tmp_path, monkeyp
             pytest.skip("there is a GPU here")
     done = kontrast(*arguments)
     one_line(done, code, *words)
-    assert not list(tmp_path.rglob("*.toml")), "a refused command must leave no run behind"
+    assert done.stderr.count("\n") == 1, "the error stands alone"
+    assert not list(tmp_path.iterdir()), "a refused command must leave nothing behind, runs/ neither"
 
 
 def test_empty_folders_and_folders_without_images_are_refused(tmp_path):

@@ -40,6 +40,10 @@ def test_every_recipe_reads_and_says_what_it_is(name):
         ({"training": {"lr": float("nan")}}, ["training.lr", "finite"]),
         ({"training": {"schedule": "cosin"}}, ["training.schedule", "'cosine'"]),
         ({"training": {"milestones": 3}}, ["training.milestones", "list"]),
+        *(
+            ({"training": {"milestones": wrong}}, ["training.milestones must be epochs that grow", str(wrong)])
+            for wrong in ([3, 1], [2, 2], [-1, 4])
+        ),
         ({"training": 3}, ["training", "table"]),
         ({"encoder": {"width": 3}}, ["encoder", "name"]),
         ({"objective": {"temperature": float("inf")}}, ["objective.temperature", "finite"]),

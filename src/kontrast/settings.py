@@ -229,7 +229,10 @@ def _read_value(hint: Any, value: Any, where: str, origin: str) -> Any:
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise UsageError(f"{origin}: {where} must be a list of numbers, not {value!r}")
-        return tuple(_read_value(float, v, where, origin) for v in value)
+        numbers = tuple(_read_value(float, v, where, origin) for v in value)
+        if where == "training.milestones" and list(numbers) != sorted({n for n in numbers if n >= 0}):
+            raise UsageError(f"{origin}: {where} must be epochs that grow, for example [155, 170], not {value}")
+        return numbers
     if type(value) is not hint:
         raise UsageError(f"{origin}: {where} must be {_word(hint)}, not {value!r}")
     _check_range(value, where, origin)

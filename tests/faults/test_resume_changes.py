@@ -8,13 +8,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from forked import TINY, Command, free_port, rank_environment
 from made_images import folder_of
 from PIL import Image
 
-from kontrast.data import open_data
+from kontrast.data import ImageSet, open_data
 from kontrast.recipes import flat
 from kontrast.settings import Recipe, to_tree
+from kontrast.training.adapt import CHOSEN, adapt
 from kontrast.training.asking import MAY_CHANGE
 from kontrast.training.checkpoints import _digest
 from kontrast.training.folder import read_lines
@@ -39,6 +41,22 @@ def test_changed_settings_are_listed_old_and_new(finished, tmp_path):
     said = Command(tmp_path / "log", "--resume", "--recipe", "digits/dcl", *SHORT[:-2], "--out", str(finished)).ended(2)
     assert "objective.name nt-xent -> dcl" in said
     assert (finished / "recipe.toml").read_bytes() == before
+
+
+@pytest.mark.fault(8)
+@pytest.mark.parametrize("named", [["--recipe", "cifar10/dcl"], ["nowhere", "--recipe", "folder"]])
+def test_changed_settings_are_listed_though_the_other_recipes_images_are_not_here(finished, tmp_path, named):
+    """Seen: exit 2 and the changed keys, not that images must be fetched first. Remains: the run as it was."""
+    environment = {"KONTRAST_DATA": str(tmp_path / "none")}
+    said = Command(tmp_path / "log", "--resume", *named, "--out", str(finished), environment=environment).ended(2)
+    source = named[0] if named[0] == "nowhere" else "cifar10"
+    assert f"--resume can't change data.source digits -> {source}" in said and "training.lr 0.01 -> 0.3" in said
+
+
+def test_all_that_is_chosen_from_the_images_is_compared_when_they_are_known():
+    images = ImageSet(torch.zeros(9, 3, 80, 80, dtype=torch.uint8), [str(n) for n in range(9)])
+    for device in ("cpu", "cuda"):
+        assert all(key.startswith(CHOSEN) for key in flat(adapt(images, torch.device(device))))
 
 
 OTHER = {bool: lambda v: str(not v).lower(), int: lambda v: str(v + 1), float: lambda v: str(v / 2 + 0.25)}

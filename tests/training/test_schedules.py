@@ -6,8 +6,16 @@ import math
 
 import pytest
 
+from kontrast.recipes import recipe_names, resolve
 from kontrast.registry import UsageError
-from kontrast.training.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
+from kontrast.training.asking import refuse_out_of_reach
+from kontrast.training.schedules import (
+    joint_weight,
+    learning_rate,
+    out_of_reach,
+    scaled_learning_rate,
+    teacher_momentum,
+)
 
 
 def rates(epochs=10, steps_per_epoch=4, lr=2.0, **arguments) -> list[float]:
@@ -83,3 +91,29 @@ def test_joint_weight_ramps_as_the_code_does():
 def test_unknown_names_are_refused(call, hint):
     with pytest.raises(UsageError, match=hint):
         call()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_made_shorter_is_told_of_its_schedule_and_trains(name):
+    """Its own warm-up and milestones lie within it; past the end of a shorter training they are told, not refused."""
+    assert not out_of_reach(resolve(name).training)
+    short = resolve(name, ["training.epochs=1"])
+    told = {"training.warmup": short.training.warmup > 1, "training.milestones": short.training.schedule == "steps"}
+    assert out_of_reach(short.training).keys() == {key for key, late in told.items() if late}
+    refuse_out_of_reach(short, ["training.epochs=1"])
+    assert not out_of_reach(resolve(name, ["training.epochs=0"]).training)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["training.warmup=6"], r"training\.warmup of 6 epochs is longer than the training of 5"),
+        (["training.schedule=steps", "training.milestones=[2,5,7]"], r"training\.milestones 5, 7: .* of 5 epochs ends"),
+    ],
+)
+def test_a_schedule_past_the_end_is_refused_where_it_was_asked_for(asked, words):
+    asked = ["training.epochs=5", *asked]
+    with pytest.raises(UsageError, match=words):
+        refuse_out_of_reach(resolve("quickstart", asked), asked)
+    longer = [*asked, "training.epochs=8"]
+    refuse_out_of_reach(resolve("quickstart", longer), longer)

@@ -14,6 +14,8 @@ from kontrast.settings import Recipe
 
 CPU_IMAGES = 60_000  # image presentations that two slow cores manage at 32 px in a few minutes
 CUDA_IMAGES = 20_000_000
+CHOSEN = ("adapt", "views.size", "views.policy", "encoder.", "training.batch", "training.epochs", "data.size")
+"""How the settings begin that are not known before the images are."""
 
 
 def adapt(train: ImageSet, device: torch.device) -> dict[str, Any]:

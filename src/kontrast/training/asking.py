@@ -12,13 +12,14 @@ import torch
 from kontrast import distributed
 from kontrast.data import ImageSet
 from kontrast.data.sources import MENDED
-from kontrast.recipes import apply_overrides, flat, load_tree, merge_trees
+from kontrast.recipes import apply_overrides, flat, load_tree, merge_trees, parse_override
 from kontrast.registry import DataError, UsageError
 from kontrast.settings import Recipe, fingerprint, read_recipe, to_tree, toml_value
-from kontrast.training.adapt import adapt, reasons
+from kontrast.training.adapt import CHOSEN, adapt, reasons
 from kontrast.training.defaults import spelled_out
 from kontrast.training.folder import RunFolder
 from kontrast.training.run import located, open_split, stored_recipe
+from kontrast.training.schedules import out_of_reach
 
 MAY_CHANGE = (
     "training.log_every",
@@ -59,11 +60,7 @@ def fresh_recipe(
     data: Any, recipe: str | None, overrides: list[str], device: torch.device, say: Callable[[str], None]
 ) -> tuple[Recipe, ImageSet]:
     """The recipe as it will run and its training images."""
-    name = recipe or ("quickstart" if data in (None, "digits") else "folder")
-    tree = load_tree(name)
-    if data is not None:
-        tree = merge_trees(tree, {"data": {"source": str(data)}})
-    origin = f"recipe {name!r}"
+    tree, origin = named_tree(data, recipe)
     resolved = read_recipe(apply_overrides(tree, overrides), origin)
     seen = None
     if resolved.adapt:
@@ -73,29 +70,55 @@ def fresh_recipe(
         resolved = read_recipe(apply_overrides(tree, overrides), origin)
         for line in reasons(resolved, seen, device):
             say(line)
+    refuse_out_of_reach(resolved, overrides)
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     if seen is not None and MENDED in seen.notes:  # the first look mended it, the second found it whole
         train = replace(train, notes={**train.notes, MENDED: seen.notes[MENDED]})
     return spelled_out(resolved), train
 
 
+def named_tree(data: Any, recipe: str | None) -> tuple[dict[str, Any], str]:
+    """The tree of a recipe, or of the one that the data have by default, on these data; and how errors name it."""
+    name = recipe or ("quickstart" if data in (None, "digits") else "folder")
+    source = {} if data is None else {"data": {"source": str(data)}}
+    return merge_trees(load_tree(name), source), f"recipe {name!r}"
+
+
+def refuse_out_of_reach(recipe: Recipe, overrides: list[str]) -> None:
+    """A point of the schedule past the training's end is a mistake where it was asked for; a recipe's own is where the
+    training was made shorter, and only told."""
+    asked = {".".join(parse_override(text)[0]) for text in overrides}
+    for key, line in out_of_reach(recipe.training).items():
+        if key in asked:
+            raise UsageError(f"{line}; give training.epochs more, or {key} less")
+
+
 def resumed_recipe(
     folder: RunFolder, data: Any, recipe: str | None, overrides: list[str], device: torch.device
 ) -> tuple[Recipe, ImageSet]:
-    """The stored recipe with overrides of what may change; any other change is refused, key by key. A recipe named
-    again, as torchrun's restarts do, must be the stored one."""
+    """The stored recipe with overrides of what may change; any other change is refused, key by key, before images are
+    looked for. A recipe named again, as torchrun's restarts do, must be the stored one."""
     stored = stored_recipe(folder)
     if recipe is not None:
-        wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
+        tree, origin = named_tree(data, recipe)
+        wanted = spelled_out(read_recipe(apply_overrides(tree, overrides), origin))
+        if wanted.adapt:
+            refuse_changes(stored, wanted, (*MAY_CHANGE, *CHOSEN))
+            wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
     else:
         asked = overrides + ([f"data.source={toml_value(str(data))}"] if data is not None else [])
         wanted = read_recipe(apply_overrides(to_tree(stored), asked), str(folder / "recipe.toml"))
+    refuse_changes(stored, wanted, MAY_CHANGE)
+    return wanted, open_split(located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True)
+
+
+def refuse_changes(stored: Recipe, wanted: Recipe, may: tuple[str, ...]) -> None:
+    """Name every setting that differs, but for those that may."""
     old, new = flat(to_tree(spelled_out(stored))), flat(to_tree(spelled_out(wanted)))
-    changed = [k for k in sorted(old | new) if old.get(k) != new.get(k) and not k.startswith(MAY_CHANGE)]
+    changed = [k for k in sorted(old | new) if old.get(k) != new.get(k) and not k.startswith(may)]
     if changed:
         words = ", ".join(f"{k} {old.get(k)} -> {new.get(k)}" for k in changed)
         raise UsageError(f"--resume can't change {words}: start a new run, or resume without it")
-    return wanted, open_split(located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True)
 
 
 def agree(recipe: Recipe, train: ImageSet) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from kontrast.registry import UsageError, nearest
+from kontrast.settings import TrainingSettings
 
 SCHEDULES = ("cosine", "steps", "constant", "linear")
 SCALINGS = ("none", "linear", "sqrt")
@@ -53,6 +54,23 @@ def learning_rate(
     progress = min(max(at - warm, 0.0) / max(epochs * steps_per_epoch - warm, 1e-9), 1.0)
     left = (1 + math.cos(math.pi * progress)) / 2 if schedule == "cosine" else 1 - progress
     return final + (lr - final) * left
+
+
+def out_of_reach(training: TrainingSettings) -> dict[str, str]:
+    """Settings whose point lies past the last epoch, each with a line that says so."""
+    epochs, warmup, found = training.epochs, training.warmup, {}
+    if 0 < epochs < warmup:
+        found["training.warmup"] = (
+            f"training.warmup of {warmup:g} epochs is longer than the training of {epochs}: the learning rate does "
+            "not reach its peak"
+        )
+    late = [f"{m:g}" for m in training.milestones if m >= epochs]
+    if epochs and late and training.schedule == "steps":
+        found["training.milestones"] = (
+            f"training.milestones {', '.join(late)}: the training of {epochs} epochs ends before, without lowering the "
+            "learning rate there"
+        )
+    return found
 
 
 def teacher_momentum(step: int, *, total: int, momentum: float, schedule: str = "constant") -> float:

@@ -31,6 +31,7 @@ from kontrast.training.online import OnlineProbe
 from kontrast.training.parts import Parts, open_parts
 from kontrast.training.run import Run, choose_device, located, place_of, recipe_digest, stored_recipe
 from kontrast.training.same_images import check_data, describe, keep_listing
+from kontrast.training.schedules import out_of_reach
 from kontrast.training.stopping import StopWatch
 
 
@@ -53,8 +54,6 @@ def pretrain(
     check_place(data)
     on = choose_device(device)
     say = say if distributed.is_main() else lambda _: None
-    if device == "auto" and on.type == "cpu":
-        say("no usable NVIDIA GPU: training on the CPU")
     check_choice(on_nan)
     asked = overrides_as_text(overrides)
     opened: list[tuple[Recipe, ImageSet]] = []
@@ -64,9 +63,8 @@ def pretrain(
             with held(folder):
                 opened += [open_recipe(folder, resume, data, recipe, asked, on, say)]
                 agree(*opened[0])
-                command = resume_command(folder, device, on_nan)
                 with algorithms(opened[0][0].training.deterministic):
-                    return _train(*opened[0], folder, on, stop, command, resume, accept_data_change, on_nan, say)
+                    return _train(*opened[0], folder, on, stop, device, resume, accept_data_change, on_nan, say)
     except (RuntimeError, MemoryError) as error:
         fault = lost_rank(error)
         if fault is None and not (opened and is_out_of_memory(error)):
@@ -137,20 +135,20 @@ def _train(
     folder: RunFolder,
     device: torch.device,
     stop: StopWatch,
-    command: str,
+    asked: str,
     resume: bool,
     accept: bool,
     on_nan: str,
     say: Callable[[str], None],
 ) -> Run:
-    main = distributed.is_main()
+    main, command = distributed.is_main(), resume_command(folder, asked, on_nan)
     parts = open_parts(recipe, located(recipe.data, folder.info()) if resume else recipe.data, train)
     if resume:
         check_data(folder, parts, accept)
     loop = Loop(recipe, folder, train, device, say, on_nan)  # refuses impossible recipes before anything is written
     if resume:
         loop.restore()
-    warn_of_bank(recipe, train, loop.say)
+    tell(recipe, train, device, asked, say)
     if main:
         write_start(folder, loop, recipe, parts, command, resume)
     tell_skipped(folder, train, say)
@@ -170,6 +168,15 @@ def _train(
     if stop.asked is not None:
         raise stop.error("the end of training", shlex.join([*program(), "probe", str(folder.path)]))
     return Run(folder.path)
+
+
+def tell(recipe: Recipe, train: ImageSet, device: torch.device, asked: str, say: Callable[[str], None]) -> None:
+    """What a person may not expect of the training that is about to begin; not before, lest it stand over an error."""
+    if asked == "auto" and device.type == "cpu":
+        say("no usable NVIDIA GPU: training on the CPU")
+    for line in out_of_reach(recipe.training).values():
+        say(line)
+    warn_of_bank(recipe, train, say)
 
 
 def warn_of_bank(recipe: Recipe, train: ImageSet, say: Callable[[str], None]) -> None:
