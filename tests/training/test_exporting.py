@@ -100,10 +100,14 @@ def test_onnx_takes_any_batch_of_every_kind_of_encoder(name, onnx_file, tmp_path
         assert exporting._difference(encoder, tmp_path / "e.onnx", batch) < 1e-4
 
 
-def test_onnx_may_be_checked_on_other_images(run):
+def test_onnx_may_be_checked_on_other_images(run, tmp_path):
     assert len(exporting.real_images(run, str(tiny_run.images()))) == exporting.CHECKED
     with pytest.raises(DataError, match="checked on real images"):
         exporting.real_images(run, "/nowhere/at/all")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "0.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"there are none: the first of .* can't be read: 0\.png \(empty file\)"):
+        exporting.real_images(run, str(tmp_path / "broken"))
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])

@@ -120,6 +120,8 @@ def real_images(run: Run, data: str | None) -> ImageSet:
         if data is None:
             return run.data("train").first(CHECKED)
         batch = next(iter(open_stream(run, data).batches(0, 1)))
+        if not len(batch.images):
+            raise DataError(f"the first of {data} can't be read: {batch.bad[0][0]} ({batch.bad[0][1]})")
         return batch.images.first(CHECKED)
     except DataError as error:
         hint = "" if data else "; give others with --data DIR"
