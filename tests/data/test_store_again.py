@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 
 import pytest
 from made_images import QUICK, folder_of, picture
 from test_cli import kontrast
 from test_store import same
 
-from kontrast.data import open_data, pack
+from kontrast.data import open_data, pack, packing
 from kontrast.data.store import MANIFEST, DamagedStore, digest_of, open_store
 from kontrast.registry import DataError, EnvironmentFault
 
@@ -171,6 +172,48 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path, monkeypatch):
     (root / "broken.png").unlink()
     pack(root, tmp_path / "store")
     assert len(open_data(tmp_path / "store")) == 13 and not (tmp_path / "store" / "train.replaced").exists()
+
+
+def test_a_packing_without_an_image_leaves_nothing(tmp_path):
+    """Nothing can go on from it; one with images stays, and goes on where more bad ones are allowed."""
+    root = tmp_path / "pictures"
+    root.mkdir()
+    for number in range(9):
+        (root / f"{number}.png").write_bytes(b"nothing")
+    for allowed in (0.05, 1.0):
+        with pytest.raises(DataError, match="none of the 9 images"):
+            pack(root, tmp_path / "store", max_bad=allowed)
+        assert not (tmp_path / "store").exists()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "notes").touch()
+    with pytest.raises(DataError, match="none of the 9 images"):
+        pack(root, tmp_path / "store")
+    assert [p.name for p in (tmp_path / "store").iterdir()] == ["notes"]
+    picture(1).save(root / "good.png")
+    with pytest.raises(DataError, match="9 of 10 images"):
+        pack(root, tmp_path / "store")
+    assert (tmp_path / "store" / "train.part").is_dir()
+    pack(root, tmp_path / "store", max_bad=0.9)
+    assert len(open_data(tmp_path / "store")) == 1
+
+
+def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_held(tmp_path):
+    """Who waits at a packing that fails takes the lock's new file, as all who come later do."""
+    place, out = tmp_path / "train.lock", tmp_path / "train"
+    entered, held = threading.Event(), []
+
+    def wait() -> None:
+        with packing._locked(out):
+            held.append(place.stat().st_ino)
+            entered.set()
+            out.mkdir()  # something came to be: the lock stays
+
+    with packing._locked(out):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        assert not entered.wait(0.2)
+    waiting.join(10)
+    assert held == [place.stat().st_ino]
 
 
 def test_a_cache_that_can_not_be_written_names_the_key_that_helps(tmp_path):

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -51,6 +51,8 @@ def check_bad(bad: list[tuple[str, str]], total: int, max_bad: float, where: str
     reason, alike = Counter(_kind(reason) for _, reason in bad).most_common(1)[0]
     if len(bad) <= handful and alike <= share:
         return
+    if len(bad) == total:
+        raise none_read(bad, where)
     shown = "; ".join(f"{printable(name)} ({reason})" for name, reason in bad[:10])
     more = f"; and {len(bad) - 10} more" if len(bad) > 10 else ""
     enough = math.ceil(100 * len(bad) / total) / 100
@@ -65,6 +67,12 @@ def judge(listing: Listing, bad: list[tuple[str, str]], max_bad: float) -> None:
     """Stop where too much is bad of all that lies in one place: chance may put what is bad into the smaller part."""
     found = list(dict.fromkeys([*bad, *listing.beside]))
     check_bad(found, listing.whole or len(listing.items) + len(listing.bad), max_bad, listing.root)
+
+
+def none_read(bad: list[tuple[str, str]], where: str) -> DataError:
+    """No share that is allowed would help."""
+    name, reason = bad[0]
+    return DataError(f"none of the {len(bad)} images in {where} could be read: {printable(name)} ({reason}), ...")
 
 
 def _kind(reason: str) -> str:
@@ -94,10 +102,6 @@ def pack_listing(
         journal = Journal(work, key)
         bad = _decode_into(journal, listing, limits, max_bad, progress, workers)
         kept = journal.kept(CHUNK)
-        if not kept:
-            raise DataError(
-                f"none of the {len(bad)} images in {listing.root} could be read: {bad[0][0]} ({bad[0][1]}), ..."
-            )
         names = [listing.items[i].name for i in kept]
         labels = None if listing.labels is None else listing.labels[kept]
         sizes = np.array([s for line in journal.lines for s in line["sizes"]], dtype="<i8")
@@ -110,17 +114,25 @@ def pack_listing(
 
 def _decode_into(journal: Journal, listing: Listing, limits: Limits, max_bad: float, progress: Progress | None,
                  workers: int | None) -> list[tuple[str, str]]:  # fmt: skip
-    """Decode what the journal has not yet, as long as not too much is bad; what is."""
+    """Decode what the journal has not yet, as long as not too much is bad; what is. A journal without an image, from
+    which nothing can go on, does not stay."""
     total = len(listing.items)
-    with journal:
-        for number, chunk in decode_all(listing.items, limits, CHUNK, workers, start=len(journal.lines)):
-            journal.append(chunk)
-            if chunk.bad:
-                judge(listing, journal.bad(listing, CHUNK), max_bad)
-            if progress:
-                progress(min((number + 1) * CHUNK, total), total)
-    bad = journal.bad(listing, CHUNK)
-    judge(listing, bad, max_bad)
+    try:
+        with journal:
+            for number, chunk in decode_all(listing.items, limits, CHUNK, workers, start=len(journal.lines)):
+                journal.append(chunk)
+                if chunk.bad:
+                    judge(listing, journal.bad(listing, CHUNK), max_bad)
+                if progress:
+                    progress(min((number + 1) * CHUNK, total), total)
+        bad = journal.bad(listing, CHUNK)
+        judge(listing, bad, max_bad)
+        if not journal.kept(CHUNK):
+            raise none_read(bad, listing.root)
+    except DataError:
+        if not journal.kept(CHUNK):
+            shutil.rmtree(journal.work, ignore_errors=True)
+        raise
     return bad
 
 
@@ -189,19 +201,36 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """One packer a place: a second waits, then finds the work done."""
+    """One packer a place: a second waits, then finds the work done. Where nothing came to be, nothing stays."""
+    place, made = out.with_name(out.name + ".lock"), not out.parent.exists()
+    with _lock(out, place):
+        try:
+            yield
+        finally:
+            if not any(path.exists() for path in (out, out.with_name(out.name + ".part"), _replaced(out))):
+                with contextlib.suppress(OSError):  # others have come to the folder
+                    place.unlink()
+                    if made:
+                        out.parent.rmdir()
+
+
+def _lock(out: Path, place: Path) -> IO[str]:
+    """The lock's file, locked. One that was removed while we waited for it locks nothing, and another is made."""
     import fcntl
 
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(out.with_name(out.name + ".lock"), "w")  # noqa: SIM115
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"can't write the packed store {out}: {error.strerror or error}; set KONTRAST_CACHE or data.pack=false"
-        ) from None
-    with lock:
-        yield
+    while True:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(place, "w")  # noqa: SIM115
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), os.stat(place)):
+                    return lock
+            lock.close()
+        except OSError as error:
+            raise EnvironmentFault(
+                f"can't write the packed store {out}: {error.strerror or error}; set KONTRAST_CACHE or data.pack=false"
+            ) from None
 
 
 @contextlib.contextmanager
