@@ -14,7 +14,19 @@ import typer
 
 from kontrast import __version__, cli_compare, cli_reproduce, cli_studies, own_code
 from kontrast.registry import EnvironmentFault, KontrastError, UsageError, refuse_pickle
-from kontrast.terminal import Device, Json, MaxBad, emit, keep_streams, say, split_arguments, write_page
+from kontrast.terminal import (
+    Device,
+    FloatRange,
+    Json,
+    MaxBad,
+    emit,
+    fail,
+    keep_streams,
+    say,
+    split_arguments,
+    two_numbers,
+    write_page,
+)
 from kontrast.training.stopping import StopWatch
 
 if TYPE_CHECKING:
@@ -119,15 +131,19 @@ def probe(
     data: Annotated[str, typer.Option(help="Labelled images; default: the run's own data.")] = "",
     labels: Annotated[Path | None, typer.Option(help="A CSV with columns name,label.")] = None,
     max_bad: MaxBad = None,
+    float_range: FloatRange = "",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure what the frozen encoder of RUN can do, beside raw pixels and the untrained encoder."""
     from kontrast import training
+    from kontrast.training.embedding import opened
 
+    if float_range and not data:
+        raise UsageError("--float-range is for the images of --data; the run's own are read as it was trained on them")
     again = shlex.join(["kontrast", *sys.argv[1:]])
     with StopWatch(f"stopped before the probe was done; what was done is kept; go on with: {again}"):
-        loaded = training.Run(run)
+        loaded = opened(run, two_numbers(float_range))
         results = training.evaluate(
             loaded, kind=probe_named(kind, protocol), data=data or None, labels=labels, device=device, seeds=seeds,
             cached=cached, epochs=epochs, max_bad=max_bad, say=say,
@@ -191,6 +207,7 @@ def pack_command(
     out: Annotated[Path, typer.Argument(help="The store to write.")],
     size: Annotated[int, typer.Option(help="Bound the shorter side to this; 0: as they are.")] = 0,
     max_bad: MaxBad = None,
+    float_range: FloatRange = "",
     follow_links: FollowLinks = False,
     as_json: Json = False,
 ) -> None:
@@ -199,7 +216,8 @@ def pack_command(
     from kontrast.training.progress import PackingBar
 
     with PackingBar("pack") as bar:
-        chosen: dict[str, Any] = {"follow_links": follow_links} | ({} if max_bad is None else {"max_bad": max_bad})
+        chosen: dict[str, Any] = {"follow_links": follow_links, "float_range": two_numbers(float_range)}
+        chosen |= {} if max_bad is None else {"max_bad": max_bad}
         stores = pack(data, out, size=size or None, progress=bar, **chosen)
     parts = {path.name: open_data(out, path.name) for path in stores}
     facts = {name: {"images": len(part), "skipped": len(part.bad)} for name, part in parts.items()}
@@ -230,11 +248,6 @@ def top(
         print(__version__)
         raise typer.Exit()
     own_code.import_files(files or [])
-
-
-def fail(text: str, code: int) -> int:
-    say(f"kontrast: {' '.join(str(text).split())}")
-    return code
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kontrast.terminal import Device, Json, MaxBad, emit, say, write_page
+from kontrast.terminal import Device, FloatRange, Json, MaxBad, emit, say, two_numbers, write_page
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 
@@ -52,6 +52,7 @@ def embed(
     out: Annotated[Path, typer.Option(help="The file to write: .parquet or .npy.")],
     split: Annotated[str, typer.Option(help="all, train or test.")] = "all",
     max_bad: MaxBad = None,
+    float_range: FloatRange = "",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -60,7 +61,8 @@ def embed(
     from kontrast.training.embedding import embed as work
     from kontrast.training.embedding import opened
 
-    made = work(opened(run), data, out, split=split, device=device, max_bad=max_bad, say=say)
+    loaded = opened(run, two_numbers(float_range))
+    made = work(loaded, data, out, split=split, device=device, max_bad=max_bad, say=say)
     if made.skipped:
         say(skipped(made.skipped, made.images + len(made.skipped)))
     tree = {"out": str(made.path), "images": made.images, "width": made.width, "skipped": len(made.skipped)}
@@ -72,6 +74,7 @@ def neighbors(
     image: Annotated[Path, typer.Argument(help="An image file.")],
     embeddings: Annotated[Path | None, typer.Option(help="Where to look; default: the run's train images.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many.")] = 8,
+    float_range: FloatRange = "",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -79,7 +82,8 @@ def neighbors(
     from kontrast.training.embedding import opened
     from kontrast.training.neighbours import neighbours
 
-    found = neighbours(opened(run), image, embeddings=embeddings, k=k, device=device, say=say)
+    span = two_numbers(float_range)
+    found = neighbours(opened(run), image, embeddings=embeddings, k=k, float_range=span, device=device, say=say)
     lines = [f"{one['similarity']:7.4f}  {one['name']}" for one in found]
     emit({"image": str(image), "neighbors": found}, lines, as_json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,17 +12,24 @@ from typing import Annotated, Any
 
 import typer
 
-from kontrast.registry import EnvironmentFault, UsageError, printable
+from kontrast.registry import EnvironmentFault, UsageError, printable, shorten
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON line on standard output for machines.")]
 MaxBad = Annotated[float | None, typer.Option(help="The share of damaged images to go on with; 0.05.", min=0, max=1)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+FloatRange = Annotated[str, typer.Option(metavar="LOW,HIGH", help="Of float images: the values of black and white.")]
 
 
 def say(text: str) -> None:
     """A line for people; standard output is for results. Where nobody reads it (`2>&1 | head`), work goes on."""
     with contextlib.suppress(OSError):
         print(_writable(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def fail(text: str, code: int) -> int:
+    """The one line of a command that failed, and its exit code."""
+    say(f"kontrast: {' '.join(str(text).split())}")
+    return code
 
 
 def emit(tree: dict[str, Any], lines: list[str], as_json: bool) -> None:
@@ -61,6 +69,19 @@ def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]
         else:
             raise UsageError(f"unexpected argument {text!r}: give one DATA and overrides as key=value")
     return data, overrides
+
+
+def two_numbers(text: str) -> tuple[float, float] | None:
+    """The range of float images, `0,1`; None where none is given."""
+    if not text:
+        return None
+    try:
+        low, high = map(float, text.strip("[]").split(","))
+    except ValueError:
+        low = high = math.nan
+    if not -math.inf < low < high < math.inf:
+        raise UsageError(f"--float-range {shorten(text)}: give two rising numbers, for example 0,1")
+    return low, high
 
 
 def write_page(runs: list[Path], out: Path, study: Path | None = None) -> Path:

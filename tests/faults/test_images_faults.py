@@ -275,6 +275,36 @@ def test_float_images_need_their_range(tmp_path):
         one_line(pretrain(root, tmp_path / "other", f"data.float_range={wrong}"), 2, "data.float_range")
 
 
+@pytest.mark.fault(14)
+def test_the_range_of_float_images_can_be_stated_to_every_command_that_reads_new_ones(tmp_path):
+    """What the error advises works: pack, embed, neighbors and probe take --float-range, and leave nothing before."""
+    ramp = np.linspace(-1, 1, 20 * 20, dtype=np.float32).reshape(20, 20)
+    root, run, store, vectors = (tmp_path / name for name in ("pictures", "run", "store", "v.npy"))
+    for number in range(40):
+        (root / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.roll(ramp, number, 0)).save(root / str(number % 2) / f"{number}.tiff")
+    copy(tmp_path)
+    one = str(root / "0" / "0.tiff")
+    commands = [
+        ("pack", str(root), str(store)),
+        ("embed", str(run), str(root), "--out", str(vectors), "--device", "cpu"),
+        ("neighbors", str(run), one, "--embeddings", str(vectors), "-k", "3", "--device", "cpu", "--json"),
+        ("probe", str(run), "knn", "--data", str(root), "--device", "cpu"),
+    ]
+    for command in commands:
+        before = sorted(tmp_path.rglob("*"))
+        one_line(kontrast(*command), 3, "float or 32-bit values", f"{command[0]}", "--float-range low,high")
+        assert sorted(tmp_path.rglob("*")) == before
+        for wrong in ("1,0", "0", "0,1,2", "nan,1", "0,inf", "dark,light"):
+            one_line(kontrast(*command, "--float-range", wrong), 2, f"--float-range '{wrong}'", "two rising numbers")
+        done = kontrast(*command, "--float-range", "-1,1")
+        assert done.returncode == 0, done.stderr
+        if command[0] == "neighbors":
+            assert json.loads(done.stdout)["neighbors"][0]["similarity"] == pytest.approx(1.0, abs=1e-4)
+    assert abs(open_data(store).images.double().mean() - 127.5) < 1
+    one_line(kontrast("probe", str(run), "--float-range", "0,1"), 2, "--float-range is for the images of --data")
+
+
 @pytest.mark.fault(15)
 def test_turned_and_animated_images_are_counted_in_the_report(tmp_path):
     """EXIF turns are applied, the first frame stands for an animation; the page says how many of each."""

@@ -19,9 +19,10 @@ from kontrast.data import open_data
 from kontrast.lens import read_embeddings
 from kontrast.probes import extract_features
 from kontrast.registry import CheckpointError, DataError, EnvironmentFault, Stopped, UsageError
-from kontrast.training.embedding import embed, opened, stretches
+from kontrast.training.embedding import embed, go_on, opened, stretches
 from kontrast.training.folder import RunFolder
 from kontrast.training.neighbours import neighbours
+from kontrast.training.streams import open_stream
 
 
 def silent(_: str) -> None:
@@ -173,6 +174,33 @@ def test_too_many_bad_files_keep_the_parts_until_they_are_allowed(run, tmp_path)
     said = []
     made = embed(run, folder, tmp_path / "v.npy", device="cpu", max_bad=1.0, say=said.append)
     assert said == ["going on: 1 of 1 parts are there"] and made.images == 6 and len(made.skipped) == 6
+
+
+def test_an_embedding_without_a_vector_leaves_nothing(run, digits, tmp_path):
+    """Nothing can go on from images that could not be read, or from work that broke before its first part."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"bad-{number}.png").write_bytes(b"")
+    with pytest.raises(DataError, match="none of the images"):
+        embed(run, folder, tmp_path / "v.npy", device="cpu", say=silent)
+    breaking = dataclasses.replace(digits, images=Breaking(digits.images, 1))
+    with pytest.raises(OSError, match="disk went away"):
+        embed(run, breaking, tmp_path / "v.npy", device="cpu", say=silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def test_vectors_of_another_range_are_other_vectors(digits, tmp_path):
+    """Parts of float images read by one range are not gone on with by another, and the command to go on names it."""
+    near, far = (opened(tiny_run.trained(), span) for span in ((0.0, 1.0), (0.0, 2.0)))
+    breaking = dataclasses.replace(digits, images=Breaking(digits.images, 2))
+    with pytest.raises(OSError, match="disk went away"):
+        embed(near, breaking, tmp_path / "v.npy", batches=1, device="cpu", say=silent)
+    said = []
+    embed(far, digits, tmp_path / "v.npy", batches=1, device="cpu", say=said.append)
+    assert "starting afresh" in said[0]
+    stream = open_stream(far, digits)
+    assert "--float-range=0.0,2.0" in go_on(far, stream, tmp_path / "v.npy", "all", None, "auto")
 
 
 def test_pictures_of_many_sizes_do_not_change_each_other(run, tmp_path):

@@ -25,6 +25,10 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535
 MAX_BYTES = 1 << 29
+NO_RANGE = (
+    "float or 32-bit values: state their range with data.float_range=[low,high] "
+    "(pack, embed, neighbors, probe: --float-range low,high)"
+)
 
 _MAGIC = (
     (b"<!doctype", "an HTML page"), (b"<html", "an HTML page"),
@@ -171,7 +175,7 @@ def _rgb(image: Image.Image, limits: Limits) -> Image.Image:
 
 def _ranged(values: np.ndarray, limits: Limits) -> np.ndarray:
     if limits.float_range is None:
-        raise BadImage("float or 32-bit values: state their range with data.float_range=[low,high]")
+        raise BadImage(NO_RANGE)
     low, high = limits.float_range
     if not np.isfinite(values).all():
         raise BadImage("NaN or infinite values")

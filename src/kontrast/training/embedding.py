@@ -11,6 +11,7 @@ alone, so a run that was killed and resumed gives the same bytes as one that was
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import io
@@ -18,7 +19,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,10 +64,13 @@ class Part(NamedTuple):
     bad: list[tuple[str, str]]
 
 
-def opened(path: str | Path) -> Run:
-    """The run in a folder; one of a newer version is refused before its recipe is read by this version's rules."""
+def opened(path: str | Path, float_range: tuple[float, float] | None = None) -> Run:
+    """The run in a folder; one of a newer version is refused before its recipe is read by this version's rules. With a
+    range, float images are read by it, whatever those that the run was trained on have."""
     run = Run(path)
     run.info  # noqa: B018
+    if float_range is not None:
+        run.recipe = replace(run.recipe, data=replace(run.recipe.data, float_range=float_range))
     return run
 
 
@@ -92,11 +96,7 @@ def embed(
     encoder = run.encoder(on)
     stream = open_stream(run, data, split, say)
     facts = identity(run, encoder, stream, on, batches)
-    with disk_faults(parts):
-        parts.mkdir(parents=True, exist_ok=True)
-    holder = RunFolder(parts)
-    holder.hold()
-    try:
+    with held(parts):
         for torn in out.parent.glob(f".tmp-*-{glob.escape(out.name)}"):  # of one that was killed while it joined
             torn.unlink(missing_ok=True)
         begin(parts, facts, say)
@@ -104,10 +104,23 @@ def embed(
         found = _fill(run, encoder, stream, parts, on, batches, command, say)
         bad = left_out(stream, found, run.recipe.data.max_bad if max_bad is None else max_bad)
         join(out, found, facts)
-    finally:
-        holder.release()
-    shutil.rmtree(parts, ignore_errors=True)
+        shutil.rmtree(parts, ignore_errors=True)
     return Embedded(out, sum(len(p.ids) for p in found), facts["width"], bad)
+
+
+@contextlib.contextmanager
+def held(parts: Path) -> Iterator[None]:
+    """The parts for this process alone; where no vector came to be, from which another one could go on, none stay."""
+    with disk_faults(parts):
+        parts.mkdir(parents=True, exist_ok=True)
+    holder = RunFolder(parts)
+    holder.hold()
+    try:
+        yield
+    finally:
+        if not holds_vectors(parts):
+            shutil.rmtree(parts, ignore_errors=True)
+        holder.release()
 
 
 def go_on(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str) -> str:
@@ -116,6 +129,8 @@ def go_on(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None
     words += [] if split == "all" else ["--split", split]
     words += [] if max_bad is None else ["--max-bad", str(max_bad)]
     words += [] if device == "auto" else ["--device", device]
+    span = run.recipe.data.float_range
+    words += [f"--float-range={','.join(map(str, span))}"] if span else []
     return shlex.join(words)
 
 
@@ -140,7 +155,8 @@ def encoder_digest(run: Run) -> str:
 
 def identity(run: Run, encoder: Encoder, stream: Stream, device: torch.device, batches: int) -> dict[str, Any]:
     """All that the vectors are a function of."""
-    return {
+    span = run.recipe.data.float_range
+    return ({"float_range": list(span)} if span else {}) | {
         "version": 1,
         "encoder": encoder_digest(run),
         "recipe": run.info.get("fingerprint", ""),
@@ -168,6 +184,15 @@ def begin(parts: Path, facts: dict[str, Any], say: Callable[[str], None]) -> Non
             old.unlink()
     if not same:
         write_json(place, facts)
+
+
+def holds_vectors(parts: Path) -> bool:
+    """Whether some image's vector is in a finished part."""
+    for path in sorted(parts.glob("part-*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            if json.loads(path.read_bytes())["ids"]:
+                return True
+    return False
 
 
 def part_path(parts: Path, number: int, suffix: str) -> Path:

@@ -31,15 +31,19 @@ def neighbours(
     *,
     embeddings: str | Path | None = None,
     k: int = 8,
+    float_range: tuple[float, float] | None = None,
     device: str = "auto",
     say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
-    """The k rows most like the image, best first: row, name and cosine. Without a file, the run's own train images."""
+    """The k rows most like the image, best first: row, name and cosine. Without a file, the run's own train images.
+
+    float_range: of the image, where it has float values and the run's recipe states no range or another.
+    """
     if k < 1:
         raise UsageError(f"-k {k}: give at least 1")
     on = choose_device(device)
     encoder = run.encoder(on)
-    asked = one_image(run, image)
+    asked = one_image(run, image, float_range)
     path = own_embeddings(run, device, say) if embeddings is None else Path(embeddings)
     file = read_embeddings(path, width=encoder.width)
     if file.encoder not in (None, encoder_digest(run)):

@@ -69,18 +69,18 @@ def open_stream(run: Run, data: str | Path | ImageSet, split: str = "all", say: 
     return _of_images(run, [train, open_data(spec, "test", **options)] if train.has_test else [train])
 
 
-def one_image(run: Run, path: str | Path) -> ImageSet:
+def one_image(run: Run, path: str | Path, float_range: tuple[float, float] | None = None) -> ImageSet:
     """A single picture file as a set of one."""
     try:
-        pixels, _ = decode_file(os.fspath(path), limits=_limits(run))
+        pixels, _ = decode_file(os.fspath(path), limits=_limits(run, float_range))
     except BadImage as error:
         raise DataError(f"can't read the image {path}: {error.reason}") from None
     return run.fitting(ImageSet(torch.from_numpy(pixels)[None], [os.fspath(path)]), os.fspath(path))
 
 
-def _limits(run: Run) -> Limits:
+def _limits(run: Run, float_range: tuple[float, float] | None = None) -> Limits:
     data = run.recipe.data
-    return Limits(data.size or None, float_range=checked_range(data.float_range))
+    return Limits(data.size or None, float_range=checked_range(float_range or data.float_range))
 
 
 def _listed(run: Run, spec: str, split: str) -> Listing | None:
