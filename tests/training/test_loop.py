@@ -104,7 +104,7 @@ def test_collapse_is_said(tmp_path):
     ranks = iter([3.0, 1.2, 1.6, 1.1])
     made.run(lambda student: {"effective_rank": next(ranks)}, StopWatch(), "")
     found = [s for s in said if "collapse" in s]
-    assert found[0] == "collapsed: effective rank 1.2 at epoch 2" and "training.warmup=10" in found[1]
+    assert found[0] == "collapsed: effective rank 1.2 at epoch 2" and "training.warmup=2)" in found[1]
     assert found[2:] == ["collapsed: effective rank 1.1 at epoch 4"], "the remedy is told once"
 
 

@@ -84,7 +84,7 @@ def _warn_of_collapse(run: Run) -> None:
         last = ranks[-1]
         run.problems.append(
             f"collapsed: effective rank {last['effective_rank']:.1f} at epoch {last.get('epoch')}. "
-            "A warm-up (training.warmup=10) or a smaller training.lr may prevent it."
+            "A warm-up (training.warmup, of up to 10 epochs) or a smaller training.lr may prevent it."
         )
 
 

@@ -43,7 +43,7 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 SAVE_SECONDS = 30.0
 COLLAPSED = 1.5
 """Below this effective rank the representation is all but one direction."""
-REMEDY = "a warm-up (training.warmup=10) or a smaller training.lr may prevent the collapse"
+REMEDY = "a warm-up (training.warmup={}) or a smaller training.lr may prevent the collapse"
 
 
 class Loop:
@@ -72,7 +72,7 @@ class Loop:
         self.first = 0  # the step at which this process began
         self.best: dict[str, float] = {}
         self.owed = False  # an evaluation of this very step was cut by a signal
-        self.remedy = REMEDY  # told once
+        self.remedy = REMEDY.format(min(10, max(1, t.epochs // 2)))  # told once
         self.failures: list[dict[str, Any]] = []
         self.records = Records(folder, t.tensorboard)
         self.saved, self.has_saved = time.monotonic(), False
