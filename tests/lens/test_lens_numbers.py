@@ -103,6 +103,9 @@ def test_class_cosines_equal_brute_force(rows):
     wanted = (s[same & other].mean().item(), s[~same].mean().item())
     assert lens.class_cosines(rows, labels) == pytest.approx(wanted)
     assert math.isnan(lens.class_cosines(rows, torch.zeros(300, dtype=torch.int64))[1])
+    for seed in range(20):  # a class an image: no two of one class, whatever rounding leaves of the sums
+        order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
+        assert math.isnan(lens.class_cosines(rows[order], order)[0])
 
 
 def test_cosine_and_variance_of_views_say_the_same(rows):

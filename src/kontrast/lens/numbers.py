@@ -63,7 +63,9 @@ def class_cosines(rows: Tensor, labels: Tensor) -> tuple[float, float]:
     own = unit.square().sum()  # a row with itself is no pair
     within, pairs = sums.square().sum() - own, (sizes * (sizes - 1)).sum()
     between = sums.sum(0).square().sum() - sums.square().sum()
-    return (within / pairs).item(), (between / (len(unit) * (len(unit) - 1) - pairs)).item()
+    others = len(unit) * (len(unit) - 1) - pairs
+    # Without a pair, rounding may leave a sum beside zero, and its quotient infinite.
+    return (within / pairs).item() if pairs else math.nan, (between / others).item() if others else math.nan
 
 
 def views(rows: Tensor) -> Tensor:
