@@ -34,6 +34,13 @@ def test_groups_are_chains_of_pairs(monkeypatch, tile):
     assert sum(told) == 40
 
 
+def test_copies_are_found_at_a_cosine_of_one():
+    """In float32 the product of a unit row with itself is often less than one."""
+    vectors = np.random.default_rng(0).standard_normal((50, 64))
+    groups = duplicates(made(np.concatenate([vectors, vectors])), 1.0)
+    assert sorted(g["names"] for g in groups) == sorted([f"{n}.png", f"{n + 50}.png"] for n in range(50))
+
+
 def test_nothing_alike_zero_rows_and_one_row_make_no_group():
     assert duplicates(made(np.eye(5))) == []
     assert duplicates(made(np.zeros((4, 3)))) == []

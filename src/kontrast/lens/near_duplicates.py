@@ -16,6 +16,7 @@ from kontrast.registry import DataError, UsageError
 
 TILE = 4_096
 MOST_PAIRS = 1_000_000
+ROUNDING = 1e-6  # of a cosine in float32: one of two equal rows may stand at 0.9999998
 
 Pair = tuple[int, int, float]
 
@@ -55,7 +56,8 @@ def pairs_above(
         for other in range(start, len(file), TILE):
             columns = rows if other == start else directions(file.rows(slice(other, other + TILE))).to(device)
             cosines = rows @ columns.T
-            alike = (cosines >= above).triu(1) if other == start else cosines >= above
+            alike = cosines >= above - ROUNDING
+            alike = alike.triu(1) if other == start else alike
             count += int(alike.sum())
             if count > MOST_PAIRS:
                 raise DataError(f"more than {MOST_PAIRS:,} pairs have a cosine of {above:g} or more: raise --above")
