@@ -110,6 +110,14 @@ def test_onnx_may_be_checked_on_other_images(run, tmp_path):
         exporting.real_images(run, str(tmp_path / "broken"))
 
 
+def test_the_card_says_on_how_many_images_onnx_was_checked(run, onnx_file, tmp_path):
+    assert json.loads(onnx_file.card.read_text())["onnx"]["images"] == exporting.CHECKED
+    for image in sorted(tiny_run.images().rglob("*.png"))[:3]:
+        shutil.copy(image, tmp_path)
+    made = export(run, "onnx", tmp_path / "e.onnx", data=str(tmp_path))
+    assert json.loads(made.card.read_text())["onnx"]["images"] == 3
+
+
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])
 def test_without_the_extra_onnx_says_how_to_get_it(run, tmp_path, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)

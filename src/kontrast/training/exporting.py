@@ -30,7 +30,7 @@ from kontrast.training.run import Run
 
 FORMATS = ("safetensors", "onnx")
 CHECKED = 32
-"""Real images on which an ONNX file must agree with torch."""
+"""At most so many real images an ONNX file must agree with torch on."""
 TOLERANCE = 1e-3
 
 
@@ -68,8 +68,9 @@ def export(
     if format == "safetensors":
         write_atomic(out, safetensors(encoder, card))
     else:
-        difference = write_onnx(run, encoder, out, real_images(run, data))
-        card["onnx"] = {"max_difference": difference, "images": CHECKED, "tolerance": TOLERANCE}
+        images = real_images(run, data)
+        difference = write_onnx(run, encoder, out, images)
+        card["onnx"] = {"max_difference": difference, "images": len(images), "tolerance": TOLERANCE}
     card |= {"format": format, "file": out.name, "sha256": hashlib.sha256(out.read_bytes()).hexdigest()}
     place = out.with_name(f"{out.name}.json")
     write_json(place, card)
