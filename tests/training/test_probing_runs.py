@@ -15,7 +15,7 @@ import torch
 from tiny_run import IMAGES, copy, images, trained
 
 from kontrast.cli import probe_named
-from kontrast.probes import PROTOCOLS
+from kontrast.probes import PROTOCOLS, ProbeResult
 from kontrast.registry import DataError, UsageError
 from kontrast.training import Run, pretrain
 from kontrast.training.evaluation import PROBES, evaluate
@@ -87,6 +87,11 @@ def test_seeds_are_kept_beside_each_other_and_told_with_their_mean(tmp_path):
         evaluate(run, "knn", seeds=0, say=quiet)
     with pytest.raises(UsageError, match=r"^epochs = -1: give at least one epoch"):
         evaluate(run, "finetune", epochs=-1, say=quiet)
+
+
+def test_an_interval_over_seeds_ends_where_accuracies_do():
+    found = [ProbeResult("linear", a, a, a, 10, {}, seed, features="trained") for seed, a in enumerate((0.1, 0.9))]
+    assert result_table(found)[2].split() == ["2", "seeds", "0.000", "to", "1.000"]
 
 
 def test_fine_tuning_says_how_far_it_is(tmp_path, monkeypatch, capsys):

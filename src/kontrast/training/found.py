@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from kontrast.probes import ProbeResult
-from kontrast.probes.intervals import over_seeds
+from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.registry import CheckpointError
 from kontrast.training.folder import read_json, write_json
 from kontrast.training.run import Run
@@ -53,7 +53,7 @@ def result_table(results: list[ProbeResult]) -> list[str]:
         values = {kind: [r.accuracy for r in results if (r.probe, r.features) == (probe, kind)] for kind in KINDS}
         means = {kind: f"{fmean(found):.3f}" if found else "" for kind, found in values.items()}
         lines.append(f"{probe:<10}" + "".join(f"{means[kind]:>16}" for kind in KINDS))
-        spans = {kind: over_seeds(found) for kind, found in values.items()}
+        spans = {kind: within_one(over_seeds(found)) for kind, found in values.items()}
         if any(spans.values()):
             count = max(map(len, values.values()))
             texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in spans.values()]
