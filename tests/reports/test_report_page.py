@@ -389,6 +389,29 @@ def test_seeds_of_a_probe_are_led_by_their_mean_and_its_interval(run, tmp_path):
     assert "names 82.0% of" in data["verdict"]
 
 
+def test_probes_on_other_images_stand_apart(run, tmp_path):
+    """Their controls beside them, and neither their chance nor their controls pass for those of the run's own."""
+    entries = json.loads((run / "probes.json").read_text())["probes"]
+    for place, entry in enumerate(entries):  # of a chosen strength, which every kind of features has its own of
+        entry["protocol"]["C"] = place
+    other = [e | {"accuracy": 0.3, "protocol": {**e["protocol"], "data": "cats"}} for e in entries]
+    (run / "probes.json").write_text(json.dumps({"version": 1, "probes": [*entries, *other]}))
+    data = shown(write_report([run], tmp_path / "page.html"))
+    found = {group["title"]: (len(group["rows"]), group["chance"]) for group in data["results"]}
+    assert found == {
+        "kNN": (3, 0.1), "linear probe": (3, 0.1), "kNN on cats": (3, None), "linear probe on cats": (3, None)
+    }  # fmt: skip
+    curve = next(plot for plot in data["curves"] if plot["id"] == "knn")
+    assert [line["y"] for line in curve["references"]] == [0.418, 0.496]
+
+
+def test_runs_of_different_classes_have_no_common_chance(run):
+    read = [read_run(run), read_run(run)]
+    assert {group["chance"] for group in payload(read)["results"]} == {0.1}
+    read[1].gallery["classes"] = ["cat", "dog"]
+    assert {group["chance"] for group in payload(read)["results"]} == {None}
+
+
 def test_entropy_of_several_runs_names_the_nearest_to_the_maximum(run, tmp_path):
     other = Path(shutil.copytree(run, tmp_path / "other"))
     for folder, value in ((run, 4.5), (other, 5.0)):

@@ -25,17 +25,20 @@ HOW = {
 def result_groups(runs: list[Run]) -> list[dict[str, Any]]:
     """One group a probe, kNN first; in it one row for each run and kind of features."""
     groups: dict[str, dict[str, Any]] = {}
+    counts = {len(classes) for classes in map(_classes, runs) if classes}
+    chance = 1 / counts.pop() if len(counts) == 1 else None
     for place, run in enumerate(runs):
         for key, probe in _labelled(run):
-            group = groups.setdefault(key, {"probe": key, "title": WORDS.get(key, key), "rows": []})
+            title = WORDS.get(probe["probe"], probe["probe"]) + key.removeprefix(probe["probe"])
+            group = groups.setdefault(key, {"probe": key, "title": title, "rows": []})
             group["rows"].append(_row(place, probe))
+            group["chance"] = None if _elsewhere(probe) else chance
     for group in groups.values():
         order = list(FEATURES)
         group["rows"] = _with_means(group["rows"])
         group["rows"].sort(
             key=lambda row: (order.index(row["features"]) if row["features"] in order else 9, row["run"])
         )
-        group["chance"] = next((1 / len(classes) for classes in map(_classes, runs) if classes), None)
     return sorted(groups.values(), key=lambda group: [*WORDS, group["probe"]].index(group["probe"]))
 
 
@@ -44,7 +47,7 @@ def references(run: Run) -> dict[str, list[dict[str, Any]]]:
     lines: dict[str, list[dict[str, Any]]] = {}
     for probe in run.probes:
         features = str(probe.get("features"))
-        if features in ("untrained", "pixels"):
+        if not _elsewhere(probe) and features in ("untrained", "pixels"):
             lines.setdefault(probe["probe"], []).append({"y": probe["accuracy"], "label": FEATURES[features]})
     return lines
 
@@ -125,12 +128,14 @@ def _elsewhere(probe: dict[str, Any]) -> str:
 
 
 def _labelled(run: Run) -> list[tuple[str, dict[str, Any]]]:
-    """Probes under their name; where one name stands for several protocols, the protocol is part of it."""
+    """Probes under their name, and that of the data where it is not the run's own, so that a result and its controls
+    stand together; where one name stands for several protocols, the protocol is part of it."""
+    named = [(f"{p['probe']} on {shorten(_elsewhere(p))}" if _elsewhere(p) else p["probe"], p) for p in run.probes]
     seen: dict[tuple[str, str, Any], set[str]] = {}
-    for probe in run.probes:
-        seen.setdefault((probe["probe"], str(probe.get("features")), probe.get("seed")), set()).add(_protocol(probe))
+    for name, probe in named:
+        seen.setdefault((name, str(probe.get("features")), probe.get("seed")), set()).add(_protocol(probe))
     several = {name for (name, _, _), protocols in seen.items() if len(protocols) > 1}
-    return [(f"{p['probe']}, {_protocol(p)}" if p["probe"] in several else p["probe"], p) for p in run.probes]
+    return [(f"{name}, {_protocol(p)}" if name in several else name, p) for name, p in named]
 
 
 def _row(place: int, probe: dict[str, Any]) -> dict[str, Any]:
