@@ -113,8 +113,8 @@ def plan(
             say(f"{name}: {note}, as in {names[0]}")
         for values in itertools.product(*grid.values()):
             sweep = dict(zip(grid, values))
-            for seed in range(seeds):
-                cells.append(Cell(name, sweep, seed, swept(tree, sweep, own[0], own[0].seed + seed)))
+            for seed in range(own[0].seed, own[0].seed + seeds):
+                cells.append(Cell(name, sweep, seed, swept(tree, sweep, own[0], seed)))
     folders = [cell.folder for cell in cells]
     twice = next((f for f in folders if folders.count(f) > 1), None)
     if twice:
