@@ -37,6 +37,16 @@ def test_knn_equals_the_definition_in_float64():
     assert found.accuracy == hits / len(test) and found.n == len(test)
 
 
+@pytest.mark.parametrize("probe", [knn, logistic])
+def test_a_result_tells_which_images_were_named_right(probe):
+    """Two classes of three are there: scikit-learn's binary problem, whatever numbers they have."""
+    train, y, test, labels = features(classes=2)
+    found = probe(train, 2 * y, test, 2 * labels)
+    assert found.correct.shape == (len(test),) and found.correct.double().mean().item() == found.accuracy
+    assert found.correct.tolist() == probe(train, y, test, labels).correct.tolist()
+    assert "correct" not in found.to_dict()
+
+
 def test_knn_equals_scikit_learn():
     neighbors = pytest.importorskip("sklearn.neighbors", reason="scikit-learn is not installed")
     train, y, test, labels = features(noise=1.2)

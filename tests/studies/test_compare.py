@@ -14,13 +14,13 @@ import torch
 from tiny_run import images
 
 from kontrast.lens.numbers import conditional_entropy
-from kontrast.probes import extract_features, knn, logistic
+from kontrast.probes import extract_features
 from kontrast.probes.intervals import over_images, over_seeds, pack_bits, unpack_bits
 from kontrast.registry import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.reports import ReportError, write_report
 from kontrast.reports.page import payload, read_run
 from kontrast.reports.study import read_study
-from kontrast.studies.compare import compare, named_by_line, named_by_neighbours
+from kontrast.studies.compare import compare
 from kontrast.studies.comparison import difference, verdict
 from kontrast.studies.sweeps import Cell, parse_sweeps, plan
 from kontrast.training.folder import read_lines
@@ -55,6 +55,8 @@ def test_sweeps_become_a_grid_of_typed_values():
     assert cells[0].folder == "nt-xent-temperature0.05-batch32-seed0"
     assert cells[-1].recipe.objective.arguments["temperature"] == 0.1 and cells[-1].recipe.training.batch == 64
     assert [cell.recipe.seed for cell in cells[:2]] == [0, 1]
+    told = planned(["nt-xent"], seeds=2, overrides=["seed=5"])
+    assert [(cell.seed, cell.recipe.seed, cell.folder) for cell in told] == [(n, n, f"nt-xent-seed{n}") for n in (5, 6)]
 
 
 @pytest.mark.parametrize("text", ["objective.temperature", "=1,2", "training.lr=", "seed=1,2"])
@@ -291,14 +293,11 @@ def test_where_every_cell_fails_the_command_fails(tmp_path):
                 say=lambda _: None)  # fmt: skip
 
 
-def test_rows_named_right_agree_with_the_probes():
-    generator = torch.Generator().manual_seed(0)
-    labels, asked = (torch.randint(4, (n,), generator=generator) for n in (200, 90))
-    centres = torch.randn(4, 8, generator=generator)
-    fit, held = (centres[y] + torch.randn(len(y), 8, generator=generator) for y in (labels, asked))
-    line, near = logistic(fit, labels, held, asked), knn(fit, labels, held, asked, k=7)
-    assert float((named_by_line(fit, labels, held, line.protocol) == asked).double().mean()) == line.accuracy
-    assert float((named_by_neighbours(fit, labels, held, near.protocol) == asked).double().mean()) == near.accuracy
+def test_the_images_named_right_are_the_probes_own(comparison):
+    """Each cell's record and its run's probes.json have one accuracy."""
+    for cell in comparison[1]["cells"]:
+        for found in cell["probes"].values():
+            assert float(unpack_bits(found["correct"], found["n"]).double().mean()) == found["accuracy"]
 
 
 def test_intervals_are_students_and_the_bootstraps():

@@ -19,7 +19,10 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracy on n test images, with its 95% interval [low, high]: over them by the bootstrap, or over seeds."""
+    """Accuracy on n test images, with its 95% interval [low, high]: over them by the bootstrap, or over seeds.
+
+    correct: which of them were named right, booleans [n] on the CPU; empty for the mean of several seeds.
+    """
 
     probe: str
     accuracy: float
@@ -32,9 +35,13 @@ class ProbeResult:
     features: str = ""  # of what: the trained encoder, the untrained one, raw pixels
     over: str = "test images"  # what the interval is over
     extra: dict[str, Any] = field(default_factory=dict)
+    correct: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool), repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """All of it but `correct`."""
+        tree = asdict(self)
+        del tree["correct"]
+        return tree
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
@@ -44,7 +51,7 @@ def result(probe: str, correct: Tensor, protocol: dict[str, Any], seed: int = 0,
     """A ProbeResult from one boolean per test image."""
     n, hits = correct.numel(), int(correct.sum())
     low, high = interval(hits, n, seed)
-    return ProbeResult(probe, hits / n, low, high, n, protocol, seed, note, extra=extra)
+    return ProbeResult(probe, hits / n, low, high, n, protocol, seed, note, extra=extra, correct=correct.cpu())
 
 
 def interval(hits: int, n: int, seed: int = 0) -> tuple[float, float]:

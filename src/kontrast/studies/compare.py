@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kontrast.data import ImageSet
 from kontrast.probes import ProbeResult, knn, logistic
 from kontrast.probes.intervals import pack_bits
-from kontrast.probes.neighbours import nearest_rows, votes
-from kontrast.probes.regression import fit_logistic, standardise
 from kontrast.registry import DataError, KontrastError, NumbersError, Stopped
 from kontrast.studies.cell_images import Marks, images_at_hand, marks_of, refuse_other_images
 from kontrast.studies.cell_runs import finished_run, refuse_other_cell, stored_cell
@@ -112,7 +109,7 @@ def train_and_probe(cell: Cell, images: Marks, out: Path, device: str, say: Say)
     train = run.data("train")
     test = run.data("test") if train.has_test else None
     refuse_other_images(folder, {"images": marks_of(train, test)}, images)  # they may have changed as it trained
-    results, rows = probe_trained(run, train, test, choose_device(device))
+    results = probe_trained(run, train, test, choose_device(device))
     if results:
         write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results.values()]})
     info = run.folder.info()
@@ -125,36 +122,19 @@ def train_and_probe(cell: Cell, images: Marks, out: Path, device: str, say: Say)
         "loss": last[-1]["loss"] if last else None,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "probes": {
-            name: {"accuracy": r.accuracy, "low": r.low, "high": r.high, "n": r.n, "correct": pack_bits(rows[name])}
+            name: {"accuracy": r.accuracy, "low": r.low, "high": r.high, "n": r.n, "correct": pack_bits(r.correct)}
             for name, r in results.items()
         },
     }
 
 
-def probe_trained(
-    run: Run, train: ImageSet, test: ImageSet | None, device: torch.device
-) -> tuple[dict[str, ProbeResult], dict[str, Tensor]]:
-    """kNN and the linear probe of the trained encoder, and which test images each names right, booleans [T], so that
-    runs can be compared image by image; nothing without labels. Controls are left out: `kontrast probe` adds them."""
+def probe_trained(run: Run, train: ImageSet, test: ImageSet | None, device: torch.device) -> dict[str, ProbeResult]:
+    """kNN and the linear probe of the trained encoder; nothing without labels. Controls are left out: `kontrast probe`
+    adds them."""
     if test is None or train.labels is None or test.labels is None:
-        return {}, {}
+        return {}
     encoder, transform, settings = run.encoder(device), run.transform(), run.recipe.evaluation
     fit, held = (features_of(encoder, part, transform, device) for part in (train, test))
     parts = (fit, train.labels, held, test.labels)
     results = {"knn": knn(*parts, k=settings.k, temperature=settings.temperature), "linear": logistic(*parts)}
-    results = {name: dataclasses.replace(r, probe=name, features="trained") for name, r in results.items()}
-    named = {"knn": named_by_neighbours, "linear": named_by_line}
-    return results, {n: f(fit, train.labels, held, results[n].protocol) == test.labels for n, f in named.items()}
-
-
-@torch.inference_mode()
-def named_by_neighbours(fit: Tensor, labels: Tensor, held: Tensor, protocol: dict[str, Any]) -> Tensor:
-    rows, queries = (torch.nn.functional.normalize(x, dim=1) for x in (fit, held))
-    found = [nearest_rows(q, rows, protocol["k"]) for q in queries.split(1024)]
-    classes = int(labels.max()) + 1
-    return torch.cat([votes(s, labels[j], protocol["temperature"], classes).argmax(1) for s, j in found])
-
-
-def named_by_line(fit: Tensor, labels: Tensor, held: Tensor, protocol: dict[str, Any]) -> Tensor:
-    x, y = standardise(fit, held)
-    return fit_logistic(x, labels, int(labels.max()) + 1, protocol["C"]).predict(y)
+    return {name: dataclasses.replace(r, probe=name, features="trained") for name, r in results.items()}
