@@ -233,10 +233,22 @@ def test_equal_means_are_said_to_be_equal(right, words):
     assert said.startswith(words) and said.endswith("so the order is not settled."), said
 
 
-def cell_with(right: int) -> dict:
+@pytest.mark.parametrize(("seeds", "last"), [(1, ", so the order is not settled."), (2, "order is not settled.")])
+def test_seeds_that_agree_on_few_images_settle_nothing(seeds, last):
+    """Two seeds with the same difference of one image have an interval of no width."""
+    groups = {name: [cell_with(right, seed) for seed in range(seeds)] for name, right in (("a", 3), ("b", 2))}
+    rows = [
+        {"configuration": name, "failed": [], "probes": {"linear": {"mean": right / 4}}}
+        for name, right in (("a", 3), ("b", 2))
+    ]
+    said = verdict(rows, groups)
+    assert said.endswith(last) and ("+0.250 to +0.250, but over test images +0.000" in said) == (seeds == 2), said
+
+
+def cell_with(right: int, seed: int = 0) -> dict:
     """A finished cell whose probe had so many of four test images right."""
     bits = pack_bits(torch.arange(4) < right)
-    return {"status": "finished", "seed": 0, "probes": {"linear": {"n": 4, "correct": bits, "accuracy": right / 4}}}
+    return {"status": "finished", "seed": seed, "probes": {"linear": {"n": 4, "correct": bits, "accuracy": right / 4}}}
 
 
 def test_arguments_that_objectives_have_at_other_values_are_said():

@@ -137,13 +137,16 @@ def verdict(rows: list[Record], groups: dict[str, list[Record]]) -> str:
 
 
 def settled(best: list[Record], second: list[Record], probe: str) -> str:
-    """Whether the first two are apart: by paired seeds where there are several, else by paired test images."""
+    """Whether the first two are apart: by paired seeds, where there are several, and by paired test images too, since a
+    few images may give every seed the same difference."""
     gap = difference([cell for cell in best if cell["status"] == "finished"], second, probe)
     if gap is None:
         return "no seed finished in both on the same test images"
     kind, word = ("over_seeds", "seeds") if gap["over_seeds"] else ("over_images", "test images")
     text = f"the paired difference over {word} is {span(gap[kind], '+')}"
-    return text if gap[kind][0] > 0 else f"{text}, so the order is not settled"
+    if gap[kind][0] > 0 and gap["over_images"][0] <= 0:
+        text += f", but over test images {span(gap['over_images'], '+')}"
+    return text if min(gap[kind][0], gap["over_images"][0]) > 0 else f"{text}, so the order is not settled"
 
 
 def tables(rows: list[Record]) -> list[Record]:
