@@ -329,6 +329,23 @@ def test_findings_speak_of_failed_cells_in_the_table():
     assert found["tables"][0]["rows"] == [["NT-Xent at temperature 0.1", "0.500, 0.400 to 0.600", "failed"]]
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "title"),
+    [
+        ([0.5], "What each learner keeps beside bits of shared noise"),
+        ([0.5, 0.6], "No learner loses a point as bits of shared noise grow"),
+        ([0.6, 0.5], "NT-Xent at temperature 0.1 loses most: 10 points as bits of shared noise grow"),
+    ],
+)
+def test_a_curves_title_speaks_of_a_loss_where_there_is_one(accuracies, title):
+    cells = [
+        {"learner": "nt-xent 0.1", "feature": "bits", "amount": amount, "status": "finished", "target": "labels",
+         "accuracy": value, "low": value, "high": value, "injected": None, "factors": {}}
+        for amount, value in enumerate(accuracies)
+    ]  # fmt: skip
+    assert findings(cells, "digits", 10)["plots"][0]["title"] == title
+
+
 def test_the_reference_of_saturation_is_the_papers_arithmetic():
     """Values for a batch of 128 and 64 dimensions: flat after four bits at temperature 1, not before ten at 0.1."""
     found = [round(simplex_value(k, 1.0), 2) for k in (2, 4, 6, 8)]

@@ -132,7 +132,7 @@ def curves(cells: list[Cell], classes: int | None) -> list[dict[str, Any]]:
     plots = [
         {
             "id": f"audit-{feature}",
-            "title": f"{words(most)} loses most: {100 * drops[most]:.0f} points as {FEATURES[feature]} grow",
+            "title": curve_title(words(most), 100 * drops[most], feature, len(groups[most])),
             "note": f"The {TARGETS[target]} on held-out images; the shade is {interval_words(cells)}. {SHARED}",
             "kind": "line",
             "x": {"label": FEATURES[feature], "whole": True, "zero": feature == "bits"},
@@ -151,6 +151,15 @@ def curves(cells: list[Cell], classes: int | None) -> list[dict[str, Any]]:
              "references": [{"y": 0.5, "label": "chance"}] if feature == "bits" else []}
         )  # fmt: skip
     return plots
+
+
+def curve_title(most: str, points: float, feature: str, amounts: int) -> str:
+    """Who loses most; of one amount there is no loss to speak of, and it may be that nobody loses."""
+    if amounts < 2:
+        return f"What each learner keeps beside {FEATURES[feature]}"
+    if round(points) < 1:
+        return f"No learner loses a point as {FEATURES[feature]} grow"
+    return f"{most} loses most: {points:.0f} points as {FEATURES[feature]} grow"
 
 
 def line(name: str, group: list[Cell], key: str) -> dict[str, Any]:
