@@ -49,6 +49,8 @@ def test_audit_says_its_verdict_last_but_one(tmp_path, capsys):
         (["audit", "--bits", "99"], 2, "at most 62"),
         (["audit", "no-such-folder"], 3, "no-such-folder"),
         (["audit", "--saturation", "--bits", "0"], 2, "at least 1 bit"),
+        (["audit", "digits", "--saturation", "--steps", "1"], 2, "--saturation trains on bits alone: leave out DATA"),
+        (["audit", "--saturation", "--steps", "1", "--seeds", "2"], 2, "--saturation trains on bits alone"),
         (["audit", "--saturation", "--bits", "1024"], 2, "at most 64 bits"),
         (["audit", "--saturation", "--temperatures", "0"], 2, "--temperatures 0 with --saturation: allowed are"),
         (["audit", "--saturation", "--temperatures", "nan"], 2, "--temperatures nan"),

@@ -68,6 +68,11 @@ def audit(
     out = out or Path("runs") / ("saturation" if saturation else "audit")
     names = [name.strip() for name in objectives.split(",") if name.strip()]
     unique = listed("--digits", digits, int)
+    if saturation and (data or overrides or unique or seeds != 1 or names != ["nt-xent"]):
+        raise UsageError(
+            "--saturation trains on bits alone: leave out DATA, key=value, --objectives, --digits and --seeds; "
+            "it takes --bits, --temperatures and --steps"
+        )
     with StopWatch(CUT):
         if saturation:
             found = saturate(out=out, **common)
