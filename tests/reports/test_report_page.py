@@ -156,7 +156,7 @@ def test_margins_are_the_difference_that_a_reader_takes(run):
     assert "names 56.3% of" in verdict([read]) and "worth 6.3 points over" in verdict([read])
     for probe in read.probes:
         probe["accuracy"] = 0.5
-    assert "That is 0.0 points under" in verdict([read])
+    assert "That is what the better control reaches: on this measure training did not help." in verdict([read])
 
 
 def one_point_each(run: Path, losses: list[float]) -> list[Run]:
@@ -403,6 +403,11 @@ def test_probes_on_other_images_stand_apart(run, tmp_path):
     }  # fmt: skip
     curve = next(plot for plot in data["curves"] if plot["id"] == "knn")
     assert [line["y"] for line in curve["references"]] == [0.418, 0.496]
+
+
+def test_of_equal_runs_none_is_ahead(run):
+    read = [read_run(run), read_run(run)]
+    assert verdict(read) == "Of 2 runs “{0}” and “{0}” are highest, equally: 86.3% by kNN.".format(read[0].name)
 
 
 def test_runs_of_different_classes_have_no_common_chance(run):

@@ -79,7 +79,9 @@ def _margin(trained: dict[str, Any], control: dict[str, Any]) -> str:
     points = 100 * (trained["accuracy"] - control["accuracy"])
     if points > 0 and None not in (trained.get("low"), control.get("high")) and trained["low"] <= control["high"]:
         return f"That is {tenths(points)} points over the better control, but the intervals overlap: not settled."
-    if points <= 0:
+    if points == 0:
+        return "That is what the better control reaches: on this measure training did not help."
+    if points < 0:
         return f"That is {tenths(abs(points))} points under the better control: on this measure training did not help."
     return f"Training is worth {tenths(points)} points over the better control."
 
@@ -106,6 +108,9 @@ def _several(runs: list[Run]) -> str:
     scored.sort(key=lambda entry: -entry[2]["accuracy"])
     (best, probe, first), (other, _, second) = scored[:2]
     points = 100 * (first["accuracy"] - second["accuracy"])
+    if points == 0:
+        equal = f"“{shorten(best.name)}” and “{shorten(other.name)}” are highest"
+        return f"Of {len(runs)} runs {equal}, equally: {percent(first['accuracy'])} by {WORDS.get(probe, probe)}."
     text = f"Of {len(runs)} runs “{shorten(best.name)}” is ahead: {percent(first['accuracy'])} by "
     text += f"{WORDS.get(probe, probe)}, {tenths(points)} points over “{shorten(other.name)}”"
     overlap = None not in (first.get("low"), second.get("high")) and first["low"] <= second["high"]
