@@ -68,13 +68,9 @@ def audit(
     out = out or Path("runs") / ("saturation" if saturation else "audit")
     names = [name.strip() for name in objectives.split(",") if name.strip()]
     unique = listed("--digits", digits, int)
-    if saturation and (data or overrides or unique or seeds != 1 or names != ["nt-xent"]):
-        raise UsageError(
-            "--saturation trains on bits alone: leave out DATA, key=value, --objectives, --digits and --seeds; "
-            "it takes --bits, --temperatures and --steps"
-        )
     with StopWatch(CUT):
         if saturation:
+            bits_alone(bool(data or overrides or unique) or seeds != 1 or names != ["nt-xent"])
             found = saturate(out=out, **common)
         else:
             common |= {"digits": unique, "seeds": seeds, "overrides": overrides}
@@ -82,6 +78,15 @@ def audit(
     page = write_page([out / run for run in found["runs"]], out / "report.html", out / "audit.json")
     result = {"audit": str(out / "audit.json"), "report": str(page), "verdict": found["verdict"]}
     emit({**result, "cells": found["cells"]}, [*study_lines(found), f"report  {page}"], as_json)
+
+
+def bits_alone(more: bool) -> None:
+    """Refuse what the saturation study would pass over."""
+    if more:
+        raise UsageError(
+            "--saturation trains on bits alone: leave out DATA, key=value, --objectives, --digits and --seeds; "
+            "it takes --bits, --temperatures and --steps"
+        )
 
 
 def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]:
