@@ -17,6 +17,7 @@ COMPONENTS = 50
 LIMIT = 5_000
 FEWEST = 8
 EXAGGERATION = 12.0
+HALVINGS = 40
 
 
 def embed_2d(features: Tensor, *, seed: int = 0, iterations: int = 500, perplexity: float = 30.0) -> Tensor:
@@ -57,7 +58,7 @@ def principal_components(features: Tensor, count: int) -> Tensor:
     return (scores * torch.where(largest < 0, -1.0, 1.0)).float()
 
 
-def joint_affinities(points: Tensor, perplexity: float, halvings: int = 40) -> Tensor:
+def joint_affinities(points: Tensor, perplexity: float) -> Tensor:
     """P [N,N]: Gaussian neighbourhoods whose entropy is log(perplexity), made symmetric, summing to one."""
     distances = torch.cdist(points, points).square_()
     distances.fill_diagonal_(math.inf)
@@ -65,7 +66,7 @@ def joint_affinities(points: Tensor, perplexity: float, halvings: int = 40) -> T
     # Work relative to the typical distance, so that one bracket of precisions fits features of any scale.
     distances /= distances.masked_fill(distances.isinf(), 0).mean().clamp_min(1e-20)
     low, high = torch.full((len(points), 1), -10.0), torch.full((len(points), 1), 15.0)
-    for _ in range(halvings):
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
         weights = torch.softmax(-distances * middle.exp(), 1)
         wide = torch.special.entr(weights).sum(1, keepdim=True) > math.log(perplexity)

@@ -41,8 +41,8 @@ def data_address(image: Any) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def extremes(weights: Tensor, count: int = EXTREMES) -> tuple[list[int], list[int]]:
-    """Positions of the `count` greatest weights, greatest first, and of as many least, least first; none in both."""
+def extremes(weights: Tensor) -> tuple[list[int], list[int]]:
+    """Positions of the four greatest weights, greatest first, and of as many least, least first; none in both."""
     order = weights.argsort(descending=True, stable=True).tolist()
-    kept = min(count, len(order) // 2) or len(order)
+    kept = min(EXTREMES, len(order) // 2) or len(order)
     return order[:kept], order[kept:][::-1][:kept]

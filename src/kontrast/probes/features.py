@@ -19,10 +19,9 @@ def extract_features(
     transform: Callable[..., Any] | None = None,
     batch: int = 512,
     device: str | torch.device | None = None,
-    autocast: torch.dtype | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Features [N,F] in float32 on the CPU.
+    """Features [N,F] in float32 on the CPU, whatever autocast is around.
 
     images: uint8 tensor or array that can be sliced, also memory-mapped, or an image set, in which pictures of
     different size come at their own, padded. transform: uint8 [B,C,H,W] on the device to float [B,C,h,w], or
@@ -32,9 +31,8 @@ def extract_features(
     if len(images) == 0:
         raise DataError("no images to encode")
     device = torch.device(device) if device is not None else next(encoder.parameters()).device
-    precision = torch.autocast(device.type, autocast, enabled=autocast is not None)
     features = []
-    with measuring(encoder), torch.inference_mode(), precision:
+    with measuring(encoder), torch.inference_mode(), torch.autocast(device.type, enabled=False):
         for start in range(0, len(images), batch):
             stop = min(start + batch, len(images))
             parts = []

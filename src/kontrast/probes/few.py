@@ -76,15 +76,13 @@ def fine_tune(
     lr: float = 0.01,
     weight_decay: float = 0.0,
     transform: Callable[..., Any] | None = None,
-    augment: Callable[[Tensor, Tensor, int], Tensor] | None = None,
     advance: Callable[[int], None] | None = None,
     seed: int = 0,
 ) -> ProbeResult:
     """Train a copy of the encoder and a zero-initialised linear layer together: Nesterov SGD, cosine, last epoch.
 
-    train, test: uint8 [N,C,H,W] or image sets. transform: uint8 to float, as for `extract_features`;
-    augment(images, rows, epoch) makes an epoch's training pictures instead, where given. advance: told the number of
-    images of each step.
+    train, test: uint8 [N,C,H,W] or image sets. transform: uint8 to float, as for `extract_features`. advance: told the
+    number of images of each step.
     """
     device = next(encoder.parameters()).device
     network = with_classifier(encoder, check_labels(train, train_labels, test, test_labels), device)
@@ -94,8 +92,10 @@ def fine_tune(
     for epoch in range(epochs):
         batches = [r for r in torch.randperm(len(train), generator=generator).split(batch) if len(r) > 1]
         for i, rows in enumerate(batches):
-            x = training_pictures(train, rows, epoch, transform, augment, device)
-            loss = cross_entropy(network(x), train_labels[rows].to(device))
+            images, sizes = batch_of(train, rows, device)
+            loss = cross_entropy(
+                network(pictures(transform, rows.to(device), images, sizes)), train_labels[rows].to(device)
+            )
             rate = lr * (1 + math.cos(math.pi * (epoch + i / len(batches)) / epochs)) / 2
             descent.step(torch.autograd.grad(loss, parameters), rate)
             if advance:
@@ -103,16 +103,6 @@ def fine_tune(
     scores = extract_features(network, test, transform, device=device)
     protocol = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "optimizer": "sgd, nesterov"}
     return result("fine-tune", scores.argmax(1) == test_labels.cpu(), protocol, seed)
-
-
-def training_pictures(
-    train: Any, rows: Tensor, epoch: int, transform: Any, augment: Any, device: torch.device
-) -> Tensor:
-    """These rows as the encoder takes them in this epoch: augmented, or always the same."""
-    images, sizes = batch_of(train, rows, device)
-    if augment:
-        return augment(images, rows, epoch)
-    return pictures(transform, rows.to(device), images, sizes)
 
 
 def batch_of(images: Any, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:

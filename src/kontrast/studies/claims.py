@@ -59,8 +59,8 @@ class Finding:
     words: str
 
 
-def load_claims(path: Path = CLAIMS) -> list[Claim]:
-    tree = parse_toml(recipe_text(path), path.name)
+def load_claims() -> list[Claim]:
+    tree = parse_toml(recipe_text(CLAIMS), CLAIMS.name)
     return [Claim(**{**claim, "checks": tuple(claim["checks"])}) for claim in tree["claims"]]
 
 

@@ -40,10 +40,10 @@ class Axis(NamedTuple):
         return (value - self.low) / (self.high - self.low)
 
 
-def spread_axis(values: Sequence[float], count: int = 6) -> Axis:
-    """Round ticks around the values."""
+def spread_axis(values: Sequence[float]) -> Axis:
+    """About six round ticks around the values."""
     low, high = min(values), max(values)
-    rough = (high - low or abs(high) or 1.0) / count
+    rough = (high - low or abs(high) or 1.0) / 6
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
