@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -364,6 +365,15 @@ def test_the_committed_tables_are_what_their_files_give():
         assert kept == set(made), "run kontrast reproduce --docs, and remove what it no longer makes"
         for file, text in made.items():
             assert (results / file).read_text(encoding="utf-8") == text, "run kontrast reproduce --docs"
+
+
+def test_links_of_the_pages_lead_somewhere():
+    """A table of which nothing was run has no file of runs to link to."""
+    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "results").glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))]
+    assert links and not [
+        found for found in links if "://" not in found[1] and not (found[0].parent / found[1]).exists()
+    ]
 
 
 def test_the_committed_verdicts_are_what_the_results_give():

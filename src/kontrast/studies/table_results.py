@@ -151,12 +151,8 @@ def write_pages(out: Path, made: dict[str, str]) -> list[Path]:
 
 def markdown(table: Table, tree: Record, drawn: list[str]) -> str:
     """The table, with figures of these names. A cell that was not run is blank."""
-    lines = [
-        f"# {table.title}",
-        "",
-        f"Made by `kontrast reproduce {table.name}` from [{table.name}.json]({table.name}.json); not edited by hand.",
-        "",
-    ]
+    source = f" from [{table.name}.json]({table.name}.json)" if tree["cells"] else ", of which nothing was run yet"
+    lines = [f"# {table.title}", "", f"Made by `kontrast reproduce {table.name}`{source}; not edited by hand.", ""]
     lines += [
         table.about,
         "",
