@@ -197,9 +197,9 @@ def document(out: Path) -> str:
         "",
         f"A claim *{HOLDS}* where every comparison it comes down to is decided its way, and *{FAILS}* where one is "
         "decided against it: the 95% interval of the difference leaves zero out. The interval is over the differences "
-        "of equal seeds where the cells have several, else over test images alone, which says nothing of other seeds. "
-        "Between the two it is "
-        f"*{OPEN}*. The comparisons are in `src/kontrast/studies/papers/claims.toml`.",
+        "of equal seeds where all cells have the same ones, two or more; else of the cells' own variances, over seeds "
+        "where a cell has several, and where it has one over test images alone, which says nothing of other seeds. "
+        f"Between the two it is *{OPEN}*. The comparisons are in `src/kontrast/studies/papers/claims.toml`.",
         "",
     ]
     for paper in dict.fromkeys(claim.paper for claim in claims):
