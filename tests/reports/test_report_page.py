@@ -417,6 +417,12 @@ def test_runs_of_different_classes_have_no_common_chance(run):
     assert {group["chance"] for group in payload(read)["results"]} == {None}
 
 
+def test_the_lens_on_a_file_of_vectors_promises_no_training(tmp_path):
+    lens = {"version": 1, "plots": [], "numbers": [{"name": "effective rank", "value": 3.0, "note": ""}]}
+    (tmp_path / "lens.json").write_text(json.dumps(lens))
+    assert verdict([read_run(tmp_path)]) == "What the lens found in these vectors; there is no run to them here."
+
+
 def test_entropy_of_several_runs_names_the_nearest_to_the_maximum(run, tmp_path):
     other = Path(shutil.copytree(run, tmp_path / "other"))
     for folder, value in ((run, 4.5), (other, 5.0)):
@@ -427,6 +433,13 @@ def test_entropy_of_several_runs_names_the_nearest_to_the_maximum(run, tmp_path)
     (plot,) = [curve for curve in curves if curve["id"] == "conditional_entropy"]
     assert plot["title"] == "Conditional entropy: “other” ends nearest its maximum, at 5 nats"
     assert plot["references"] == [{"y": 5.54, "label": "maximum"}]
+    with (run / "metrics.jsonl").open("a") as file:  # of fewer images, whose maximum is lower
+        file.write(
+            json.dumps({**line, "step": 10000, "conditional_entropy": 3.8, "conditional_entropy_max": 3.85}) + "\n"
+        )
+    curves = shown(write_report([run, other], tmp_path / "page.html"))["curves"]
+    (plot,) = [curve for curve in curves if curve["id"] == "conditional_entropy"]
+    assert plot["title"] == f"Conditional entropy: “{run.name}” ends nearest its maximum, at 3.8 nats"
 
 
 def test_a_long_run_is_thinned_without_losing_its_spikes():

@@ -168,7 +168,7 @@ def _plot(key: str, series: list[dict[str, Any]], references: list[dict[str, Any
     label = "accuracy" if accuracy else UNITS.get(key, WORDS.get(key, key.replace("_", " ")))
     return {
         "id": key,
-        "title": _title(key, series),
+        "title": _title(key, series, [_last(found[one["run"]], key + LIMIT) for one in series]),
         "note": _note(key, min(values)),
         "kind": "line",
         "x": {"label": "epoch", "zero": True, "whole": True},
@@ -185,8 +185,8 @@ def _note(key: str, lowest: float) -> str:
     return f"{NOTES['loss']} {BELOW_ZERO}" if key == "loss" and lowest < 0 else NOTES.get(key, "")
 
 
-def _title(key: str, series: list[dict[str, Any]]) -> str:
-    """What there is to see, in one line."""
+def _title(key: str, series: list[dict[str, Any]], limits: list[float | None]) -> str:
+    """What there is to see, in one line. limits: each run's greatest possible value, where it is known."""
     word = WORDS.get(key, key.replace("_", " "))
     word = word[:1].upper() + word[1:] if key != "knn" else word
     say = percent if is_accuracy(key) else number
@@ -195,8 +195,9 @@ def _title(key: str, series: list[dict[str, Any]]) -> str:
         if is_accuracy(key):
             best = max(range(len(series)), key=lambda i: ends[i][1])
             return f"{word} accuracy: “{shorten(series[best]['name'])}” ends highest, at {say(ends[best][1])}"
-        if key == "conditional_entropy":
-            best = max(range(len(series)), key=lambda i: ends[i][1])
+        shares = [end / limit for (_, end), limit in zip(ends, limits) if limit]
+        if len(shares) == len(series):
+            best = max(range(len(series)), key=shares.__getitem__)
             return f"{word}: “{shorten(series[best]['name'])}” ends nearest its maximum, at {say(ends[best][1])} nats"
         return word if key in LAST else f"{word}: {_movement(series)}"
     (first, last), peak = ends[0], max(v for v in series[0]["y"] if v is not None)
@@ -219,6 +220,10 @@ def _movement(series: list[dict[str, Any]]) -> str:
     points = [_ends(one["y"])[1] for one in series]
     low, high = number(min(points)), number(max(points))
     return f"{low} to {high} in {len(series)} runs" if low != high else f"{low} in each of {len(series)} runs"
+
+
+def _last(metrics: dict[str, tuple[list[float], list[float]]], key: str) -> float | None:
+    return metrics[key][1][-1] if key in metrics else None
 
 
 def _ends(values: list[float | None]) -> tuple[float, float]:

@@ -88,6 +88,8 @@ def _margin(trained: dict[str, Any], control: dict[str, Any]) -> str:
 
 def _without_labels(run: Run) -> str:
     losses = [line["loss"] for line in run.lines if isinstance(line.get("loss"), int | float)]
+    if not losses and run.lens and not run.recipe_text:  # of a file of embeddings
+        return "What the lens found in these vectors; there is no run to them here."
     if not losses:
         return "No training step is recorded in this folder yet."
     epochs = max((line["epoch"] for line in run.lines if isinstance(line.get("epoch"), int | float)), default=None)
