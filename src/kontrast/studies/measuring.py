@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.lens import plots
 from kontrast.lens.numbers import coupling
 from kontrast.probes import PROTOCOLS, linear
 from kontrast.training.cropped import CROPS, CroppedFeatures
@@ -85,9 +86,8 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 
 def histogram(values: Tensor) -> list[tuple[float, float]]:
     """The middle of each bin and its share."""
-    counts, edges = torch.histogram(values.float(), BINS)
-    middles = (edges[1:] + edges[:-1]) / 2
-    return list(zip(middles.tolist(), (counts / counts.sum()).tolist()))
+    middles, shares = plots.histogram(values, BINS)
+    return list(zip(middles.tolist(), shares.tolist()))
 
 
 MEASURES: dict[str, Callable[..., Measured]] = {"multiplier": multiplier, "positives": positives}
