@@ -175,13 +175,18 @@ def test_runs_of_one_point_did_not_fall(run):
     assert titles(runs) == ["Loss: fell in 1 of 1 runs with more than one point"]
 
 
+def test_a_loss_has_no_unit_since_not_every_objective_is_a_logarithm(run):
+    (plot,) = [plot for plot in curve_plots([read_run(run)], {}) if plot["id"] == "loss"]
+    assert plot["y"]["label"] == "loss" and "nats" not in plot["note"]
+
+
 @pytest.mark.parametrize("lowest", [-0.5, 0.5])
 def test_a_loss_below_zero_is_said_to_be_no_fault(run, lowest):
     read = one_point_each(run, [2.0])
     read[0].lines.append({"step": 2, "epoch": 2, "loss": lowest, "attraction": -3.0})
     loss, attraction = curve_plots(read, {})
     assert ("Below zero is no fault" in loss["note"]) == (lowest < 0)
-    assert loss["note"].startswith("What training lowers, in nats")
+    assert loss["note"].startswith("What training lowers; comparable")
     assert "no fault" not in attraction["note"]
 
 

@@ -26,7 +26,7 @@ VAST = 1e15  # from here on a number is said with an exponent, lest its zeros fi
 ACCURACIES = ("knn", "linear", "logistic", "few-shot", "finetune")
 WORDS = {"knn": "kNN", "lr": "learning rate", "images_per_second": "speed"}
 NOTES = {
-    "loss": "What training lowers, in nats; comparable between runs only under the same objective and batch.",
+    "loss": "What training lowers; comparable between runs only under the same objective and batch.",
     "attraction": "The pull between views of one image. Lower: views of an image agree more.",
     "repulsion": "The push away from other images. Lower: features spread wider.",
     "effective_rank": "How many directions the features really use. Near 1: they have collapsed.",
@@ -39,7 +39,7 @@ BELOW_ZERO = (
     "Below zero is no fault: not every loss has its lower bound at 0. That of DCL, whose denominator leaves the "
     "positive out, is −2/τ + log of the number of negatives."
 )
-UNITS = {"loss": "loss (nats)", "lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds",
+UNITS = {"lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds",
          "conditional_entropy": "H(X⁻|X) (nats)"}  # fmt: skip
 FIRST = ("loss", "attraction", "repulsion")
 LAST = ("lr", "images_per_second")
