@@ -245,6 +245,12 @@ def test_seeds_that_agree_on_few_images_settle_nothing(seeds, last):
     assert said.endswith(last) and ("+0.250 to +0.250, but over test images +0.000" in said) == (seeds == 2), said
 
 
+def test_a_difference_of_accuracies_lies_between_minus_one_and_one():
+    """Student's interval of two seeds that disagree is wider than that."""
+    ours, others = ([cell_with(right, seed) for seed, right in enumerate(pair)] for pair in ((4, 0), (0, 4)))
+    assert difference(ours, others, "linear")["over_seeds"] == (-1.0, 1.0)
+
+
 def cell_with(right: int, seed: int = 0) -> dict:
     """A finished cell whose probe had so many of four test images right."""
     bits = pack_bits(torch.arange(4) < right)

@@ -26,9 +26,9 @@ def over_seeds(values: list[float]) -> tuple[float, float] | None:
     return float(v.mean()) - half, float(v.mean()) + half
 
 
-def within_one(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Student's t of few seeds reaches past what an accuracy can be."""
-    return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
+def within_one(interval: tuple[float, float] | None, least: float = 0.0) -> tuple[float, float] | None:
+    """Student's t of few seeds reaches past what an accuracy can be, or, from a least of -1 on, a difference of two."""
+    return None if interval is None else (max(least, interval[0]), min(1.0, interval[1]))
 
 
 def over_images(scores: Tensor) -> tuple[float, float]:

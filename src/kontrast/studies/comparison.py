@@ -93,7 +93,7 @@ def difference(done: list[Record], against: list[Record], probe: str) -> Record 
     return {
         "mean": statistics.fmean(values),
         "by_seed": values,
-        "over_seeds": over_seeds(values),
+        "over_seeds": within_one(over_seeds(values), least=-1.0),
         "over_images": over_images(by_image.mean(0)),
     }
 
