@@ -17,6 +17,9 @@ from kontrast.registry import EnvironmentFault, UsageError, nearest
 LIBRARIES = ("timm", "torchvision")
 STORED = ("pretrained", "weights", "checkpoint", "cache", "file", "url", "hub")  # a recipe may come from a stranger
 
+WITH_HELPERS = ("googlenet", "inception_v3")
+"""Models of torchvision whose helping classifiers make their output several in training."""
+
 
 def foreign_encoder(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> Encoder:
     """The named model without its classifier, with `.width`."""
@@ -30,10 +33,12 @@ def foreign_encoder(library: str, name: str, *, channels: int, size: int, **argu
     builder = from_timm if library == "timm" else from_torchvision
     try:
         return builder(name, channels, size, arguments)
-    except (TypeError, ValueError, AssertionError) as error:
-        if isinstance(error, UsageError):
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        # Of memory that was too small the run itself tells, and a RuntimeError else is a picture too small to shrink.
+        if isinstance(error, UsageError) or "alloc" in str(error).lower():
             raise
-        raise UsageError(f"{library}:{name} can't be built with {arguments} at {size} pixels: {error}") from error
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{library}:{name} can't be built with {arguments} at {size} pixels: {reason}") from error
 
 
 def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) -> Encoder:
@@ -62,6 +67,8 @@ def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, A
         raise UsageError(f"torchvision has no model {name!r}: {short(nearest(name, known))}")
     if name.startswith("vit"):
         arguments = {"image_size": size, **arguments}
+    if name in WITH_HELPERS:
+        arguments = {"init_weights": True, **arguments, "aux_logits": False}
     model: Any = models.get_model(name, weights=None, **arguments)
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
