@@ -93,6 +93,15 @@ def test_local_crops_without_keys_are_further_views_and_the_bank_takes_the_globa
     torch.testing.assert_close(outcome.fresh, torch.nn.functional.normalize(z[1], dim=-1))
 
 
+@pytest.mark.parametrize(("name", "size", "local"), [("small-alexnet", 32, 16), ("convn", 32, 16), ("vit-tiny", 16, 3)])
+def test_local_crops_that_the_encoder_can_not_take_are_refused_by_their_key(name, size, local):
+    """Two of them flatten, and so take one size alone; a crop of 3 pixels has no patch of 4."""
+    views = {"count": 2, "size": size, "policy": "digits", "local_count": 2, "local_size": local}
+    with pytest.raises(UsageError, match=f"views.local_size = {local} can't be used here: {name}") as caught:
+        make({"encoder": {"name": name}, "views": views})
+    assert "\n" not in str(caught.value)
+
+
 def test_most_combinations_train():
     """The crossing above would pass if everything were refused: count what trains."""
     trained = 0

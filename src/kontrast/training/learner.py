@@ -67,6 +67,7 @@ class Learner(nn.Module):
         self.objective: Objective = objective(recipe.objective.name, **recipe.objective.arguments)
         check_options(recipe, self.objective)
         student = build_student(recipe, channels)
+        check_crops(recipe, student.encoder, channels)
         if recipe.training.parallel == "fsdp":
             networks.check_shardable(student.encoder, recipe.encoder.name)
         self.student = with_batch_norm(student, recipe)
@@ -236,6 +237,23 @@ def check_views(recipe: Recipe) -> None:
         refuse("views.count = 1", "a stop-gradient needs another view: at least 2")
     if recipe.views.local_count and recipe.teacher is not None and not recipe.teacher.symmetric:
         refuse("views.local_count", "local crops are queries beside both views: the [teacher] must be symmetric")
+
+
+def check_crops(recipe: Recipe, encoder: Encoder, channels: int) -> None:
+    """Refuse local crops of a size that the encoder can't take: some take only the size they were built for."""
+    size, training = recipe.views.local_size, encoder.training
+    if not recipe.views.local_count or size < 1:
+        return
+    try:
+        with torch.no_grad():
+            encoder.eval()(torch.zeros(1, channels, size, size))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        if "alloc" in str(error).lower() or "overflowed" in str(error):  # memory, of which the run itself tells
+            raise
+        name, reason = recipe.encoder.name, " ".join(str(error).split())
+        raise UsageError(f"views.local_size = {size} can't be used here: {name} can't take it ({reason})") from error
+    finally:
+        encoder.train(training)
 
 
 def check_batch(recipe: Recipe) -> None:
