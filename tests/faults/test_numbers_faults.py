@@ -171,6 +171,16 @@ def test_a_rate_that_must_explode_is_exit_5(tmp_path):
     assert not (tmp_path / "run" / "encoder.safetensors").exists()
 
 
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("rate", ["1e10", "1e308"])
+def test_weights_that_the_last_step_spoilt_are_exit_5(tmp_path, rate):
+    """Its loss was finite, so only the features can tell; 1e308 is past float32 besides."""
+    argv = [f"training.lr={rate}", "training.warmup=0", "training.max_steps=1"]
+    done = pretrain(folder_of(tmp_path / "p", 64), tmp_path / "run", *argv)
+    one_line(done, 5, "features are not finite", "lower training.lr")
+    assert not (tmp_path / "run" / "encoder.safetensors").exists()
+
+
 @pytest.mark.fault(19)
 def test_no_epochs_give_the_untrained_encoder(tmp_path):
     """Zero epochs are no mistake: the run holds the encoder as it began, and can be probed."""

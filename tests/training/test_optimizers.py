@@ -243,3 +243,11 @@ def test_a_captured_step_follows_the_schedules_and_equals_the_eager_one(name):
     for a, b in zip((eager[0], eager[2], eager[3]), (captured[0], captured[2], captured[3])):
         for name_of, value in a.state_dict().items():
             torch.testing.assert_close(b.state_dict()[name_of], value, msg=name_of)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rate_past_float32_is_infinite_and_no_error(name):
+    """The step after it is then found to be not finite, and told with its rate."""
+    optimizer = build_optimizer(network(), name, 0.1)
+    optimizer.set_lr(1e308)
+    assert optimizer.lr.isinf()

@@ -11,6 +11,7 @@ from kontrast.data import ImageSet
 from kontrast.lens.numbers import conditional_entropy
 from kontrast.lens.spectrum import effective_rank
 from kontrast.probes import knn
+from kontrast.registry import NumbersError
 from kontrast.training.evaluation import features_of
 from kontrast.training.run import evaluation_view
 
@@ -30,6 +31,8 @@ class OnlineProbe:
     def __call__(self, network: nn.Module) -> dict[str, float]:
         encoder = getattr(network, "encoder", network)
         fit = features_of(encoder, self.train, self.transform, self.device).to(self.device)
+        if not bool(torch.isfinite(fit).all()):  # the last step's loss was good, and what it made of the weights is not
+            raise NumbersError("the encoder's features are not finite after the last step: lower training.lr")
         record = {"effective_rank": effective_rank(fit)}
         if len(self.shown) > 2:
             found = conditional_entropy(features_of(network, self.shown, self.transform, self.device))

@@ -39,7 +39,9 @@ class Optimizer:
         self.lr = torch.tensor(float(lr), device=next(iter(named.values())).device)
 
     def set_lr(self, lr: float) -> None:
-        self.lr.fill_(lr)
+        self.lr.fill_(
+            lr if lr <= torch.finfo(self.lr.dtype).max else float("inf")
+        )  # torch would raise; this is noticed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.parameters.values():
