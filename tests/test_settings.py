@@ -48,6 +48,9 @@ def test_every_recipe_reads_and_says_what_it_is(name):
         ({"encoder": {"width": 3}}, ["encoder", "name"]),
         ({"objective": {"temperature": float("inf")}}, ["objective.temperature", "finite"]),
         ({"teacher": {"momentum": 1.5}}, ["teacher.momentum", "at most 1"]),
+        ({"views": {"count": 2**63 - 1}}, ["views.count", "at most 1000"]),
+        ({"views": {"local_count": 2**63 - 1}}, ["views.local_count", "at most 1000"]),
+        ({"checkpoints": {"every": 1e308}}, ["checkpoints.every", "at most 1e+09"]),
     ],
 )
 def test_bad_values_are_refused_by_name(tree, words):

@@ -180,6 +180,7 @@ AT_LEAST: dict[str, float] = {
 }
 AT_MOST: dict[str, float] = {
     "teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62, "evaluation.crop": 1,
+    "views.count": 1000, "views.local_count": 1000, "checkpoints.every": 1e9,
 }  # fmt: skip
 DEEPEST = 8
 

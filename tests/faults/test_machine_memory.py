@@ -11,7 +11,7 @@ from forked import TINY, Command
 
 from kontrast import cli
 from kontrast.registry import EnvironmentFault
-from kontrast.training.breakdowns import on_line
+from kontrast.training.breakdowns import is_out_of_memory, on_line
 from kontrast.training.building import precision
 
 
@@ -84,3 +84,11 @@ def test_bfloat16_on_a_gpu_without_it(monkeypatch):
     with pytest.raises(EnvironmentFault, match="bfloat16: this GPU has none; use float32 or auto"):
         precision("bfloat16", torch.device("cuda"))
     assert precision("auto", torch.device("cuda")) == torch.float32
+
+
+@pytest.mark.fault(30)
+def test_a_size_that_no_memory_has_is_out_of_memory():
+    """Seen: `bank.size=9223372036854775807` and its like end as memory that is too small, exit 6."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**62, 2**62)
+    assert is_out_of_memory(caught.value)

@@ -21,8 +21,10 @@ SPARE = 0.95
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """On the device, or on the host: torch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """On the device, or on the host: torch's CPU allocator raises a plain RuntimeError, and so do sizes that no memory
+    has."""
+    words = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(w in str(error) for w in words)
 
 
 def lost_rank(error: BaseException) -> EnvironmentFault | None:
