@@ -125,6 +125,20 @@ def test_torchvision_models_by_name(name):
     assert module.eval()(torch.rand(2, 4, 64, 64)).shape == (2, module.width)
 
 
+@pytest.mark.parametrize(("name", "size"), [("googlenet", 64), ("inception_v3", 96)])
+def test_models_with_helping_classifiers_have_one_output_in_training_too(name, size):
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    module = encoder(f"torchvision:{name}", size=size)
+    assert module.train()(torch.rand(2, 3, size, size)).shape == (2, module.width)
+
+
+def test_a_picture_that_another_librarys_model_shrinks_to_nothing_is_refused():
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    with pytest.raises(UsageError, match="torchvision:alexnet can't be built") as caught:
+        encoder("torchvision:alexnet", size=32)
+    assert "\n" not in str(caught.value)
+
+
 def test_timm_models_by_name_or_how_to_get_them():
     try:
         import timm  # noqa: F401
@@ -148,6 +162,10 @@ def test_timm_models_by_name_or_how_to_get_them():
         ("small-alexnet", {"size": 8}, "at least 15 pixels"),
         ("small-conv", {"width": 12}, "multiple of 8"),
         ("convn", {"multiplier": 0.0}, "no channel is left"),
+        ("convn", {"multiplier": 1e308}, "at most 1000"),
+        ("convn", {"multiplier": 2**63 - 1}, "at most 1000"),
+        ("small-resnet", {"depth": 2**63 - 1}, "depth = 9223372036854775807: give a whole number of at most"),
+        ("resnet-18", {"zero_init": "false"}, "zero_init = 'false': give true or false"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(name, arguments, hint):

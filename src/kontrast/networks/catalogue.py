@@ -48,19 +48,27 @@ def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -
 
         module: Encoder = foreign_encoder(library, model, channels=channels, size=size, **arguments)
     else:
-        module = ENCODERS.build(name, channels=channels, size=size, **arguments)
+        module = ENCODERS.build(name, channels=channels, size=size, **_switches(ENCODERS, name, arguments))
     module.size, module.channels = size, channels
     return module
 
 
 def head(name: str, width: int, **arguments: Any) -> Head:
     """A projection head [N,width] -> [N,D], D in its `.width`."""
-    return HEADS.build(name, inputs=whole("width", width), **_widths(arguments))
+    return HEADS.build(name, inputs=whole("width", width), **_widths(_switches(HEADS, name, arguments)))
 
 
 def predictor(name: str, width: int, **arguments: Any) -> nn.Module:
     """A predictor [N,width] -> [N,width] on top of the online projections."""
-    return PREDICTORS.build(name, inputs=whole("width", width), **_widths(arguments))
+    return PREDICTORS.build(name, inputs=whole("width", width), **_widths(_switches(PREDICTORS, name, arguments)))
+
+
+def _switches(registry: Registry, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, whose switches must be true or false: the word "false" would switch on."""
+    for key, parameter in registry.arguments(name).items():
+        if isinstance(parameter.default, bool) and not isinstance(arguments.get(key, False), bool):
+            raise UsageError(f"{key} = {arguments[key]!r}: give true or false")
+    return arguments
 
 
 def _widths(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +79,10 @@ def _widths(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def whole(name: str, value: Any, least: int = 1) -> int:
-    """The value, when it is a whole number of at least `least`."""
+def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """The value, when it is a whole number of at least `least`, and where asked at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} = {value!r}: give a whole number of at least {least}")
+    if most is not None and value > most:
+        raise UsageError(f"{name} = {value!r}: give a whole number of at most {most}")
     return value

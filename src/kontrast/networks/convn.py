@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kontrast.networks.catalogue import ENCODERS, HEADS
 from kontrast.registry import UsageError
 
+WIDEST = 1000  # times the published width
 KERAS: dict[str, Any] = {"momentum": 0.01, "eps": 1e-3}  # Keras' momentum 0.99 is torch's 1 - 0.99
 
 
@@ -53,6 +54,8 @@ def convn_head(inputs: int, outputs: int | None = None, hidden: int | None = Non
 
 
 def scaled(width: int, multiplier: float) -> int:
+    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or multiplier > WIDEST:
+        raise UsageError(f"multiplier = {multiplier!r}: give a number of at most {WIDEST}")
     if not multiplier * width >= 1:
         raise UsageError(f"multiplier = {multiplier}: no channel is left of {width}")
     return round(width * multiplier)

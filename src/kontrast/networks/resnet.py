@@ -122,6 +122,7 @@ def initialise(module: nn.Module, zero_init: bool = False) -> None:
 
 
 PLANES = (64, 128, 256, 512)
+DEEPEST = 1000
 
 
 @ENCODERS.register("resnet-18")
@@ -154,5 +155,5 @@ def small_resnet(channels: int = 3, size: int = 32, width: int = 128, depth: int
     if whole("width", width) % 4:
         raise UsageError(f"width = {width}: small-resnet needs a multiple of 4")
     planes = (width // 4, width // 2, width)
-    depths = (whole("depth", depth),) * 3
+    depths = (whole("depth", depth, most=DEEPEST),) * 3
     return ResNet(BasicBlock, depths, planes, channels=channels, size=size, stem=stem, zero_init=False)
