@@ -15,6 +15,7 @@ from kontrast.training.schedules import (
     out_of_reach,
     scaled_learning_rate,
     teacher_momentum,
+    unread,
 )
 
 
@@ -117,3 +118,22 @@ def test_a_schedule_past_the_end_is_refused_where_it_was_asked_for(asked, words)
         refuse_out_of_reach(resolve("quickstart", asked), asked)
     longer = [*asked, "training.epochs=8"]
     refuse_out_of_reach(resolve("quickstart", longer), longer)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["training.milestones=[2,3]"], "cosine schedule does not look at training.milestones"),
+        (["training.schedule=steps"], "never lowers the learning rate without training.milestones"),
+    ],
+)
+def test_a_schedule_and_milestones_need_each_other(asked, words):
+    """Asked for alone they did nothing, silently; what a recipe has left over is only told."""
+    recipe = resolve("quickstart", asked)
+    with pytest.raises(UsageError, match=words):
+        refuse_out_of_reach(recipe, asked)
+    refuse_out_of_reach(recipe, [])
+    assert list(unread(recipe.training).values())
+    both = ["training.schedule=steps", "training.milestones=[2,3]"]
+    refuse_out_of_reach(resolve("quickstart", both), both)
+    assert not any(unread(resolve(name).training) for name in recipe_names())

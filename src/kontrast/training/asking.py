@@ -19,7 +19,7 @@ from kontrast.training.adapt import CHOSEN, adapt, reasons
 from kontrast.training.defaults import spelled_out
 from kontrast.training.folder import RunFolder
 from kontrast.training.run import located, open_split, stored_recipe
-from kontrast.training.schedules import out_of_reach
+from kontrast.training.schedules import out_of_reach, unread
 
 MAY_CHANGE = (
     "training.log_every",
@@ -88,6 +88,9 @@ def refuse_out_of_reach(recipe: Recipe, overrides: list[str]) -> None:
     """A point of the schedule past the training's end is a mistake where it was asked for; a recipe's own is where the
     training was made shorter, and only told."""
     asked = {".".join(parse_override(text)[0]) for text in overrides}
+    for key, line in unread(recipe.training).items():
+        if key in asked:
+            raise UsageError(line)
     for key, line in out_of_reach(recipe.training).items():
         if key in asked:
             raise UsageError(f"{line}; give training.epochs more, or {key} less")

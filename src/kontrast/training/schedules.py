@@ -73,6 +73,18 @@ def out_of_reach(training: TrainingSettings) -> dict[str, str]:
     return found
 
 
+def unread(training: TrainingSettings) -> dict[str, str]:
+    """Settings that the chosen schedule does not look at or misses, each with a line that says so."""
+    steps = training.schedule == "steps"
+    if training.milestones and not steps:
+        line = f"the {training.schedule} schedule does not look at training.milestones: training.schedule=steps does"
+        return {"training.milestones": line}
+    if steps and not training.milestones:
+        line = "training.schedule=steps never lowers the learning rate without training.milestones, for example [60,80]"
+        return {"training.schedule": line}
+    return {}
+
+
 def teacher_momentum(step: int, *, total: int, momentum: float, schedule: str = "constant") -> float:
     """The teacher's momentum: constant, or MoCo v3's m_t = 1 - (1 - m)(1 + cos(pi t/T))/2, which ends at 1."""
     if schedule not in ("constant", "cosine"):

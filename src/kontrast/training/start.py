@@ -31,7 +31,7 @@ from kontrast.training.online import OnlineProbe
 from kontrast.training.parts import Parts, open_parts
 from kontrast.training.run import Run, choose_device, located, place_of, recipe_digest, stored_recipe
 from kontrast.training.same_images import check_data, describe, keep_listing
-from kontrast.training.schedules import out_of_reach
+from kontrast.training.schedules import out_of_reach, unread
 from kontrast.training.stopping import StopWatch
 
 
@@ -174,7 +174,7 @@ def tell(recipe: Recipe, train: ImageSet, device: torch.device, asked: str, say:
     """What a person may not expect of the training that is about to begin; not before, lest it stand over an error."""
     if asked == "auto" and device.type == "cpu":
         say("no usable NVIDIA GPU: training on the CPU")
-    for line in out_of_reach(recipe.training).values():
+    for line in (unread(recipe.training) | out_of_reach(recipe.training)).values():
         say(line)
     warn_of_bank(recipe, train, say)
 
