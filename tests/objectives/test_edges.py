@@ -80,3 +80,20 @@ def test_casts_do_not_round_lambda() -> None:
 def test_views_that_agree_are_at_distance_zero_at_any_power() -> None:
     same = draw(1, 5, 4).expand(2, 5, 4)
     assert [metrics.alignment(same, power).item() for power in (0.5, 1.0, 2.0, 3.0)] == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        ("info-nce", "temperature", 1e-308),
+        ("jcl", "temperature", 1e308),
+        ("hard-negative", "beta", 1e308),
+        ("cacr", "t_minus", 1e308),
+        ("align-uniform", "t", 1e308),
+    ],
+)
+def test_arguments_whose_products_overflow_are_refused_by_name(name, argument, value) -> None:
+    """They were let in, and the first step ended in torch's or Python's own overflow."""
+    with pytest.raises(UsageError, match=f"{argument} is .*: give a number between 1e-18 and 1e.18"):
+        objective(name, **{argument: value})
+    assert objective(name, **{argument: 0.5})(draw(3, 6, 4).float()).isfinite()

@@ -9,6 +9,9 @@ from typing import Any
 
 from kontrast.registry import UsageError, nearest
 
+LARGEST = 1e18
+"""Of an argument: products of two and their inverses stay within float32."""
+
 
 def number(
     name: str, value: Any, *, above: float | None = None, least: float | None = None, below: float = math.inf
@@ -24,6 +27,8 @@ def number(
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of NumPy's or torch's
         value = value.item()
     fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if fits and value != 0 and not 1 / LARGEST <= abs(value) <= LARGEST:
+        raise UsageError(f"{name} is {value!r}: give a number between {1 / LARGEST:g} and {LARGEST:g}")
     if not fits or (above is not None and value <= above) or (least is not None and value < least) or value >= below:
         raise UsageError(f"{name} is {value!r}: give {wanted}")
     return float(value)
