@@ -403,6 +403,31 @@ def test_a_loss_with_a_bank_compiles_into_one_graph() -> None:
     torch.testing.assert_close(compiled(draw(2, 6, 8), **given), loss(draw(2, 6, 8), **given))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if "temperature" in OBJECTIVES.arguments(name)])
+def test_losses_of_many_temperatures_compile_in_one_process(name) -> None:
+    """From the second on, torch's compiler takes the temperature as a symbol."""
+    torch._dynamo.reset()
+    z, keys = draw(2, 6, 8), draw(2, 6, 8, seed=1)
+    for temperature in (0.1, 0.2, 0.35, 0.5):
+        loss = objective(name, temperature=temperature)
+        compiled = torch.compile(loss, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(z, keys=keys), loss(z, keys=keys))
+
+
+def test_every_temperature_is_a_constant_of_its_own_trace() -> None:
+    """Given a symbol the operator would go on with the number of the first trace: a wrong loss, without a word."""
+    torch._dynamo.reset()
+    scales: list = []
+
+    def look(graph, inputs):
+        scales.extend(node.args[4] for node in graph.graph.nodes if "row_statistics" in str(node.target))
+        return graph
+
+    for temperature in (0.1, 0.2, 0.5, 0.8):
+        torch.compile(objective("nt-xent", temperature=temperature), fullgraph=True, backend=look)(draw(2, 6, 8))
+    assert [list(found) for found in scales] == [[10.0], [5.0], [2.0], [1.25]]
+
+
 def test_close_views_do_not_cancel() -> None:
     """Of float32, 2 - 2 <z, z'> has nothing left where two views are 1e-4 apart."""
     z = normalize(draw(8, 16), dim=-1)

@@ -61,12 +61,18 @@ def row_statistics(
 
 def scales_of(scale: float | Sequence[float]) -> list[float]:
     """A scale or several, as a list of them."""
-    if isinstance(scale, str) or (hasattr(scale, "ndim") and scale.ndim):
+    if not isinstance(scale, int | float) and (isinstance(scale, str) or getattr(scale, "ndim", False)):
         raise ValueError(f"scale is {type(scale).__name__}: give a number, or a list of numbers")
-    scales = [float(a) for a in scale] if isinstance(scale, Sequence) else [float(scale)]
+    scales = [constant(a) for a in scale] if isinstance(scale, Sequence) else [constant(scale)]
     if not scales or not all(abs(a) < float("inf") for a in scales):
         raise ValueError(f"scale is {scale!r}: give a finite number, or a sequence of at least one")
     return scales
+
+
+def constant(number: float) -> float:
+    """The number itself. A compiler that met several takes it for a symbol, for which our operator would go on with the
+    number of the first trace; as the key of a dictionary it is made a constant, and each number has its own trace."""
+    return next(iter({float(number): None}))
 
 
 def check(
