@@ -217,6 +217,10 @@ def _read_section(kind: type, tree: Any, path: str, origin: str) -> Any:
     return kind(**values)
 
 
+RISING = ("training.milestones",)
+"""Lists of epochs, each later than the one before."""
+
+
 def _read_value(hint: Any, value: Any, where: str, origin: str) -> Any:
     if isinstance(hint, types.UnionType):  # an optional section: absent, or `false`
         if value is None or value is False:
@@ -231,7 +235,7 @@ def _read_value(hint: Any, value: Any, where: str, origin: str) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise UsageError(f"{origin}: {where} must be a list of numbers, not {value!r}")
         numbers = tuple(_read_value(float, v, where, origin) for v in value)
-        if where == "training.milestones" and list(numbers) != sorted({n for n in numbers if n >= 0}):
+        if where in RISING and list(numbers) != sorted({n for n in numbers if n >= 0}):
             raise UsageError(f"{origin}: {where} must be epochs that grow, for example [155, 170], not {value}")
         return numbers
     if type(value) is not hint:

@@ -39,9 +39,8 @@ class Optimizer:
         self.lr = torch.tensor(float(lr), device=next(iter(named.values())).device)
 
     def set_lr(self, lr: float) -> None:
-        self.lr.fill_(
-            lr if lr <= torch.finfo(self.lr.dtype).max else float("inf")
-        )  # torch would raise; this is noticed
+        # What float32 can't hold is infinite here, and noticed by the step's check; torch itself would raise.
+        self.lr.fill_(lr if lr <= torch.finfo(self.lr.dtype).max else float("inf"))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.parameters.values():
