@@ -79,3 +79,16 @@ def test_curves_are_drawn_by_epoch_and_nothing_of_what_was_not_run():
     assert len([p for p in shapes(text, "path") if p.get("fill") == "none"]) == len(table.cells) - 1
     assert figures(table, lambda cell: [], CURVES) == {}
     assert figures(table, lambda cell: [run_of(0.5, knn=curve[:1])], CURVES) == {}, "one point is no curve"
+
+
+def test_histograms_are_drawn_as_densities_so_that_bins_of_any_width_compare():
+    table = load_table("jcl-moco")
+    wide, narrow = [(0.1, 0.5), (0.3, 0.5)], [(0.05, 0.25), (0.15, 0.25), (0.25, 0.25), (0.35, 0.25)]
+    drawn = {"moco": wide, "jcl": narrow, "lambda-1": narrow}
+    found = figures(table, lambda c: [run_of(0.5, cosine_histogram=drawn[c.name])] if c.name in drawn else [], CURVES)
+    text = found["jcl-moco-cosine.svg"]
+    lines = [p.get("d") for p in shapes(text, "path") if p.get("fill") == "none"]
+    assert len(lines) == 2, "the first group alone"
+    heights = {place.split(" ")[1] for line in lines for place in line[1:].split("L")}
+    assert len(heights) == 1, "the same uniform density"
+    assert "jcl-moco-variance.svg" not in found

@@ -70,7 +70,7 @@ def test_the_papers_settings_reach_the_cells():
     assert {t.recipe(c).training.epochs for t in [load_table("uniclr-figure-2")] for c in t.cells} == {200}
     sweep = load_table("jcl-moco")
     weights = [sweep.recipe(c).objective.arguments["covariance_weight"] for c in sweep.choose(["lambda"])]
-    assert weights == [0, 0.2, 1, 2, 10]
+    assert weights == [4, 0, 0.2, 1, 2, 10], "the one at 4 is the method itself"
 
 
 def test_linear_protocols_know_their_crops():
@@ -149,6 +149,37 @@ def test_seeds_accumulate_and_a_cell_not_run_is_blank(tmp_path):
     keep(tmp_path, table, "a", 1, 0.70)
     (cell,) = json.loads((tmp_path / "made.json").read_text())["cells"]
     assert [run["probes"]["linear"]["accuracy"] for run in cell["runs"]] == [0.6, 0.7]
+
+
+def swept(**grid):
+    tree = {"title": "T", "paper": "P", "about": "A.", "probes": ["linear"], "settings": []}
+    cell = {"name": "own", "label": "own", "recipe": "cifar10/jcl"}
+    shape = {"key": "objective.covariance_weight", "values": [1.0, 4.0], "label": "λ =", **grid}
+    groups = [{"name": "m", "title": "M", "cells": [cell]}]
+    groups.append({"name": "s", "title": "S", "recipe": "cifar10/jcl", "grid": shape})
+    return read_table("made", {**tree, "groups": groups}, "made")
+
+
+def test_a_run_may_be_shown_in_two_groups_and_is_run_once(tmp_path):
+    table = swept(same={"4": "own"})
+    assert [cell.name for cell in table.choose([])] == ["own", "s-1"]
+    assert [cell.name for cell in table.choose(["s-4"])] == ["own"]
+    keep(tmp_path, table, "own", 0, 0.8)
+    text = (tmp_path / "made.md").read_text()
+    assert text.count("80.00") == 2 and "λ = 4" in text
+
+
+@pytest.mark.parametrize(
+    "same, words",
+    [
+        ({"1": "own"}, "not the same as 'own': objective.covariance_weight differ"),
+        ({"4": "none"}, "'none', which is not there"),
+        ({"3": "own"}, "`same` for 3, which is none of its values"),
+    ],
+)
+def test_cells_that_are_not_the_same_are_refused(same, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        swept(same=same)
 
 
 def test_results_of_two_machines_merge(tmp_path):

@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 WIDTH, HEIGHT = 860, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 300, 44, 52  # the legend stands on the right
 ROW, LETTERS = 18, 36  # of the legend
+LETTER = 8  # a digit's width
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a6d3b")
 """Okabe and Ito's, told apart by all eyes, without the yellow that vanishes on white."""
 DASHES = ("", ' stroke-dasharray="2 3"', ' stroke-dasharray="10 3"')
@@ -91,10 +92,15 @@ def grid(x_axis: Axis, y_axis: Axis, unit: str) -> list[str]:
         _, y = place((x_axis.low, tick), x_axis, y_axis)
         parts.append(f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="#ddd"/>')
         parts.append(text(LEFT - 8, y + 4, f"{tick:g}{unit}", anchor="end", fill="#555"))
+    end = 0.0  # of the last number below the axis
     for tick in x_axis.ticks:
         x, y = place((tick, y_axis.low), x_axis, y_axis)
+        words = f"{tick:g}"
+        half = LETTER * len(words) / 2
         parts.append(f'<path d="M{x} {y}v5" stroke="#555"/>')
-        parts.append(text(x, y + 19, f"{tick:g}", anchor="middle", fill="#555"))
+        if x - half > end:
+            parts.append(text(x, y + 19, words, anchor="middle", fill="#555"))
+            end = x + half
     return parts
 
 

@@ -52,7 +52,7 @@ def stored(out: Path, table: Table) -> Record:
 
 def find(tree: Record, cell: TableCell, changed: Record) -> Record | None:
     """The stored cell of these overrides."""
-    return next((c for c in tree["cells"] if c["cell"] == cell.name and c["changed"] == changed), None)
+    return next((c for c in tree["cells"] if c["cell"] == cell.run_as and c["changed"] == changed), None)
 
 
 def has_seed(tree: Record, cell: TableCell, changed: Record, seed: int) -> bool:
@@ -119,7 +119,7 @@ def merge(out: Path, table: Table, path: Path) -> int:
     it was."""
     if not path.is_file():
         raise UsageError(f"--merge {path}: no such file; give the {table.name}.json of another results folder")
-    known, tree = {cell.name: cell for cell in table.cells}, read_json(path)
+    known, tree = {cell.name: cell for cell in table.run_cells}, read_json(path)
     if not isinstance(tree, dict) or tree.get("table") != table.name:
         raise UsageError(f"{path} is not a results file of {table.name}")
     entries = checked(tree, path, "merge another file")["cells"]
@@ -257,7 +257,7 @@ def interval_words(runs: list[Record], probe: str) -> str:
 def curve_table(table: Table, tree: Record, curve: str, title: str, factor: float, form: str) -> list[str]:
     """The first seed's curve of each cell, at the epochs at which any was measured."""
     found = {}
-    for cell in table.cells:
+    for cell in table.run_cells:
         done = [run for run in finished(find(tree, cell, {})) if run["curves"].get(curve)]
         if done:
             found[f"{table.groups[cell.group]}: {cell.label}"] = dict(map(tuple, done[0]["curves"][curve]))

@@ -13,7 +13,7 @@ from typing import Any
 from kontrast.recipes import flat, recipe_text, resolve
 from kontrast.registry import UsageError, nearest
 from kontrast.settings import Recipe, parse_toml, to_tree, toml_value
-from kontrast.studies.shapes import NUMBER, TEXT, fault
+from kontrast.studies.shapes import ANY, NUMBER, TEXT, fault
 
 FOLDER = Path(__file__).parent / "papers"
 CLAIMS = FOLDER / "claims.toml"
@@ -28,7 +28,7 @@ CELL = {
     "name": TEXT, "label": TEXT, "recipe?": TEXT, "overrides?": [TEXT], "paper?": NUMBER, "where?": TEXT,
     "learner?": TEXT,
 }  # fmt: skip
-GRID = {"key": TEXT, "values": [NUMBER], "label": TEXT, "paper?": [NUMBER]}
+GRID = {"key": TEXT, "values": [NUMBER], "label": TEXT, "paper?": [NUMBER], "same?": {ANY: TEXT}}
 GROUP = {
     "name": TEXT, "title": TEXT, "recipe?": TEXT, "overrides?": [TEXT], "where?": TEXT, "learner?": TEXT,
     "cells?": [CELL], "grid?": GRID,
@@ -52,6 +52,11 @@ class TableCell:
     paper: float | None = None
     where: str = ""
     learner: str = ""  # empty: the recipe's own; VAE, VAE-pixels: the audit's autoencoders on the recipe's images
+    same_as: str = ""  # the cell of another group that is run for both
+
+    @property
+    def run_as(self) -> str:
+        return self.same_as or self.name
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,11 @@ class Table:
     cells: tuple[TableCell, ...]
     origin: str = ""  # the name or file by which it was asked for
 
+    @property
+    def run_cells(self) -> list[TableCell]:
+        """Those that are run themselves: each run once, in whichever groups it is shown."""
+        return [cell for cell in self.cells if not cell.same_as]
+
     def recipe(self, cell: TableCell, overrides: Sequence[str] = ()) -> Recipe:
         return resolve(cell.recipe, [*self.settings, *cell.overrides, *overrides])
 
@@ -78,12 +88,13 @@ class Table:
         return {key: given.get(key) for key in sorted(plain | given) if plain.get(key) != given.get(key)}
 
     def choose(self, names: Sequence[str]) -> list[TableCell]:
-        """Cells by name or by group, in the table's order; none named: all."""
+        """What is to be run of these cells and groups, in the table's order; none named: all."""
         known = [cell.name for cell in self.cells]
         for name in names:
             if name not in known and name not in self.groups:
                 raise UsageError(f"{self.name} has no cell or group {name!r}: {nearest(name, [*self.groups, *known])}")
-        return [cell for cell in self.cells if not names or cell.name in names or cell.group in names]
+        asked = {cell.run_as for cell in self.cells if not names or cell.name in names or cell.group in names}
+        return [cell for cell in self.run_cells if cell.name in asked]
 
 
 def table_names() -> list[str]:
@@ -134,10 +145,23 @@ def check_table(table: Table, named: str) -> None:
         if not found:
             raise UsageError(f"{named} has no {what}: give at least one")
     for cell in table.cells:
+        if cell.same_as:
+            check_same(table, cell, named)
         if cell.learner not in LEARNERS:
             raise UsageError(
                 f"{named}: cell {cell.name!r} has the learner {cell.learner!r}; allowed: VAE, VAE-pixels, or none"
             )
+
+
+def check_same(table: Table, cell: TableCell, named: str) -> None:
+    """Refuse a cell that would show the runs of one with other settings."""
+    other = next((one for one in table.run_cells if one.name == cell.same_as), None)
+    if other is None:
+        raise UsageError(f"{named}: cell {cell.name!r} is the same as {cell.same_as!r}, which is not there")
+    mine, its = (settings_of(table.recipe(one), one.learner) for one in (cell, other))
+    apart = [key for key in sorted(mine | its) if mine.get(key) != its.get(key)]
+    if apart:
+        raise UsageError(f"{named}: cell {cell.name!r} is not the same as {other.name!r}: {', '.join(apart)} differ")
 
 
 def read_group(group: dict[str, Any]) -> list[TableCell]:
@@ -162,6 +186,11 @@ def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
             f"the grid of group {group['name']!r} has {len(grid['values'])} values, and of the paper {len(papers)}: "
             "give one for each, or none"
         )
+    same = grid.get("same", {})
+    unknown = set(same) - {f"{value:g}" for value in grid["values"]}
+    if unknown:
+        words = ", ".join(sorted(unknown))
+        raise UsageError(f"the grid of group {group['name']!r} has `same` for {words}, which is none of its values")
     before = grid["label"].endswith("=")  # "λ = 2", but "2 bits"
     return [
         {
@@ -169,6 +198,7 @@ def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
             "label": f"{grid['label']} {value:g}" if before else f"{value:g} {grid['label']}",
             "overrides": [f"{grid['key']}={toml_value(value)}"],
             "paper": paper,
+            "same_as": same.get(f"{value:g}", ""),
         }
         for value, paper in zip(grid["values"], papers)
     ]
