@@ -8,7 +8,7 @@ import pytest
 
 from kontrast.recipes import recipe_names, resolve
 from kontrast.registry import UsageError
-from kontrast.training.asking import refuse_out_of_reach
+from kontrast.training.asking import asked_in_vain, refuse_out_of_reach
 from kontrast.training.schedules import (
     joint_weight,
     learning_rate,
@@ -137,3 +137,26 @@ def test_a_schedule_and_milestones_need_each_other(asked, words):
     both = ["training.schedule=steps", "training.milestones=[2,3]"]
     refuse_out_of_reach(resolve("quickstart", both), both)
     assert not any(unread(resolve(name).training) for name in recipe_names())
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["training.optimizer=adamw", "training.momentum=0.5"], ["training.momentum"]),
+        (["training.momentum=0.5"], []),
+        (["training.lr_inside=true", "training.optimizer=sgd"], ["training.lr_inside"]),
+        (["training.lr_inside=false", "training.optimizer=sgd"], []),
+        (["training.optimizer=lars", "training.lr_inside=true", "training.decay_all=true"], ["training.decay_all"]),
+        (["training.optimizer=lars", "training.decay_all=false"], []),
+        (["training.gamma=0.2"], ["training.gamma"]),
+        (["training.gamma=0.2", "training.schedule=steps", "training.milestones=[2]"], []),
+        (["training.lr_per_epoch=true", "training.schedule=constant"], ["training.lr_per_epoch"]),
+        (["batch_norm.splits=4", "batch_norm.kind=plain"], ["batch_norm.splits"]),
+        (["batch_norm.splits=4", "batch_norm.kind=split"], []),
+        (["views.local_size=16"], ["views.local_size"]),
+    ],
+)
+def test_a_setting_that_nothing_looks_at_is_told_where_it_was_asked_for(asked, told):
+    recipe = resolve("quickstart", asked)
+    assert [line.split()[0] for line in asked_in_vain(recipe, asked)] == told
+    assert not asked_in_vain(recipe, []), "what a recipe has left over says nothing wrong"

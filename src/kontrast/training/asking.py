@@ -71,6 +71,8 @@ def fresh_recipe(
         for line in reasons(resolved, seen, device):
             say(line)
     refuse_out_of_reach(resolved, overrides)
+    for line in asked_in_vain(resolved, overrides):
+        say(line)
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     if seen is not None and MENDED in seen.notes:  # the first look mended it, the second found it whole
         train = replace(train, notes={**train.notes, MENDED: seen.notes[MENDED]})
@@ -94,6 +96,22 @@ def refuse_out_of_reach(recipe: Recipe, overrides: list[str]) -> None:
     for key, line in out_of_reach(recipe.training).items():
         if key in asked:
             raise UsageError(f"{line}; give training.epochs more, or {key} less")
+
+
+def asked_in_vain(recipe: Recipe, overrides: list[str]) -> list[str]:
+    """A line for each setting that was asked for and that nothing looks at, as the others are."""
+    t = recipe.training
+    needed = {
+        "training.momentum": "training.optimizer=sgd or lars" if t.optimizer in ("adam", "adamw") else "",
+        "training.lr_inside": "training.optimizer=lars" if t.lr_inside and t.optimizer != "lars" else "",
+        "training.decay_all": "another training.optimizer than lars" if t.decay_all and t.optimizer == "lars" else "",
+        "training.gamma": "training.schedule=steps" if t.schedule != "steps" else "",
+        "training.lr_per_epoch": "another training.schedule than constant" if t.schedule == "constant" else "",
+        "batch_norm.splits": "batch_norm.kind=split" if recipe.batch_norm.kind != "split" else "",
+        "views.local_size": "views.local_count" if not recipe.views.local_count else "",
+    }
+    asked = dict.fromkeys(".".join(parse_override(text)[0]) for text in overrides)
+    return [f"{key} has no effect here: it needs {needed[key]}" for key in asked if needed.get(key)]
 
 
 def resumed_recipe(
