@@ -373,6 +373,16 @@ def test_welch_of_two_seeds_is_students_t():
     assert claims.quantile([(1.0, 1)]) == pytest.approx(1.960, abs=1e-3)
 
 
+def test_a_claim_of_lying_within_some_points_is_checked_on_both_sides():
+    within = [claim for claim in claims.load_claims() if "within" in claim.text]
+    assert within
+    for claim in within:
+        sides = [pair for check in claim.checks for pair, _ in claims.pairs_of(check)]
+        for pair in sides:
+            mirrored = {cell: factor if cell == "" else -factor for cell, factor in pair.items()}
+            assert mirrored in sides, (claim.text, pair)
+
+
 def test_every_claim_names_cells_of_its_table(tmp_path):
     papers = set()
     for claim in claims.load_claims():
