@@ -383,6 +383,13 @@ def test_a_claim_of_lying_within_some_points_is_checked_on_both_sides():
             assert mirrored in sides, (claim.text, pair)
 
 
+def test_every_claim_says_the_points_that_it_is_checked_by():
+    for claim in claims.load_claims():
+        marks = {abs(pair[""]) for check in claim.checks for pair, _ in claims.pairs_of(check) if pair.get("")}
+        for mark in marks:
+            assert re.search(rf"\b{100 * mark:.0f}\b", claim.text), (claim.text, mark)
+
+
 def test_every_claim_names_cells_of_its_table(tmp_path):
     papers = set()
     for claim in claims.load_claims():
