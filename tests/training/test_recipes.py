@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 from pathlib import Path
@@ -95,6 +96,35 @@ def test_the_header_gives_the_command_and_where_our_number_is(name):
     source = resolve(name).data.source
     assert first == f"# kontrast pretrain {source} --recipe {name}"
     assert second.startswith("# ") and second.endswith("ours: see results/")
+
+
+def remarks(name: str) -> str:
+    """The comments of a recipe and of those beneath it, without their two lines of header."""
+    lines = recipe_text(FOLDER / f"{name}.toml").splitlines()
+    base = [line.split('"')[1] for line in lines if line.startswith("base ")]
+    return "\n".join([line for line in lines[2:] if "#" in line] + [remarks(b) for b in base])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("*/*-resnet-50", "HCL's setting"),
+        ("stl10/*", "its text says the training set"),
+        ("cifar10*/sim-*", "SGD, weight decay 5e-4 and batch 512 are ours"),
+        ("imagenet100/sim-*", "names none for ImageNet-100"),
+        ("imagenet/sim-*", "Not in the paper"),
+        ("imagenet/dcl", "are SimCLR's"),
+        ("imagenet/simclr", "are SimCLR's"),
+        ("cifar10/gcl-*", "SimCLR's code"),
+        ("cifar10/cacr-uniform-*", "t- is not named"),
+        ("cifar10/cacr-full", "t- is not named"),
+        ("cifar10/cacr-k4-rbf", "t- is not named"),
+    ],
+)
+def test_a_recipe_with_a_papers_number_says_what_the_paper_does_not(pattern, words):
+    found = fnmatch.filter(NAMES, pattern)
+    assert found
+    assert [name for name in found if words not in remarks(name)] == []
 
 
 def test_a_base_that_names_itself_is_refused(tmp_path: Path):
