@@ -98,6 +98,14 @@ def test_the_header_gives_the_command_and_where_our_number_is(name):
     assert second.startswith("# ") and second.endswith("ours: see results/")
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "second"), [("cifar10/au-cl", "83.39", "83.49"), ("imagenet/cacr-k1", "69.5", "68.40")]
+)
+def test_the_header_gives_both_numbers_where_the_paper_prints_two(name, first, second):
+    header = recipe_text(FOLDER / f"{name}.toml").splitlines()[1]
+    assert f"prints {second}): {first} linear" in header
+
+
 def remarks(name: str) -> str:
     """The comments of a recipe and of those beneath it, without their two lines of header."""
     lines = recipe_text(FOLDER / f"{name}.toml").splitlines()
