@@ -106,6 +106,21 @@ def test_vicreg_is_zero_for_spread_uncorrelated_equal_views() -> None:
     assert collapsed.repulsion.item() == pytest.approx(25 * 0.99)
 
 
+def test_vicregs_equation_as_written_has_the_weights_that_its_page_names() -> None:
+    """25 s(Z, Z') + 25 [v(Z) + v(Z')] + c(Z) + c(Z'), s with the whole squared distance."""
+    n, D = 9, 5
+    views = torch.randn(2, n, D, dtype=torch.float64)
+    invariance = (views[0] - views[1]).square().sum(-1).mean()
+    deviation = (views.var(1) + 1e-4).sqrt()
+    variance = (1 - deviation).clamp(min=0).mean(1).sum()
+    covariances = [torch.cov(view.T) for view in views]
+    covariance = sum((c - c.diag().diag()).square().sum() / D for c in covariances)
+    written = 25 * invariance + 25 * variance + covariance
+    torch.testing.assert_close(VICReg(25.0 * D, 50.0)(views), written)
+    page = " ".join(VICReg.__doc__.split())
+    assert "`invariance_weight` of 25 D" in page and "`variance_weight` of 50" in page
+
+
 def test_multiplier_of_several_views_is_that_of_the_negatives() -> None:
     """NT-Xent's gradient to the negatives over DCL's, for one anchor of three views."""
     z = torch.nn.functional.normalize(torch.randn(3, 6, 5, dtype=torch.float64), dim=-1)

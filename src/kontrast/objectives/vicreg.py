@@ -13,14 +13,16 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("vicreg")
 class VICReg(Objective):
-    r"""Variance, invariance, covariance (VICReg, equation 6).
+    r"""Variance, invariance, covariance (VICReg, equation 6, with the means of its code).
 
         invariance = mean_{i,d} (z_id - z_id')^2
         variance   = mean over views and d of max(0, 1 - sqrt(var z_d + 1e-4))
         covariance = 2 mean over views of sum_{d != e} cov(z)_de^2 / D
 
-    Two views have the paper's sum of two covariance terms, more have as much in the mean. Terms: attraction is the
-    invariance, repulsion the variance, decorrelation the covariance, each times its weight.
+    As in the released code: the equation sums the invariance over d and the variance over the two views, so as written
+    it has an `invariance_weight` of 25 D and a `variance_weight` of 50. The covariance is the sum of two views, and as
+    much in the mean where there are more. Terms: attraction is the invariance, repulsion the variance, decorrelation
+    the covariance, each times its weight.
 
     Reference: Bardes, Ponce and LeCun, VICReg: Variance-Invariance-Covariance Regularization, ICLR 2022.
     """
