@@ -11,10 +11,13 @@ import signal
 import pytest
 import torch
 from tiny_run import images
+from torch.nn.functional import normalize
 
 from kontrast.cli import run
 from kontrast.data import open_data
 from kontrast.data.features import random_bits
+from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
+from kontrast.objectives import objective
 from kontrast.recipes import resolve
 from kontrast.registry import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.reports import write_report
@@ -23,7 +26,7 @@ from kontrast.studies.autoencoder import VariationalAutoencoder
 from kontrast.studies.baseline import fit
 from kontrast.studies.findings import findings, merged, sentence
 from kontrast.studies.kept import bits_read, factor, retrieval
-from kontrast.studies.saturation import log_sum_exp, saturate, simplex_value, trained_term
+from kontrast.studies.saturation import log_sum_exp, saturate, simplex_value, trained_term, wasserstein
 from kontrast.studies.supervised import Supervised
 from kontrast.training.learner import build_student
 
@@ -357,6 +360,13 @@ def test_the_reference_of_saturation_is_the_papers_arithmetic():
     z = corners.repeat(32, 1)
     # 31 others on the same corner instead of the expected 127/4 is all the difference there is.
     assert float(log_sum_exp(z, 1.0)) == pytest.approx(simplex_value(2, 1.0), abs=0.02)
+
+
+def test_saturations_distance_is_of_the_rows_to_as_many_draws():
+    z, step = normalize(torch.randn(128, 16, dtype=torch.float64), dim=-1), torch.tensor(0)
+    drawn = prior_rows("hypersphere", 128, 16, 0, step), orthogonal_directions(16, 0, step)
+    found = wasserstein(objective("swd", distribution_weight=1.0), z)
+    torch.testing.assert_close(found, sliced_wasserstein(z, *drawn))
 
 
 def test_saturation_falls_with_bits(tmp_path):

@@ -20,7 +20,7 @@ from kontrast import networks
 from kontrast.data import Feeder
 from kontrast.data.features import binary_channels
 from kontrast.kernels import row_statistics
-from kontrast.objectives import objective
+from kontrast.objectives import Objective, objective
 from kontrast.registry import NumbersError, UsageError
 from kontrast.training.folder import disk_faults, write_json
 from kontrast.training.run import choose_device
@@ -48,8 +48,7 @@ def saturate(
     terms: dict[str, tuple[Callable[[Tensor], Tensor], float | None]] = {
         f"log-sum-exp, temperature {t:g}": (partial(log_sum_exp, temperature=t), t) for t in temperatures
     }
-    swd = objective("swd", distribution_weight=1.0)
-    terms["sliced Wasserstein, hypersphere"] = (lambda z: swd.terms(torch.stack([z, z]))["repulsion"], None)
+    terms["sliced Wasserstein, hypersphere"] = (partial(wasserstein, objective("swd", distribution_weight=1.0)), None)
     cells = []
     for name, (term, temperature) in terms.items():
         for k in chosen:
@@ -84,6 +83,11 @@ def check(bits: Sequence[int], temperatures: Sequence[float], steps: int) -> Non
             raise UsageError(f"--temperatures {t:g} with --saturation: allowed are {COLDEST:g} to {HOTTEST:g}")
     if steps < 0:
         raise UsageError(f"--steps {steps}: give at least 1, or 0 for {STEPS}")
+
+
+def wasserstein(swd: Objective, z: Tensor) -> Tensor:
+    """To as many draws of the prior as there are rows, which the loss takes as two views."""
+    return swd.terms(*z.chunk(2))["repulsion"]
 
 
 def log_sum_exp(z: Tensor, temperature: float) -> Tensor:
