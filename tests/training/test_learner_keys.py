@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from kontrast.networks import SplitBatchNorm
 from kontrast.settings import read_recipe
 from kontrast.training.learner import Learner
 from kontrast.training.optimizers import build_optimizer
@@ -109,6 +110,18 @@ def test_split_batch_norm_shuffles_the_keys_and_each_stays_its_own_images(joint)
     assert (made() - first).abs().max() > 1e-3  # and of others again in the next step
     learner.eval()  # without batch statistics a partner changes nothing
     torch.testing.assert_close(made(), learner.per_view("teacher", views).detach())
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_keys_in_parts_are_shuffled_over_the_whole_batch(joint, parts):
+    """Shuffled within its part, a key would have its query's partners: in four parts of one split each, all of them."""
+    learner, step, views = trained({"kind": "split", "splits": 4, "joint": joint}, "all", symmetric=True)
+    whole = normalize(moved(learner).teacher_keys(views, None), dim=-1).flatten(0, 1)
+    for norm in (m for m in learner.modules() if isinstance(m, SplitBatchNorm)):
+        norm.splits = 4 // parts
+    step.accumulate = parts
+    torch.testing.assert_close(fresh_rows(learner, step), whole)
 
 
 def test_views_that_are_shuffled_apart_get_partners_of_their_own():

@@ -142,24 +142,25 @@ class Learner(nn.Module):
         return projections if self.predictor is None else self.per_view("predictor", projections)
 
     @torch.no_grad()
-    def teacher_keys(self, views: Tensor, momentum: Tensor | None) -> Tensor | None:
-        """The teacher's keys [W,B,D]; the teacher moves first, as MoCo's code does."""
+    def teacher_keys(self, views: Tensor, momentum: Tensor | None, parts: int = 1) -> Tensor | None:
+        """The teacher's keys [W,B,D]; the teacher moves first, as MoCo's code does. parts: forwards that the images are
+        shared out to. Those that are shuffled are before, or a key would find its query's partners in its part."""
         if self.teacher is None:
             return None
         if momentum is not None and self.training:
             self.teacher.update(self.student, momentum)
         pictures = views[1:] if self.asymmetric else views
         if not self.shuffled:
-            return self.per_view("teacher", pictures)
+            return torch.cat([self.per_view("teacher", part) for part in pictures.chunk(parts, 1)], 1)
         if self.joint:  # JCL shuffles the keys of all views together
-            return self.shuffled_keys(pictures.flatten(0, 1), self.steps).unflatten(0, pictures.shape[:2])
+            return self.shuffled_keys(pictures.flatten(0, 1), self.steps, parts).unflatten(0, pictures.shape[:2])
         count = len(pictures)
-        return torch.stack([self.shuffled_keys(x, self.steps * count + v) for v, x in enumerate(pictures)])
+        return torch.stack([self.shuffled_keys(x, self.steps * count + v, parts) for v, x in enumerate(pictures)])
 
-    def shuffled_keys(self, pictures: Tensor, number: Tensor) -> Tensor:
+    def shuffled_keys(self, pictures: Tensor, number: Tensor, parts: int) -> Tensor:
         """Keys whose batch statistics come from other partners than their queries have (ShuffleBN)."""
         mixed, order = shuffle(pictures, number)
-        return unshuffle(self.network("teacher")(mixed), order)
+        return unshuffle(torch.cat([self.network("teacher")(part) for part in mixed.chunk(parts)]), order)
 
     def per_view(self, name: str, pictures: Tensor) -> Tensor:
         """[V,B,...] through a network in one forward; where batch statistics are to be a view's own, the batch norms

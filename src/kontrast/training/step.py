@@ -134,18 +134,14 @@ class Step:
         learner, parts = self.learner, self.accumulate
         split = list(zip(views.chunk(parts, 1), crops.chunk(parts, 1) if crops is not None else [None] * parts))
         with torch.no_grad(), restored_buffers(learner.student, learner.predictor):
-            momentum: Tensor | None = self.momentum
-            queries, answers = [], []
+            keys = learner.teacher_keys(views, self.momentum, parts)
+            queries, own = [], []
             for pictures, small in split:
-                keys = learner.teacher_keys(pictures, momentum)
                 projections = learner.projections(pictures, small)
-                if learner.stop_gradient:
-                    keys = projections[: pictures.shape[0]]
                 queries.append(learner.predict(projections))
-                answers += [] if keys is None else [keys]
-                momentum = None  # the teacher moves once a step
+                own.append(projections[: pictures.shape[0]])
         z = torch.cat(queries, 1).requires_grad_()
-        outcome = learner.judge(z, torch.cat(answers, 1) if answers else None)
+        outcome = learner.judge(z, torch.cat(own, 1) if learner.stop_gradient else keys)
         with torch.autocast(self.device.type, enabled=False):
             outcome.terms.total.backward()
         assert z.grad is not None
