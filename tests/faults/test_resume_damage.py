@@ -62,6 +62,16 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_older_one_used(run, tmp_pa
 
 
 @pytest.mark.fault(4)
+def test_a_damaged_checkpoint_takes_no_good_ones_place(run, tmp_path):
+    """Seen: the same line. Remains: of one that is to be kept, the newest good one, also before the damaged one's step
+    is reached again."""
+    flip(sorted((run / "checkpoints").glob("step-*"))[-1] / "state.safetensors")
+    again = ["--resume", "--out", str(run), "checkpoints.keep=1", "training.max_steps=11"]
+    Command(tmp_path / "log", *again).ended(0)
+    assert "going on from step 11 of 11" in Command(tmp_path / "log-again", *again).ended(0)
+
+
+@pytest.mark.fault(4)
 def test_with_every_checkpoint_damaged_resuming_is_refused(run, tmp_path):
     """Seen: exit 4 with each checkpoint's reason. Remains: everything as it was; nothing starts afresh."""
     for path in (run / "checkpoints").glob("step-*/state.json"):

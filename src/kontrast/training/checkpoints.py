@@ -65,9 +65,11 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from None
 
 
-def prune(folder: Path, keep: int, best: int | None = None) -> None:
-    """Keep the newest `keep`, and the one of step `best`."""
-    for path in checkpoints(folder)[:-keep]:
+def prune(folder: Path, keep: int, best: int | None = None, step: int | None = None) -> None:
+    """Keep the newest `keep`, and the one of step `best`. Those past the run's `step` are in nobody's place: it came
+    back from before them, since they are damaged."""
+    reached = [path for path in checkpoints(folder) if step is None or path.name <= name_of(step)]
+    for path in reached[:-keep]:
         if best is None or path.name != name_of(best):
             with contextlib.suppress(OSError):
                 discard(path)

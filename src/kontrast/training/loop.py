@@ -135,7 +135,8 @@ class Loop:
         if not self.has_saved:  # noted once, so that lost ones are missed
             self.folder.update_info(first_checkpoint=self.at.step)
             self.has_saved = True
-        checkpoints.prune(place, self.recipe.checkpoints.keep, int(self.best["step"]) if self.best else None)
+        best = int(self.best["step"]) if self.best else None
+        checkpoints.prune(place, self.recipe.checkpoints.keep, best, self.at.step)
 
     def facts(self) -> dict[str, Any]:
         """What the bits depend on: the recipe, as it was when the run began, and the machine."""
