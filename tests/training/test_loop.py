@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from kontrast.data import ImageSet
-from kontrast.registry import UsageError
+from kontrast.registry import Stopped, UsageError
 from kontrast.settings import Recipe, read_recipe
 from kontrast.training.building import algorithms
 from kontrast.training.checkpoints import checkpoints
@@ -89,6 +91,30 @@ def test_it_measures_every_few_epochs_and_at_the_end(tmp_path, every, steps, mea
     made.run(lambda student: {"effective_rank": 4.0}, StopWatch(), "")
     assert [r["step"] for r in lines(tmp_path)[1]] == measured
     assert lines(tmp_path)[1][-1]["epoch"] == pytest.approx(measured[-1] / 5)
+
+
+@pytest.mark.parametrize("when", [5, 15])
+def test_an_evaluation_that_was_cut_is_written_once_however_often_the_run_is_resumed(tmp_path, when):
+    """The checkpoint of its step stays as it was written: each resumption measures again."""
+
+    def measure(student):
+        if made.at.step == when and not resumed:
+            signal.raise_signal(signal.SIGTERM)
+        return {"effective_rank": 4.0}
+
+    chosen = recipe(evaluation={"every": 1}, checkpoints={"every": 0})
+    made, resumed = loop(tmp_path, chosen), False
+    with StopWatch() as stop, pytest.raises(Stopped):
+        stop.patient = True
+        made.run(measure, stop, "")
+    resumed = True
+    for killed in (True, False, False):
+        made = Loop(chosen, made.folder, pictures(), torch.device("cpu"), lambda _: None)
+        made.restore()
+        made.feeder = None if killed else made.feeder  # it ends after the evaluation, before another checkpoint
+        with contextlib.suppress(AttributeError):
+            made.run(measure, StopWatch(), "")
+    assert [r["step"] for r in lines(tmp_path)[1]] == [5, 10, 15]
 
 
 def test_the_best_checkpoint_by_knn_is_kept(tmp_path):

@@ -182,14 +182,16 @@ class Lines:
         self.path = path
         self._file: Any = None
 
-    def open(self, keep_until_step: int | None = None) -> int:
-        """Open for appending; with a step, lines of later steps (written after the checkpoint) are dropped. How many
-        lines were damaged and are left out: any but the last, which a crash may have cut."""
+    def open(self, keep_until_step: int | None = None, owed: bool = False) -> int:
+        """Open for appending; with a step, lines of later steps (written after the checkpoint) are dropped, and where
+        its evaluation is owed, what an earlier resumption wrote of it. How many lines were damaged and are left out:
+        any but the last, which a crash may have cut."""
         damaged = 0
         if self.path.exists():
             records = read_lines(self.path)
             damaged = max(0, self.path.read_bytes().count(b"\n") - len(records))
             kept = [r for r in records if keep_until_step is None or _step(r) <= keep_until_step]
+            kept = [r for r in kept if not owed or "loss" in r or _step(r) != keep_until_step]
             write_atomic(self.path, "".join(_line(r) for r in kept))
         with disk_faults(self.path):
             self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115

@@ -148,7 +148,7 @@ class Loop:
         at, batch = self.at, self.recipe.training.batch
         self.learner.train()
         if self.main:
-            damaged = self.records.open(at.step)
+            damaged = self.records.open(at.step, self.owed)
             if damaged:
                 self.say(f"metrics.jsonl: left out {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:

@@ -16,9 +16,10 @@ class Records:
         self.metrics, self.speed = Lines(folder / "metrics.jsonl"), Lines(folder / "speed.jsonl")
         self.board: Board | None = None
 
-    def open(self, step: int) -> int:
-        """From this step on; how many lines of metrics.jsonl were damaged and are left out."""
-        damaged = self.metrics.open(keep_until_step=step)
+    def open(self, step: int, owed: bool = False) -> int:
+        """From this step on, or from its evaluation on where that is owed; how many lines of metrics.jsonl were damaged
+        and are left out."""
+        damaged = self.metrics.open(keep_until_step=step, owed=owed)
         self.speed.open()
         self.board = Board(self.folder.path, step) if self.tensorboard else None
         return damaged
