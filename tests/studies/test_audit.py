@@ -248,6 +248,28 @@ def test_baselines_learn_from_the_recipes_own_batches():
     assert len(losses) == 25 and losses[-1] < losses[0] - 0.1 and not model.training
 
 
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_every_training_takes_the_steps_that_were_asked_for(tmp_path, monkeypatch, epochs):
+    """192 images in batches of 32 are 6 steps an epoch; the recipe's epochs, if they end before, are no end."""
+    taken: dict[str, int] = {}
+    step = torch.optim.Adam.step
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda *a: taken.update(n=taken.get("n", 0) + 1) or step(*a))
+    found = audit(
+        str(images()), bits=[0], steps=10, overrides=[*TINY, f"training.epochs={epochs}"], out=tmp_path / "out",
+        device="cpu", say=quiet,
+    )  # fmt: skip
+    assert taken == {"n": 2 * 10}, "the supervised training and the autoencoder's, in batches of 32 too"
+    assert json.loads((tmp_path / "out" / found["runs"][0] / "run.json").read_text())["steps"] == 10
+
+
+def test_baselines_end_with_the_recipes_epochs_as_its_run_does():
+    recipe = resolve("quickstart", ["training.max_steps=25", "training.epochs=3", "training.batch=32"])
+    model, losses = Supervised(recipe, 3, 10), []
+    train = open_data("digits", "train").first(64)
+    fit(model, lambda *a: losses.append(0) or model.loss(*a), recipe, train, CPU, "supervised")
+    assert len(losses) == 6
+
+
 def test_the_autoencoder_sees_the_same_views_and_as_many_images():
     recipe = resolve("quickstart", ["training.max_steps=30", "views.policy=moco-v2"])
     changed = in_small_batches(recipe)

@@ -110,7 +110,14 @@ def base_recipe(data: str | None, steps: int, overrides: Sequence[str], device: 
     if data is None or steps:
         own.append(f"training.max_steps={steps or STEPS}")
     recipe, images = fresh_recipe(data, None, [*own, *overrides], device, say)
-    return standardised(recipe, images), images
+    return standardised(lasting(recipe, images, steps), images), images
+
+
+def lasting(recipe: Recipe, images: ImageSet, steps: int) -> Recipe:
+    """The recipe with epochs enough for as many steps: its max_steps alone are a most."""
+    t = recipe.training
+    epochs = max(t.epochs, -(-steps // max(1, len(images) // t.batch)))
+    return dataclasses.replace(recipe, training=dataclasses.replace(t, epochs=epochs))
 
 
 def standardised(recipe: Recipe, images: ImageSet) -> Recipe:

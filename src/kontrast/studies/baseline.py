@@ -32,7 +32,8 @@ def fit(module: nn.Module, loss: Loss, recipe: Recipe, train: ImageSet, device: 
         allow_small=recipe.data.allow_small, resident=recipe.data.resident,
     )  # fmt: skip
     views = build_views(dataclasses.replace(recipe, views=dataclasses.replace(recipe.views, count=1)), torch.float32)
-    total = t.max_steps or t.epochs * feeder.steps_per_epoch
+    steps = t.epochs * feeder.steps_per_epoch
+    total = min(steps, t.max_steps) if t.max_steps else steps
     optimizer = torch.optim.Adam(module.parameters(), LEARNING_RATE, betas=BETAS)
     module.to(device).train()
     step = 0
