@@ -262,6 +262,16 @@ def test_every_training_takes_the_steps_that_were_asked_for(tmp_path, monkeypatc
     assert json.loads((tmp_path / "out" / found["runs"][0] / "run.json").read_text())["steps"] == 10
 
 
+def test_baselines_see_the_images_of_the_contrastive_run(tmp_path, monkeypatch):
+    """A label imbalance is for every training alike; the probes read the whole balanced set."""
+    seen = []
+    monkeypatch.setattr("kontrast.studies.audit.fit", lambda *a: seen.append(len(a[3])))
+    overrides = [*TINY, "data.imbalance=linear"]
+    found = audit(str(images()), bits=[0], steps=1, overrides=overrides, out=tmp_path / "out", device="cpu", say=quiet)
+    facts = json.loads((tmp_path / "out" / found["runs"][0] / "run.json").read_text())["data"]
+    assert seen == [facts["images"]] * 2 and facts["images"] < 192
+
+
 def test_baselines_end_with_the_recipes_epochs_as_its_run_does():
     recipe = resolve("quickstart", ["training.max_steps=25", "training.epochs=3", "training.batch=32"])
     model, losses = Supervised(recipe, 3, 10), []

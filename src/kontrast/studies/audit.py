@@ -224,7 +224,7 @@ def train_and_probe(cell: AuditCell, out: Path, device: str) -> dict[str, Any]:
     train = open_split(recipe.data, "train", seed=recipe.seed)
     test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
     if cell.learner in (SUPERVISED, *AUTOENCODERS, UNTRAINED):
-        encoder, made = baseline(cell, train, on), {}
+        encoder, made = baseline(cell, open_split(recipe.data, "train", seed=recipe.seed, pretraining=True), on), {}
     else:
         encoder, made = contrastive(cell, out, device).encoder(on), {"run": f"runs/{cell.name}"}
     return {**made, "images": marks_of(train, test), **what_was_kept(encoder, recipe, train, test, on)}
