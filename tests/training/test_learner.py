@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
@@ -171,6 +172,26 @@ def test_the_bank_takes_the_keys_after_the_step():
     step(*batch(), lr=0.1, momentum=0.9)
     assert int(learner.bank.pointer) == 8
     assert torch.equal(learner.bank.rows[8:], start[8:]) and not torch.equal(learner.bank.rows[:8], start[:8])
+
+
+@pytest.mark.parametrize("option", ["teacher and bank", "split batch norm", "multi-crop"])
+def test_a_skipped_step_leaves_everything_as_it_was(option):
+    """The teacher moves before anybody knows that the step is not finite: it goes back."""
+    learner, step = make(OPTIONS[option], "info-nce")
+    step.skipping, made = True, step.views
+    for number in range(2):
+        step(*batch(number), lr=0.1, momentum=0.5)
+    before = {k: t.clone() for k, t in learner.state_dict().items() if k != "steps"}
+
+    def spoiled(*inputs):
+        views = made(*inputs)
+        return tuple(v * math.nan for v in views) if isinstance(views, tuple) else views * math.nan
+
+    step.views = spoiled
+    step(*batch(2), lr=0.1, momentum=0.5)
+    assert step.check() is not None
+    for key, tensor in before.items():
+        assert torch.equal(learner.state_dict()[key], tensor), key
 
 
 def test_the_teacher_gets_no_gradient_and_moves_by_the_momentum():

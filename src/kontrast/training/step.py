@@ -102,7 +102,7 @@ class Step:
 
     def _take(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None) -> None:
         self.optimizer.zero_grad()
-        kept = [b.clone() for b in self.learner.buffers()] if self.skipping else []
+        kept = [t.clone() for t in self.untaken()] if self.skipping else []
         made = self.views(images, keys, sizes)
         views, crops = made if isinstance(made, tuple) else (made, None)
         with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision != torch.float32):
@@ -113,12 +113,17 @@ class Step:
         if outcome.fresh is not None:
             assert self.learner.bank is not None
             self.learner.bank.enqueue(outcome.fresh)
-        for buffer, before in zip(self.learner.buffers(), kept):  # batch statistics and the bank saw it already
-            buffer.copy_(torch.where(self.failed > 0, before, buffer).view_as(buffer))
+        for tensor, before in zip(self.untaken(), kept):
+            tensor.copy_(torch.where(self.failed > 0, before, tensor).view_as(tensor))
         self.learner.steps += 1
         if not self.names:
             self.names, self.sums = list(outcome.terms), torch.zeros_like(loss)
         self.sums += torch.where(self.failed > 0, 0, loss) if self.skipping else loss
+
+    def untaken(self) -> list[Tensor]:
+        """What has seen a step before it is known to be good: batch statistics, the bank, and the teacher's weights."""
+        teacher = self.learner.teacher
+        return [*self.learner.buffers(), *([local(p) for p in teacher.parameters()] if teacher is not None else [])]
 
     def _forward_backward(self, views: Tensor, crops: Tensor | None) -> Outcome:
         if self.accumulate > 1:
