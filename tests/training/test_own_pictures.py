@@ -99,3 +99,20 @@ def test_a_bank_without_a_teacher_is_told():
     for more in (["bank.size=20"], ["bank.size=20", "teacher.momentum=0.9"]):
         warn_of_bank(resolve("cifar10/simclr", more), range(100), said.append)
     assert len(said) == 1 and "the student's own rows" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        (["bank.contents=last"], 100),
+        (["bank.contents=all"], 200),
+        (["bank.contents=all", "views.count=4", "teacher.symmetric=false"], 300),
+    ],
+)
+def test_a_bank_that_outlasts_an_epoch_is_told_by_the_rows_that_an_image_has_in_it(more, rows):
+    for size in (rows, 2 * rows):
+        said = []
+        recipe = resolve("cifar10/simclr", ["teacher.momentum=0.9", f"bank.size={size}", *more])
+        warn_of_bank(recipe, range(100), said.append)
+        assert len(said) == (size > rows)
+    assert "holds 2.0 epochs of 100 images" in said[0] and f"bank.size={rows // 2} or fewer" in said[0]

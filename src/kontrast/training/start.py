@@ -184,11 +184,13 @@ def warn_of_bank(recipe: Recipe, train: ImageSet, say: Callable[[str], None]) ->
     moved on since are no longer what it would say."""
     if recipe.bank and recipe.teacher is None:
         say("the bank holds the student's own rows, which age as it learns: those of a [teacher] do so slowly")
-    size, images = recipe.bank.size if recipe.bank else 0, len(train)
-    if size > images:
+    size, rows = recipe.bank.size if recipe.bank else 0, len(train)
+    if recipe.bank and recipe.bank.contents == "all":
+        rows *= recipe.views.count - (recipe.teacher is not None and not recipe.teacher.symmetric)
+    if size > rows:
         say(
-            f"the bank of {size:,} rows holds {size / images:.1f} epochs of {images:,} images: stale keys of an image "
-            f"are among its negatives; bank.size={max(1, images // 2)} or fewer avoids that"
+            f"the bank of {size:,} rows holds {size / rows:.1f} epochs of {len(train):,} images: stale keys of an "
+            f"image are among its negatives; bank.size={max(1, rows // 2)} or fewer avoids that"
         )
 
 
