@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from tiny_run import images
 
 from kontrast.recipes import recipe_names, resolve
 from kontrast.registry import UsageError
+from kontrast.training import pretrain
 from kontrast.training.asking import asked_in_vain, refuse_out_of_reach
 from kontrast.training.schedules import (
     joint_weight,
@@ -118,6 +120,14 @@ def test_a_schedule_past_the_end_is_refused_where_it_was_asked_for(asked, words)
         refuse_out_of_reach(resolve("quickstart", asked), asked)
     longer = [*asked, "training.epochs=8"]
     refuse_out_of_reach(resolve("quickstart", longer), longer)
+
+
+def test_a_schedule_that_max_steps_cut_short_is_told(tmp_path):
+    """240 images less a fifth in batches of 64 are three steps an epoch."""
+    said: list[str] = []
+    asked = ["training.max_steps=2", "training.warmup=1", "training.batch=64", "encoder.width=8", "evaluation.every=0"]
+    pretrain(images(), recipe="quickstart", overrides=asked, out=tmp_path / "run", device="cpu", say=said.append)
+    assert any("training.warmup of 1 epochs is longer than the training of 0.666667" in line for line in said), said
 
 
 @pytest.mark.parametrize(

@@ -56,19 +56,21 @@ def learning_rate(
     return final + (lr - final) * left
 
 
-def out_of_reach(training: TrainingSettings) -> dict[str, str]:
-    """Settings whose point lies past the last epoch, each with a line that says so."""
-    epochs, warmup, found = training.epochs, training.warmup, {}
+def out_of_reach(training: TrainingSettings, epochs: float | None = None) -> dict[str, str]:
+    """Settings whose point lies past the last epoch, each with a line that says so. epochs: how many there are, where
+    max_steps may end them sooner."""
+    epochs = training.epochs if epochs is None else epochs
+    warmup, found = training.warmup, {}
     if 0 < epochs < warmup:
         found["training.warmup"] = (
-            f"training.warmup of {warmup:g} epochs is longer than the training of {epochs}: the learning rate does "
+            f"training.warmup of {warmup:g} epochs is longer than the training of {epochs:g}: the learning rate does "
             "not reach its peak"
         )
     late = [f"{m:g}" for m in training.milestones if m >= epochs]
     if epochs and late and training.schedule == "steps":
         found["training.milestones"] = (
-            f"training.milestones {', '.join(late)}: the training of {epochs} epochs ends before, without lowering the "
-            "learning rate there"
+            f"training.milestones {', '.join(late)}: the training of {epochs:g} epochs ends before, without lowering "
+            "the learning rate there"
         )
     return found
 

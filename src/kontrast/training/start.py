@@ -148,7 +148,7 @@ def _train(
     loop = Loop(recipe, folder, train, device, say, on_nan)  # refuses impossible recipes before anything is written
     if resume:
         loop.restore()
-    tell(recipe, train, device, asked, say)
+    tell(recipe, loop.at.epochs, train, device, asked, say)
     if main:
         write_start(folder, loop, recipe, parts, command, resume)
     tell_skipped(folder, train, say)
@@ -170,11 +170,13 @@ def _train(
     return Run(folder.path)
 
 
-def tell(recipe: Recipe, train: ImageSet, device: torch.device, asked: str, say: Callable[[str], None]) -> None:
+def tell(
+    recipe: Recipe, epochs: float, train: ImageSet, device: torch.device, asked: str, say: Callable[[str], None]
+) -> None:
     """What a person may not expect of the training that is about to begin; not before, lest it stand over an error."""
     if asked == "auto" and device.type == "cpu":
         say("no usable NVIDIA GPU: training on the CPU")
-    for line in (unread(recipe.training) | out_of_reach(recipe.training)).values():
+    for line in (unread(recipe.training) | out_of_reach(recipe.training, epochs)).values():
         say(line)
     warn_of_bank(recipe, train, say)
 
