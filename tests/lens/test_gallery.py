@@ -95,6 +95,12 @@ def test_neighbours_among_train_images(tmp_path, features):
         assert (shown(gallery, sprite, first["tile"]) == int(query["name"])).all()
 
 
+def test_classes_that_have_images_are_counted(tmp_path, features):
+    labels = torch.tensor([3] * 60 + [7] * 29 + [-1])
+    write_gallery(tmp_path, features, flat_pictures(90), labels, [str(n) for n in range(8)], ["x"] * 90)
+    assert read(tmp_path)[0]["classes_present"] == 2
+
+
 def test_hostile_names_come_back_exactly(tmp_path, features):
     names = [f"</script>\n\udcff\u2028=cmd|{i}" for i in range(90)]
     write_gallery(tmp_path, features, flat_pictures(90), None, None, names)

@@ -422,6 +422,13 @@ def test_runs_of_different_classes_have_no_common_chance(run):
     assert {group["chance"] for group in payload(read)["results"]} == {None}
 
 
+def test_classes_without_images_are_no_chance(run):
+    """Labels 3 and 7 of a shard's .cls files are two classes, though class numbers go up to seven."""
+    read = read_run(run)
+    read.gallery |= {"classes": [str(n) for n in range(8)], "classes_present": 2}
+    assert {group["chance"] for group in payload([read])["results"]} == {0.5}
+
+
 def test_the_lens_on_a_file_of_vectors_promises_no_training(tmp_path):
     lens = {"version": 1, "plots": [], "numbers": [{"name": "effective rank", "value": 3.0, "note": ""}]}
     (tmp_path / "lens.json").write_text(json.dumps(lens))

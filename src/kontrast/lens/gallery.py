@@ -165,13 +165,19 @@ def write_gallery(
     pool, cosines, near = _sought(chosen, unit, neighbours, test, train)
     record = {
         "version": 1,
-        "classes": None if classes is None else [str(name) for name in classes],
+        **_counted(classes, labels, train_labels),
         "method": "t-SNE" if len(sample) >= FEWEST else "PCA",
         "neighbours_from": pool.source,
         "points": mapped,
         "queries": _asked(tiles, test, chosen, pool, cosines, near),
     }
     return _write(Path(folder), record, tiles)
+
+
+def _counted(classes: Sequence[str] | None, *labels: Tensor | None) -> dict[str, Any]:
+    """The classes' names, and how many of them have an image."""
+    present = {n for part in labels if part is not None for n in part.tolist() if n >= 0}
+    return {"classes": None if classes is None else [str(name) for name in classes], "classes_present": len(present)}
 
 
 def _write(folder: Path, record: dict[str, Any], tiles: Tiles) -> Path:

@@ -25,7 +25,7 @@ HOW = {
 def result_groups(runs: list[Run]) -> list[dict[str, Any]]:
     """One group a probe, kNN first; in it one row for each run and kind of features."""
     groups: dict[str, dict[str, Any]] = {}
-    counts = {len(classes) for classes in map(_classes, runs) if classes}
+    counts = {count for count in map(_classes, runs) if count}
     chance = 1 / counts.pop() if len(counts) == 1 else None
     for place, run in enumerate(runs):
         for key, probe in _labelled(run):
@@ -186,6 +186,10 @@ def _protocol(probe: dict[str, Any]) -> str:
     return shorten(", ".join(parts))
 
 
-def _classes(run: Run) -> list[Any]:
-    classes = run.gallery.get("classes") if run.gallery else None
-    return classes if isinstance(classes, list) else []
+def _classes(run: Run) -> int:
+    """How many classes have images: labels may be numbers between which others are missing."""
+    gallery = run.gallery or {}
+    present, classes = gallery.get("classes_present"), gallery.get("classes")
+    if not isinstance(classes, list):
+        return 0
+    return present if isinstance(present, int) and 0 < present <= len(classes) else len(classes)
