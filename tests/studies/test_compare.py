@@ -45,6 +45,17 @@ def comparison(tmp_path_factory):
     return out, found, said
 
 
+def test_a_methods_milestones_are_stretched_to_the_first_ones_epochs():
+    names = ["quickstart", "cifar10/cl", "cifar10/sim-affinity"]
+    first, steps, warm = (cell.recipe.training for cell in planned(names, "digits"))
+    assert first.epochs == steps.epochs == warm.epochs != 200
+    assert steps.milestones == pytest.approx([m * first.epochs / 200 for m in (155, 170, 185)])
+    assert warm.warmup == 10, "two seeds of three collapsed without one"
+    asked = ["training.warmup=0.5", "training.milestones=[1.5]", "training.schedule=steps"]
+    for cell in planned(names, "digits", overrides=asked):
+        assert (cell.recipe.training.warmup, cell.recipe.training.milestones) == (0.5, (1.5,)), "as it was asked for"
+
+
 def test_sweeps_become_a_grid_of_typed_values():
     assert parse_sweeps(["objective.temperature=0.05,0.1", "training.batch=32,64"]) == {
         "objective.temperature": [0.05, 0.1],

@@ -190,6 +190,20 @@ def test_an_embedding_without_a_vector_leaves_nothing(run, digits, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
+def test_a_named_set_of_files_goes_on_with_the_share_of_damaged_ones_that_is_given(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("KONTRAST_DATA", str(tmp_path))
+    monkeypatch.setenv("KONTRAST_CACHE", str(tmp_path / "cache"))
+    originals = sorted(tiny_run.images().rglob("*.png"))[:8]
+    for part in ("train", "val"):
+        folder = tmp_path / "imagenet" / part / "n01440764"
+        folder.mkdir(parents=True)
+        for number, path in enumerate(originals):
+            (folder / f"{number}.png").write_bytes(path.read_bytes()[: 20 if number < 2 else None])
+    with pytest.raises(DataError, match="max_bad"):
+        embed(run, "imagenet", tmp_path / "v.npy", device="cpu", say=silent)
+    assert embed(run, "imagenet", tmp_path / "v.npy", device="cpu", max_bad=0.5, say=silent).images == 12
+
+
 def test_vectors_of_another_range_are_other_vectors(digits, tmp_path):
     """Parts of float images read by one range are not gone on with by another, and the command to go on names it."""
     near, far = (opened(tiny_run.trained(), span) for span in ((0.0, 1.0), (0.0, 2.0)))

@@ -47,8 +47,8 @@ def overlay_digits(
     """DigitOnImageNet: nine copies of one digit by element-wise maximum, at .15, .45 and .75 of height and width.
 
     unique: how many different digits there are, None for all; each image's is fixed by its index. A copy takes an
-    eighth of the shorter side, as 28 of 224. digits: (uint8 [n,h,w], labels [n]); without, the first n of MNIST where
-    its files are (under `root`), else of scikit-learn's scans.
+    eighth of the shorter side, as 28 of 224, and 8 pixels at least. digits: (uint8 [n,h,w], labels [n]); without, the
+    first n of MNIST where its files are (under `root`), else of scikit-learn's scans.
     """
     if images.ragged:
         raise DataError("digit overlay needs images of one size: give data.size and square images, or pack with a size")

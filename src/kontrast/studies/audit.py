@@ -95,7 +95,7 @@ def audit(
         records.append(record)
         errors += [error] if error else []
         tree = {"version": 1, "kind": "audit", "finished": number == len(cells), "data": images.name}
-        classes = len(images.labels.unique()) if images.labels is not None else None
+        classes = None if images.labels is None else len(images.labels[images.labels >= 0].unique()) or None
         tree |= {"runs": [r["run"] for r in records if r.get("run")], **findings(records, images.name, classes)}
         write_json(out / "audit.json", {**tree, "cells": records})
     if len(errors) == len(cells):

@@ -108,7 +108,7 @@ def plan(
         say(line)
     cells = []
     for name, recipe in zip(names, own):
-        tree = shared_tree(own[0], recipe)
+        tree = apply_overrides(shared_tree(own[0], recipe), list(overrides))  # what was asked for is not stretched
         for note in changes(recipe, read_recipe(tree)):
             say(f"{name}: {note}, as in {names[0]}")
         for values in itertools.product(*grid.values()):
@@ -138,12 +138,14 @@ def differing_arguments(names: Sequence[str], recipes: Sequence[Recipe], grid: G
 
 
 def shared_tree(first: Recipe, own: Recipe) -> dict[str, Any]:
-    """`own` on the first recipe's data, views and epochs."""
+    """`own` on the first recipe's data, views and epochs. Milestones keep their shares of them; a warm-up stays as long
+    as it is, since a shorter one may not do."""
     tree, common = to_tree(own), to_tree(first)
     views = {**common["views"], **{key: tree["views"][key] for key in METHODS_OWN_VIEWS}}
     t = dict(tree["training"])
     if own.training.epochs:
-        t["milestones"] = [m * first.training.epochs / own.training.epochs for m in own.training.milestones]
+        stretch = first.training.epochs / own.training.epochs
+        t["milestones"] = [m * stretch for m in own.training.milestones]
     t |= {key: common["training"][key] for key in ("epochs", "max_steps")}
     return {
         **tree,

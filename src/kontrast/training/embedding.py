@@ -94,7 +94,7 @@ def embed(
         raise UsageError(f"{out} exists already: remove it, or give another --out")
     on = choose_device(device)
     encoder = run.encoder(on)
-    stream = open_stream(run, data, split, say)
+    stream = open_stream(run, data, split, say, max_bad)
     facts = identity(run, encoder, stream, on, batches)
     with held(parts):
         for torn in out.parent.glob(f".tmp-*-{glob.escape(out.name)}"):  # of one that was killed while it joined

@@ -51,9 +51,16 @@ class Stream:
     bad: list[tuple[str, str]] = field(default_factory=list)
 
 
-def open_stream(run: Run, data: str | Path | ImageSet, split: str = "all", say: Callable[[str], None] = tell) -> Stream:
+def open_stream(
+    run: Run,
+    data: str | Path | ImageSet,
+    split: str = "all",
+    say: Callable[[str], None] = tell,
+    max_bad: float | None = None,
+) -> Stream:
     """All images of a folder or of shards as they lie there, or the parts of a named set or a packed store. say: told
-    of a damaged store that was packed again."""
+    of a damaged store that was packed again. max_bad: of a named set, the share of damaged images, where not the run's.
+    """
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     if isinstance(data, ImageSet):
@@ -62,7 +69,9 @@ def open_stream(run: Run, data: str | Path | ImageSet, split: str = "all", say: 
     listed = _listed(run, spec, split)
     if listed is not None:
         return _of_listing(run, listed, spec)
-    options: dict[str, Any] = {"root": run.recipe.data.root or None, "size": run.recipe.data.size or None, "say": say}
+    own = run.recipe.data
+    options: dict[str, Any] = {"root": own.root or None, "size": own.size or None, "say": say}
+    options |= {"max_bad": own.max_bad if max_bad is None else max_bad, "follow_links": own.follow_links}
     if split != "all" or is_store(Path(spec)):  # itself one split of a store
         return _of_images(run, [open_data(spec, split, **options)])
     train = open_data(spec, "train", **options)
