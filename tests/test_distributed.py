@@ -88,6 +88,17 @@ def ddp_step(images: slice) -> dict[str, Tensor]:
     return {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
 
 
+def uneven(number: int) -> list[str]:
+    """What each objective says of a rank that brings one image more than the others."""
+    said = []
+    for name in OBJECTIVES:
+        try:
+            said.append(f"{name}: {objective(name)(inputs(2)['x'][:, : 2 + (number == 0)])}")
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
 def run_rank(number: int, world: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.update(
@@ -105,6 +116,7 @@ def run_rank(number: int, world: int, port: int, folder: str) -> None:
         "ddp": ddp_step(images),
         "ids": distributed.image_ids(share, torch.device("cpu")),
         "half": half.grad,
+        "uneven": uneven(number),
     }
     torch.save(result, Path(folder) / f"{number}.pt")
     distributed.finalize()
@@ -183,6 +195,14 @@ def test_gathered_gradients_are_summed_over_ranks(ranks: list[dict]) -> None:
     for rank in ranks:
         assert rank["half"].dtype == torch.bfloat16
         assert rank["half"].tolist() == [total] * 3
+
+
+def test_ranks_of_different_shares_are_refused_on_all(ranks: list[dict]) -> None:
+    """Sums over ranks would be divided by a wrong number of images, differently on each."""
+    for rank in ranks:
+        assert len(rank["uneven"]) == len(OBJECTIVES)
+        for said in rank["uneven"]:
+            assert "reach from [2, 2, 6] to [2, 3, 6]" in said
 
 
 def test_one_process_communicates_nothing() -> None:

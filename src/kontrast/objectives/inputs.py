@@ -48,7 +48,21 @@ def checked(z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | No
     for name, rows in (("z", z), ("keys", keys), ("bank", bank)):
         if rows is not None and may_read(rows) and not finite(rows):
             raise ValueError(f"{name} holds NaN or infinity: give finite numbers")
+    alike_on_ranks(z)
     return Inputs(z, keys, bank, ids)
+
+
+def alike_on_ranks(z: Tensor) -> None:
+    """Refuse ranks of different shares, on all of them: counts and means over all images would be wrong."""
+    if distributed.world() == 1 or not may_read(z):
+        return
+    sizes = torch.tensor(z.shape, device=z.device)
+    most, least = distributed.greatest(torch.stack([sizes, -sizes])).abs().tolist()
+    if most != least:
+        raise ValueError(
+            f"z has shape {list(z.shape)}, and the ranks' shapes reach from {least} to {most}: give as many images on "
+            "every rank, for example by drop_last=True"
+        )
 
 
 def whole_numbers(ids: Tensor, B: int) -> Tensor:
