@@ -28,10 +28,12 @@ def follow(norm: Any, later: int = 0) -> float | Tensor:
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm whose training statistics are those of each of `splits` consecutive parts of each of `views`
     consecutive views of the batch. The running ones take the average of a view's parts, view after view, as one forward
-    a view would. In evaluation it is plain batch norm. Any number of dimensions from two."""
+    a view would. `together` consecutive views share statistics: a part has the same images of each of them, as a device
+    would have. In evaluation it is plain batch norm. Any number of dimensions from two."""
 
     splits: int = 1
     views: int = 1
+    together: int = 1
     running_var: Tensor  # these two are there where running_mean is
     num_batches_tracked: Tensor
 
@@ -47,7 +49,16 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise UsageError(f"a batch of {count} in {self.splits} splits: each split needs two images or more")
         if len(input) % parts:
             raise UsageError(f"a batch of {count} in {self.splits} splits: the splits must be of one size")
-        return self.apart(input, parts)
+        if self.splits == 1 or self.together == 1:
+            return self.apart(input, parts)
+        if len(input) % (parts * self.together):
+            raise UsageError(
+                f"{self.together} views of {count // self.together} images in {self.splits} splits: the splits must be "
+                "of one size"
+            )
+        by_split = input.unflatten(0, (-1, self.together, self.splits, count // (self.together * self.splits)))
+        made = self.apart(by_split.transpose(1, 2).flatten(0, 3), parts)
+        return made.unflatten(0, by_split.transpose(1, 2).shape[:4]).transpose(1, 2).flatten(0, 3)
 
     def apart(self, input: Tensor, parts: int) -> Tensor:
         """Each part's channels are made channels of their own, so that one batch norm serves all parts. Channels go

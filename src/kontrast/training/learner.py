@@ -169,7 +169,7 @@ class Learner(nn.Module):
         if not self.joint and any(not isinstance(norm, SplitBatchNorm) for norm in norms):
             return torch.stack([network(picture) for picture in pictures])
         for norm in norms:
-            norm.views = 1 if self.joint else len(pictures)
+            norm.views, norm.together = (1, len(pictures)) if self.joint else (len(pictures), 1)
         return network(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
 
     def fresh_rows(self, keys: Tensor) -> Tensor:
