@@ -104,6 +104,13 @@ CASES = {
         "bank": {"size": 100},
         "batch_norm": {"kind": "split", "splits": 2},
     },
+    "split batch norm, three key views shuffled": {
+        "objective": {"name": "jcl"},
+        "teacher": {"momentum": 0.9, "symmetric": False},
+        "bank": {"size": 100, "contents": "means"},
+        "views": {"count": 4, "size": 16, "policy": "digits"},
+        "batch_norm": {"kind": "split", "splits": 2},
+    },
     "split batch norm, two views": {"batch_norm": {"kind": "split", "splits": 2}},
 }
 BASE = {

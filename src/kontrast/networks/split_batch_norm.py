@@ -120,17 +120,23 @@ def mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
-def shuffle(images: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """This rank's share of the joined batch in shuffled order, and the order [R N]; images [N,...] have no gradient."""
+def shuffle(images: Tensor, key: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
+    """This rank's share of the joined batch in shuffled order, and the order [R N] of its rows view by view, which is
+    that of one process; images [N,...], one view after the other, have no gradient."""
     order = permutation(len(images) * rank_count(), key)
-    return take(joined(images), order, len(images)), order
+    return take(swapped(joined(images), rank_count(), views), order, len(images)), order
 
 
-def unshuffle(features: Tensor, order: Tensor) -> Tensor:
+def unshuffle(features: Tensor, order: Tensor, views: int = 1) -> Tensor:
     """What was made of shuffled images, back in the images' own order and rank."""
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    return take(joined(features), inverse, len(features))
+    return take(joined(features), swapped(inverse, views, rank_count()), len(features))
+
+
+def swapped(x: Tensor, outer: int, inner: int) -> Tensor:
+    """Rows of `outer` groups, each of `inner` ones, with the inner ones outside."""
+    return x if 1 in (outer, inner) else x.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def rank_count() -> int:

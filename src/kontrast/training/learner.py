@@ -153,14 +153,15 @@ class Learner(nn.Module):
         if not self.shuffled:
             return torch.cat([self.per_view("teacher", part) for part in pictures.chunk(parts, 1)], 1)
         if self.joint:  # JCL shuffles the keys of all views together
-            return self.shuffled_keys(pictures.flatten(0, 1), self.steps, parts).unflatten(0, pictures.shape[:2])
+            keys = self.shuffled_keys(pictures.flatten(0, 1), self.steps, parts, len(pictures))
+            return keys.unflatten(0, pictures.shape[:2])
         count = len(pictures)
         return torch.stack([self.shuffled_keys(x, self.steps * count + v, parts) for v, x in enumerate(pictures)])
 
-    def shuffled_keys(self, pictures: Tensor, number: Tensor, parts: int) -> Tensor:
+    def shuffled_keys(self, pictures: Tensor, number: Tensor, parts: int, views: int = 1) -> Tensor:
         """Keys whose batch statistics come from other partners than their queries have (ShuffleBN)."""
-        mixed, order = shuffle(pictures, number)
-        return unshuffle(torch.cat([self.network("teacher")(part) for part in mixed.chunk(parts)]), order)
+        mixed, order = shuffle(pictures, number, views)
+        return unshuffle(torch.cat([self.network("teacher")(part) for part in mixed.chunk(parts)]), order, views)
 
     def per_view(self, name: str, pictures: Tensor) -> Tensor:
         """[V,B,...] through a network in one forward; where batch statistics are to be a view's own, the batch norms
