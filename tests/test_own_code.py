@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from test_cli import TINY, kontrast, one_line, real
 
 from kontrast import own_code
-from kontrast.networks import ENCODERS
+from kontrast.explain import explain
+from kontrast.networks import ENCODERS, HEADS, encoder, head
 from kontrast.objectives import OBJECTIVES
+from kontrast.registry import UsageError
+from kontrast.views import POLICIES, Policy, Views
 
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 NETWORK = """
@@ -37,7 +41,7 @@ def place(tmp_path, monkeypatch) -> Path:
     """A folder for own files; names, modules and the variable are as before when the test is over."""
     monkeypatch.setenv(own_code.VARIABLE, "")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for registry in (OBJECTIVES, ENCODERS):
+    for registry in (OBJECTIVES, ENCODERS, HEADS, POLICIES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     before = set(sys.modules)
     yield tmp_path
@@ -117,6 +121,35 @@ def test_the_variable_alone_is_read_by_the_command(place, monkeypatch):
     monkeypatch.setenv(own_code.VARIABLE, os.pathsep.join(["", str(place / "gone.py"), ""]))
     one_line(kontrast("recipes"), 2, "gone.py", "no such file")
     assert kontrast("--help").returncode == 0 and kontrast("--version").returncode == 0
+
+
+def test_own_networks_that_lack_what_kontrast_asks_for_are_told_so(place):
+    """What kontrast itself gives is not called an unknown argument; a width is asked for before it is missed."""
+
+    class Plain(torch.nn.Linear):
+        def __init__(self, channels: int = 3, size: int = 32, inputs: int = 4):
+            super().__init__(inputs, 4)
+
+    for registry in (ENCODERS, HEADS):
+        registry.register("plain")(Plain)
+        registry.register("narrow")(lambda width=8: torch.nn.Linear(3, width))
+    for build in (lambda name: encoder(name), lambda name: head(name, 4)):
+        with pytest.raises(UsageError, match="'plain' has no width: set"):
+            build("plain")
+    with pytest.raises(UsageError, match="'narrow' must take 'channels' and 'size', which kontrast gives it"):
+        encoder("narrow")
+    with pytest.raises(UsageError, match="'narrow' must take 'inputs'"):
+        head("narrow", 4)
+    tree, _ = explain("plain")
+    assert tree["text"] == ""  # torch's words about its linear layer are not the network's own
+
+
+def test_a_policy_of_one_s_own_is_a_function_that_returns_one_or_several(place):
+    POLICIES.register("my-policy")(lambda: Policy(flip=1.0))
+    assert [p.flip for p in Views("my-policy", count=2).policies] == [1.0, 1.0]
+    assert explain("my-policy")[0]["views"][0]["flip"] == 1.0
+    with pytest.raises(TypeError, match="register a class, or a function that makes it"):
+        POLICIES.register("no-function")(Policy())
 
 
 def test_words_of_commands_to_go_on_with_name_the_files(monkeypatch):

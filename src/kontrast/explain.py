@@ -45,7 +45,7 @@ def explain_entry(registry: Registry, name: str) -> Explained:
         for key, p in registry.arguments(name).items()
         if key not in ("inputs", "channels", "size")
     }
-    text = inspect.getdoc(thing) or ""
+    text = inspect.cleandoc(thing.__doc__ or "")  # its own: getdoc would tell of the class it is made of
     users = [r for r in recipe_names() if uses(load_tree(r), registry.kind, name)]
     paper = getattr(thing, "paper", "")
     tree = {
@@ -70,10 +70,9 @@ def uses(tree: dict[str, Any], kind: str, name: str) -> bool:
 
 
 def explain_policy(name: str) -> Explained:
-    from kontrast.views import POLICIES
+    from kontrast.views.policies import alternatives
 
-    alternatives = POLICIES.build(name)
-    trees = [dataclasses.asdict(policy) for policy in alternatives]
+    trees = [dataclasses.asdict(policy) for policy in alternatives(name)]
     users = [r for r in recipe_names() if load_tree(r).get("views", {}).get("policy") == name]
     lines = [f"view policy {name}"]
     for number, tree in enumerate(trees):

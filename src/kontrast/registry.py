@@ -122,6 +122,10 @@ class Registry:
         def add(thing: Any) -> Any:
             if name in self._entries:
                 raise RuntimeError(f"{self.kind} {name!r} is registered twice")
+            if not callable(thing):
+                raise TypeError(
+                    f"{self.kind} {name!r} is {shorten(thing)}: register a class, or a function that makes it"
+                )
             self._entries[name] = thing
             return thing
 
@@ -157,6 +161,9 @@ class Registry:
         known = self.arguments(name)
         for key in arguments:
             if key not in known and not variadic:
+                if key in self.given:
+                    wanted = " and ".join(repr(k) for k in self.given)
+                    raise UsageError(f"{self.kind} {name!r} must take {wanted}, which kontrast gives it: add {key!r}")
                 free = [*(k for k in known if k not in self.given), "name"]
                 raise UsageError(f"{self.kind} {name!r} has no argument {key!r}: {nearest(key, free)}")
         try:

@@ -49,18 +49,27 @@ def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -
         module: Encoder = foreign_encoder(library, model, channels=channels, size=size, **arguments)
     else:
         module = ENCODERS.build(name, channels=channels, size=size, **_switches(ENCODERS, name, arguments))
+        _check_width(ENCODERS, name, module)
     module.size, module.channels = size, channels
     return module
 
 
 def head(name: str, width: int, **arguments: Any) -> Head:
     """A projection head [N,width] -> [N,D], D in its `.width`."""
-    return HEADS.build(name, inputs=whole("width", width), **_widths(_switches(HEADS, name, arguments)))
+    module: Head = HEADS.build(name, inputs=whole("width", width), **_widths(_switches(HEADS, name, arguments)))
+    _check_width(HEADS, name, module)
+    return module
 
 
 def predictor(name: str, width: int, **arguments: Any) -> nn.Module:
     """A predictor [N,width] -> [N,width] on top of the online projections."""
     return PREDICTORS.build(name, inputs=whole("width", width), **_widths(_switches(PREDICTORS, name, arguments)))
+
+
+def _check_width(registry: Registry, name: str, module: nn.Module) -> None:
+    """One of the user's own may lack what the next part is built by."""
+    if not isinstance(getattr(module, "width", None), int):
+        raise UsageError(f"{registry.kind} {name!r} has no width: set self.width, the length of the rows it returns")
 
 
 def _switches(registry: Registry, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -131,11 +131,7 @@ SHARED = ("interpolation", "blur_kernel", "mean", "std", "planes", "colours")
 
 def policies(policy: str | Policy | Sequence[Policy], count: int, overrides: dict[str, Any]) -> tuple[Policy, ...]:
     """One policy for each of `count` views; a name with two policies (MoCo v3) gives them in turn."""
-    if isinstance(policy, Policy):
-        given: Sequence[Policy] = (policy,)
-    else:
-        given = POLICIES.build(policy) if isinstance(policy, str) else tuple(policy)
-    given = [p.override(overrides) for p in given]
+    given = [p.override(overrides) for p in alternatives(policy)]
     if not given:
         raise UsageError("views need at least one policy, got none")
     for name in SHARED:
@@ -146,6 +142,12 @@ def policies(policy: str | Policy | Sequence[Policy], count: int, overrides: dic
     if len({p.crop_scale is None for p in given}) > 1:
         raise UsageError("views of one call are all cropped by chance or all central: make them by two calls")
     return tuple(given[v % len(given)] for v in range(count))
+
+
+def alternatives(policy: str | Policy | Sequence[Policy]) -> tuple[Policy, ...]:
+    """The policies of a name, or those given, which may be one."""
+    found = POLICIES.build(policy) if isinstance(policy, str) else policy
+    return (found,) if isinstance(found, Policy) else tuple(found)
 
 
 def _named(name: str, *alternatives: Policy) -> None:
