@@ -58,6 +58,9 @@ def test_pixels_are_prepared_as_files_are(run, tmp_path):
         (torch.rand(2, 3, 32, 32), UsageError, "from 0 to 255"),
         (torch.zeros(2, 4, 32, 32, dtype=torch.uint8), DataError, "4 channels"),
         ("missing.png", DataError, "missing.png"),
+        (Image.new("RGB", (32, 32)), UsageError, "an image is Image: give picture files"),
+        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], UsageError, "an image is Tensor"),
+        (iter(["cat.png"]), UsageError, "an image is list_iterator"),
     ],
 )
 def test_what_can_not_be_prepared_is_refused(run, images, error, reason):

@@ -114,6 +114,10 @@ class Run:
         view = self.transform()
         if isinstance(images, str | os.PathLike):
             images = [images]
+        several = images if isinstance(images, list | tuple) else [] if hasattr(images, "ndim") else [images]
+        for odd in (image for image in several if not isinstance(image, str | os.PathLike)):
+            kind = type(odd).__name__
+            raise UsageError(f"an image is {kind}: give picture files, or pixels uint8 [N,C,H,W] as one tensor")
         if not len(images):
             raise DataError("no images to prepare: give picture files, or pixels uint8 [N,C,H,W]")
         if isinstance(images, list | tuple):
