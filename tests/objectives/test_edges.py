@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import links
-from kontrast.objectives import OBJECTIVES, metrics, objective
+from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
 from kontrast.registry import UsageError
 
 # Weights that are constants by default are let through, so that the derivative is that of the value.
@@ -49,6 +49,16 @@ def test_lengths_that_overflow_are_no_healthy_zeros() -> None:
     z = draw(2, 6, 4).float()
     torch.testing.assert_close(objective("nt-xent")(1e15 * z), objective("nt-xent")(z))
     assert objective("nt-xent")(1e25 * z).isnan()
+
+
+def test_terms_of_one_s_own_have_any_names_and_may_be_a_plain_dict() -> None:
+    class Push(Objective):
+        def contrast(self, pairs):
+            return {"push": pairs.negatives(scale=2.0).lse, "pull": -pairs.positive}
+
+    terms = Push().terms(draw(2, 6, 4))
+    assert list(terms) == ["push", "pull", "repulsion"] and terms.repulsion == 0
+    torch.testing.assert_close(Push()(draw(2, 6, 4)), terms.push + terms.pull)
 
 
 def test_whitened_rows_of_half_precision_are_contrasted_in_float32() -> None:

@@ -98,7 +98,7 @@ class Objective(nn.Module):
         inputs = self._inputs(z, z2, keys, bank, ids)
         with torch.autocast(z.device.type, enabled=False):
             pairs = self.pairs(inputs)
-            terms = self.contrast(pairs)
+            terms = Terms(**self.contrast(pairs))  # one of the user's own may be a plain dict
             empty = [name for name, term in terms.items() if not term.numel()]
             if empty:
                 raise ValueError(f"{self}: its {' and '.join(empty)} is empty; means are made where with_mean=True")
@@ -107,7 +107,7 @@ class Objective(nn.Module):
                 means = self._scaled(means, terms, pairs.N)
             terms.update(joined(means))
             if "repulsion" not in terms:
-                terms["repulsion"] = torch.zeros_like(terms["attraction"])
+                terms["repulsion"] = torch.zeros_like(next(iter(terms.values())))
         return terms
 
     def _scaled(self, means: dict[str, Tensor], terms: Terms, images: int) -> dict[str, Tensor]:
