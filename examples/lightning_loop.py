@@ -20,7 +20,7 @@ class Module(lightning.LightningModule):
         return terms.total
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import kontrast
 
 encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
 objective = kontrast.objective("dcl", temperature=0.1)
-optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD(encoder.parameters(), lr=0.01, momentum=0.9)
 images = torch.rand(512, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 for _ in range(50):
