@@ -23,7 +23,9 @@ from kontrast.reports.study import read_study
 from kontrast.studies.compare import compare
 from kontrast.studies.comparison import difference, verdict
 from kontrast.studies.sweeps import Cell, parse_sweeps, plan
+from kontrast.training.evaluation import evaluate
 from kontrast.training.folder import read_lines
+from kontrast.training.found import read_probes
 from kontrast.training.moments import moments
 from kontrast.training.online import IMAGES
 from kontrast.training.run import Run
@@ -123,6 +125,15 @@ def test_probes_of_each_run_are_on_disk_for_the_page(comparison):
     for run in found["runs"]:
         probes = json.loads((out / run / "probes.json").read_text())["probes"]
         assert [(p["probe"], p["features"]) for p in probes] == [("knn", "trained"), ("linear", "trained")]
+
+
+def test_probing_a_compared_run_again_gives_its_numbers(comparison, tmp_path):
+    """By the run's seed, so that the controls stand beside one result of the trained encoder and not two."""
+    out, _, _ = comparison
+    run = Run(shutil.copytree(out / "runs" / "dcl-seed1", tmp_path / "run"))
+    compared = read_probes(run.path / "probes.json")
+    evaluate(run, device="cpu", say=lambda _: None)
+    assert [p for p in read_probes(run.path / "probes.json") if p["features"] == "trained"] == compared
 
 
 def test_a_finished_comparison_trains_nothing_again(comparison):

@@ -130,11 +130,14 @@ def train_and_probe(cell: Cell, images: Marks, out: Path, device: str, say: Say)
 
 def probe_trained(run: Run, train: ImageSet, test: ImageSet | None, device: torch.device) -> dict[str, ProbeResult]:
     """kNN and the linear probe of the trained encoder; nothing without labels. Controls are left out: `kontrast probe`
-    adds them."""
+    adds them, and its seed, the run's, gives these very numbers."""
     if test is None or train.labels is None or test.labels is None:
         return {}
     encoder, transform, settings = run.encoder(device), run.transform(), run.recipe.evaluation
     fit, held = (features_of(encoder, part, transform, device) for part in (train, test))
-    parts = (fit, train.labels, held, test.labels)
-    results = {"knn": knn(*parts, k=settings.k, temperature=settings.temperature), "linear": logistic(*parts)}
+    parts, seed = (fit, train.labels, held, test.labels), run.recipe.seed
+    results = {
+        "knn": knn(*parts, k=settings.k, temperature=settings.temperature, seed=seed),
+        "linear": logistic(*parts, seed=seed),
+    }
     return {name: dataclasses.replace(r, probe=name, features="trained") for name, r in results.items()}
