@@ -50,6 +50,18 @@ def test_train_and_test_folders_are_the_parts(make_folder, tmp_path):
         open_data(tmp_path / "set", "trian")
 
 
+def test_folders_of_a_part_without_images_are_no_classes(make_folder):
+    train = make_folder(classes=2, each=3, name="set/train")
+    make_folder(classes=2, each=2, name="set/test")
+    for name in ("class0-none", "__MACOSX", "notes"):
+        (train / name).mkdir()
+    (train / "notes" / "read.txt").write_text("none")
+    (train / "link").symlink_to(train / "class1", target_is_directory=True)
+    for part in ("train", "test"):
+        images = open_data(train.parent, part)
+        assert images.classes == ["class0", "class1"] and images.labels.unique().tolist() == [0, 1]
+
+
 def test_flat_folder_has_no_labels_and_no_test_part(make_folder):
     root = make_folder(classes=1, each=7)
     images = open_data(root)

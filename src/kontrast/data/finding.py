@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from kontrast.data import official
 from kontrast.data.decode import Limits
 from kontrast.data.digits import digits
 from kontrast.data.imageset import ImageSet
-from kontrast.data.listing import TEST_NAMES, Listing, entries, held_out, scan_folder
+from kontrast.data.listing import TEST_NAMES, Listing, class_folders, entries, held_out, scan_folder
 from kontrast.data.shards import is_shards, scan_shards
 from kontrast.registry import DataError, Registry, UsageError, nearest
 
@@ -77,13 +76,13 @@ def find(spec: str, split: str, options: Options) -> tuple[ImageSet | Listing, b
             raise UsageError(f"{spec} has no split {split!r}: {nearest(split, ('train', 'test'))}")
         part = train if split == "train" else (path / split if (path / split).is_dir() else tests[0])
         listed = scan_folder(str(part), options.follow_links)
-        return _with_classes(listed, train), True
+        return _with_classes(listed, train, options.follow_links), True
     return _divided(scan_folder(str(train if train.is_dir() else path), options.follow_links), split, options)
 
 
-def _with_classes(listed: Listing, train: Path) -> Listing:
+def _with_classes(listed: Listing, train: Path, follow_links: bool) -> Listing:
     """The listing with the train part's class numbers, also where a part lacks a class."""
-    names = sorted((e.name for e in entries(str(train)) if e.is_dir() and not e.name.startswith(".")), key=os.fsencode)
+    names = class_folders(str(train), follow_links)
     heads = [item.name.split("/", 1)[0] for item in listed.items if "/" in item.name]
     if listed.labels is None and (len(heads) < len(listed.items) or len(names) < 2):
         return listed

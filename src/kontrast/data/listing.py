@@ -123,6 +123,16 @@ def scan_folder(root: str, follow_links: bool = False) -> Listing:
     return Listing(root, found, np.array([number[h] for h in heads], dtype=np.int64), classes, bad, notes)  # type: ignore[index]
 
 
+def class_folders(root: str, follow_links: bool = False) -> list[str]:
+    """The sub-folders that hold an image, which are a labelled part's classes: an empty one is none."""
+    folders = [e for e in _images_and_folders(root, follow_links) if e.is_dir(follow_symlinks=follow_links)]
+    return sorted((e.name for e in folders if _holds_image(e.path, follow_links)), key=os.fsencode)
+
+
+def _holds_image(folder: str, follow_links: bool) -> bool:
+    return any(item.name.lower().endswith(SUFFIXES) for item in _walk(folder, follow_links, [], {}))
+
+
 def _absence(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:
     words = [f"{count} {what}" for what, count in notes.items()]
     if bad:
