@@ -13,7 +13,7 @@ from kontrast.lens import read_embeddings
 from kontrast.recipes import resolve
 from kontrast.registry import DataError, UsageError
 from kontrast.training import progress
-from kontrast.training.adapt import taken_for
+from kontrast.training.adapt import beside_train, taken_for
 from kontrast.training.embedding import embed
 from kontrast.training.progress import PackingBar, Progress
 from kontrast.training.run import open_split
@@ -79,6 +79,30 @@ def test_a_folder_s_labels_and_other_files_are_told(tmp_path):
     whole = resolve("folder", [f'data.source="{tmp_path}"', "data.pack=false", "data.test_share=0.0"])
     labels, _ = taken_for(whole, open_split(whole.data, "train"))
     assert "held out" not in labels
+
+
+def folder_of(root, *names):
+    for name in [f"{name}/{n}.png" for name in names for n in range(4)]:
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        Image.new("RGB", (8, 8)).save(root / name)
+    return resolve("folder", [f'data.source="{root}"', "data.pack=false"])
+
+
+def test_a_class_called_test_is_a_class_and_told_as_one(tmp_path):
+    recipe = folder_of(tmp_path, "bus", "test", "tram")
+    (labels,) = taken_for(recipe, open_split(recipe.data, "train"))
+    assert "3 sub-folders (bus, test, tram)" in labels and "held out" in labels and beside_train(recipe) == []
+
+
+def test_what_lies_beside_a_folder_called_train_is_told(tmp_path):
+    """A class of that name would leave the other classes out without a word."""
+    (line,) = beside_train(folder_of(tmp_path / "a", "bus", "train", "tram"))
+    assert line.startswith("not read: bus, tram beside ") and "rename it" in line
+    recipe = folder_of(tmp_path / "b", "train/x", "train/y", "test/x", "val/y")
+    (tmp_path / "b" / "notes").mkdir()
+    assert beside_train(recipe) == [] == taken_for(recipe, open_split(recipe.data, "train"))
+    recipe = folder_of(tmp_path / "c", "train/x", "train/y")
+    assert "2 sub-folders (x, y)" in taken_for(recipe, open_split(recipe.data, "train"))[0]
 
 
 def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 
 from kontrast.data import ImageSet
 from kontrast.data.decode import SUFFIXES
-from kontrast.data.listing import TEST_NAMES
+from kontrast.data.finding import SOURCES
+from kontrast.data.listing import TEST_NAMES, class_folders
+from kontrast.registry import DataError
 from kontrast.settings import Recipe
 
 CPU_IMAGES = 60_000  # image presentations that two slow cores manage at 32 px in a few minutes
@@ -54,7 +57,8 @@ def reasons(recipe: Recipe, train: ImageSet, device: torch.device) -> list[str]:
 def taken_for(recipe: Recipe, train: ImageSet) -> list[str]:
     """What a person may not expect of their folder: names of sub-folders as labels, and files that are left out."""
     lines, source = [], Path(recipe.data.source)
-    if train.classes and source.is_dir() and not any((source / name).is_dir() for name in ("train", *TEST_NAMES)):
+    parts = (source / "train").is_dir() and any((source / name).is_dir() for name in TEST_NAMES)
+    if train.classes and source.is_dir() and not parts and recipe.data.source not in SOURCES:
         names = ", ".join(train.classes[:3]) + (", ..." if len(train.classes) > 3 else "")
         lines.append(f"labels: {len(train.classes)} sub-folders ({names}), which the probes take for classes")
         if train.has_test:
@@ -62,6 +66,21 @@ def taken_for(recipe: Recipe, train: ImageSet) -> list[str]:
     if others := train.notes.get("other files"):
         lines.append(f"left out: {others:,} other files; images are {' '.join(s[1:] for s in SUFFIXES)}")
     return lines
+
+
+def beside_train(recipe: Recipe) -> list[str]:
+    """What is not read of a folder that has one called train: its other sub-folders with images, of which train may be
+    a class like them."""
+    source = Path(recipe.data.source)
+    if recipe.data.source in SOURCES or not (source / "train").is_dir():
+        return []
+    beside: list[str] = []
+    with contextlib.suppress(DataError):  # one that may not be looked into keeps nobody from training on the others
+        beside = [n for n in class_folders(str(source), recipe.data.follow_links) if n not in ("train", *TEST_NAMES)]
+    if not beside:
+        return []
+    names = ", ".join(beside[:3]) + (", ..." if len(beside) > 3 else "")
+    return [f"not read: {names} beside {source / 'train'}, which is taken for the training part; a class? rename it"]
 
 
 def view_size(side: int, cuda: bool) -> int:

@@ -21,6 +21,7 @@ from kontrast.own_code import program
 from kontrast.registry import UsageError
 from kontrast.settings import Recipe, fingerprint, to_toml
 from kontrast.training import checkpoints
+from kontrast.training.adapt import beside_train
 from kontrast.training.asking import agree, check_place, fresh_recipe, overrides_as_text, resumed_recipe
 from kontrast.training.breakdowns import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.building import algorithms
@@ -176,7 +177,7 @@ def tell(
     """What a person may not expect of the training that is about to begin; not before, lest it stand over an error."""
     if asked == "auto" and device.type == "cpu":
         say("no usable NVIDIA GPU: training on the CPU")
-    for line in (unread(recipe.training) | out_of_reach(recipe.training, epochs)).values():
+    for line in [*beside_train(recipe), *(unread(recipe.training) | out_of_reach(recipe.training, epochs)).values()]:
         say(line)
     warn_of_bank(recipe, train, say)
 
