@@ -14,6 +14,7 @@ import tiny_run
 import typer
 
 from kontrast import cli, cli_studies
+from kontrast.data import pack
 
 
 @pytest.fixture
@@ -54,6 +55,19 @@ def test_embed_then_neighbors_then_lens_on_the_file(command, tmp_path):
     code, text, _ = command("lens", out, "--json")
     assert code == 0 and json.loads(text)["numbers"]["effective rank"] > 1
     assert (tmp_path / "v.npy.lens" / "report.html").is_file()
+
+
+def test_embed_of_links_alone_says_what_works(command, tmp_path):
+    """It takes no setting: a store that pack made of them is the way."""
+    run, links = tiny_run.trained(), tmp_path / "links"
+    links.mkdir()
+    for folder in tiny_run.images().iterdir():
+        (links / folder.name).symlink_to(folder)
+    code, _, error = command("embed", run, links, "--out", tmp_path / "v.npy")
+    assert code == 3 and "pack: --follow-links; embed, probe: give the store that pack then writes" in error
+    pack(links, tmp_path / "store", follow_links=True)
+    assert command("embed", run, tmp_path / "store", "--out", tmp_path / "v.npy")[0] == 0
+    assert len(np.load(tmp_path / "v.npy")) == tiny_run.IMAGES
 
 
 def test_duplicates_of_a_file_and_of_a_run(command, tmp_path):

@@ -21,6 +21,7 @@ from kontrast.data.decode import SUFFIXES
 from kontrast.registry import DataError, EnvironmentFault, printable
 
 TEST_NAMES = ("test", "val", "valid", "validation")
+LINKS = "data.follow_links=true follows (pack: --follow-links; embed, probe: give the store that pack then writes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def _absence(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:
     words = [f"{count} {what}" for what, count in notes.items()]
     if bad:
         words.append(f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})")
-    hint = ", which data.follow_links=true follows" if notes.get("links not followed") else ""
+    hint = f", which {LINKS}" if notes.get("links not followed") else ""
     return f"only {', '.join(words)}{hint}; " if words else ""
 
 
