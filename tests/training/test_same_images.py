@@ -12,6 +12,8 @@ from made_images import QUICK, folder_of, picture
 
 from kontrast.data import file_listing, open_data
 from kontrast.registry import DataError
+from kontrast.training.evaluation import evaluate
+from kontrast.training.run import Run
 from kontrast.training.start import pretrain
 
 EVERY = ["evaluation.every=1", "data.test_share=0.2"]
@@ -125,3 +127,20 @@ def test_the_held_out_images_are_found_from_any_folder(root, tmp_path, monkeypat
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     go_on(run)
+
+
+def test_a_probe_by_changed_images_tells_it(root, tmp_path):
+    """With more images other ones are held out, some of which the encoder was trained on."""
+    run, said = Run(begin(root, tmp_path / "run")), []
+    evaluate(run, "knn", device="cpu", say=said.append)
+    assert not any("changed" in line for line in said), said
+    known = set(open_data(root, "train").names)
+    for number in range(20):
+        picture(number).save(root / "class1" / f"new{number:02d}.png")
+    assert known & set(open_data(root, "test").names), "the boundary did not move: this tests nothing"
+    evaluate(run, "knn", device="cpu", say=said.append)
+    words = "since the run was trained: 20 added (class1/new00.png, class1/new01.png, class1/new02.png, ...); it may"
+    assert any(words in line for line in said), said
+    (run.path / "files.txt.gz").write_bytes(b"no listing")
+    evaluate(run, "knn", device="cpu", say=said.append)
+    assert said[-1].startswith("the images changed since the run was trained; it may")

@@ -22,6 +22,7 @@ from kontrast.training.cropped import CROPS, CroppedFeatures
 from kontrast.training.found import KINDS, keep
 from kontrast.training.progress import Progress
 from kontrast.training.run import Run, choose_device, open_split
+from kontrast.training.same_images import changed_since
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
     "knn": knn,
@@ -93,7 +94,7 @@ def evaluate(
     """
     _check(kind, seeds, epochs)
     on = choose_device(device)
-    train, test = _labelled_sets(run, data, labels, max_bad)
+    train, test = _labelled_sets(run, data, labels, max_bad, say)
     _tell_skipped(train, test, data, say)
     asked = Asked(kind, range(run.recipe.seed, run.recipe.seed + seeds), cached)
     labelled = test is not None and train.labels is not None and test.labels is not None
@@ -185,7 +186,7 @@ def _on_features(
 
 
 def _labelled_sets(
-    run: Run, data: str | None, labels: Path | None, max_bad: float | None
+    run: Run, data: str | None, labels: Path | None, max_bad: float | None, say: Callable[[str], None]
 ) -> tuple[ImageSet, ImageSet | None]:
     settings = run.data_settings if data is None else dataclasses.replace(run.recipe.data, source=data)
     if max_bad is not None:
@@ -196,6 +197,8 @@ def _labelled_sets(
         raise error if data else DataError(f"{error}; are the run's images elsewhere? give them with --data") from None
     run.fitting(train)
     test = open_split(settings, "test", seed=run.recipe.seed, beside=train.bad) if train.has_test else None
+    if data is None and test is not None and (changed := changed_since(run, train, test)):
+        say(changed)
     if labels is not None:
         train = read_labels(train, labels)
         test = None if test is None else read_labels(test, labels)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any
 
 from kontrast import distributed
-from kontrast.data import changes, file_listing
+from kontrast.data import ImageSet, changes, file_listing
 from kontrast.data.sources import MENDED
 from kontrast.registry import DataError
 from kontrast.training.folder import RunFolder, write_atomic
 from kontrast.training.parts import Parts
+from kontrast.training.run import Run
 
 
 def check_data(folder: RunFolder, parts: Parts, accept: bool) -> None:
@@ -29,6 +31,18 @@ def check_data(folder: RunFolder, parts: Parts, accept: bool) -> None:
     if distributed.is_main():
         folder.update_info(data=today, data_before=before)
         keep_listing(folder, parts)
+
+
+def changed_since(run: Run, train: ImageSet, test: ImageSet) -> str:
+    """What a probe by the run's own images must tell where they are others than those it was trained on, since the held
+    out part moves with them; empty where they are the same, or where the run trained on another part."""
+    settings, before = run.recipe.data, run.info.get("data", {}).get("fingerprint")
+    if settings.split != "train" or settings.imbalance != "none" or before in (None, train.fingerprint):
+        return ""
+    which = ""
+    with contextlib.suppress(DataError):  # a damaged listing can't tell, and keeps nobody from probing
+        which = _which(run.folder, Parts(train, train, train, test), whole=True)
+    return f"the images changed since the run was trained{which}; it may know some of those it is tested by"
 
 
 def _which(folder: RunFolder, parts: Parts, whole: bool) -> str:
