@@ -8,7 +8,7 @@ import pytest
 from tiny_run import images
 
 from kontrast.cli import run
-from kontrast.cli_compare import listed, split_names
+from kontrast.cli_compare import listed, split_names, study_lines
 from kontrast.registry import UsageError
 from kontrast.studies.text_tables import aligned, text_table, wrapped
 
@@ -93,6 +93,15 @@ def test_a_wide_table_breaks_between_columns():
                                                     ["recipe", "difference"], ["nt-xent", "+0.012"]]  # fmt: skip
     assert len(aligned([row], 110)) == 1 and len(aligned([row])) == 1
     assert aligned([["name", "wide cell"]], 4) == ["name  wide cell"]  # nothing is cut, however narrow
+
+
+def test_tables_say_once_what_their_columns_are():
+    """A difference is against another row for each swept value, and a number in brackets is none of the labels'."""
+    table = {"title": "A", "columns": ["recipe", "difference"], "rows": [["dcl", "+0.012"]], "note": "Against dcl."}
+    tables = [table, {**table, "title": "B"}, {**table, "title": "Cost", "note": "A mean."}]
+    lines = study_lines({"tables": tables, "verdict": "Done."})
+    shown = [line for line in lines if line in ("A", "B", "Cost", "Against dcl.", "A mean.", "Done.")]
+    assert shown == ["A", "B", "Against dcl.", "Cost", "A mean.", "Done."]
 
 
 def test_sentences_break_between_words():

@@ -121,10 +121,13 @@ def listed(option: str, text: str, kind: type) -> list[Any]:
 
 
 def study_lines(found: dict[str, Any]) -> list[str]:
-    """A study's tables and then its verdict, as wide as the terminal."""
-    width, lines = terminal_width(), []
-    for table in found["tables"]:
+    """A study's tables, each with what its columns are, and then its verdict, as wide as the terminal."""
+    width, lines, tables = terminal_width(), [], found["tables"]
+    for place, table in enumerate(tables):
         lines += [*wrapped(table["title"], width), *text_table(table, width), ""]
+        note = table.get("note")
+        if note and note not in [other.get("note") for other in tables[place + 1 :]]:  # once for tables that share it
+            lines += [*wrapped(note, width), ""]
     return [*lines, *wrapped(found["verdict"], width)]
 
 
