@@ -12,8 +12,9 @@ import kontrast
 from kontrast.lens import read_embeddings
 from kontrast.recipes import resolve
 from kontrast.registry import DataError, UsageError
+from kontrast.settings import TrainingSettings
 from kontrast.training import progress
-from kontrast.training.adapt import beside_train, taken_for
+from kontrast.training.adapt import beside_train, length, taken_for
 from kontrast.training.embedding import embed
 from kontrast.training.progress import PackingBar, Progress
 from kontrast.training.run import open_split
@@ -103,6 +104,14 @@ def test_what_lies_beside_a_folder_called_train_is_told(tmp_path):
     assert beside_train(recipe) == [] == taken_for(recipe, open_split(recipe.data, "train"))
     recipe = folder_of(tmp_path / "c", "train/x", "train/y")
     assert "2 sub-folders (x, y)" in taken_for(recipe, open_split(recipe.data, "train"))[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"), [(0, "epochs: 5 (about 500"), (6, "steps: 6 (about 60 "), (99, "epochs: 5 (about 500")]
+)
+def test_a_length_in_steps_is_told_where_it_ends_the_training(steps, words):
+    line = length(TrainingSettings(epochs=5, batch=10, max_steps=steps), 100)
+    assert line.startswith(words) and f"training.{'max_steps' if steps == 6 else 'epochs'}=N" in line
 
 
 def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):

@@ -13,7 +13,7 @@ from kontrast.data.decode import SUFFIXES
 from kontrast.data.finding import SOURCES
 from kontrast.data.listing import TEST_NAMES, class_folders
 from kontrast.registry import DataError
-from kontrast.settings import Recipe
+from kontrast.settings import Recipe, TrainingSettings
 
 CPU_IMAGES = 60_000  # image presentations that two slow cores manage at 32 px in a few minutes
 CUDA_IMAGES = 20_000_000
@@ -50,8 +50,18 @@ def reasons(recipe: Recipe, train: ImageSet, device: torch.device) -> list[str]:
         f"images: {count:,}, typical shorter side {train.typical_side} px -> views of {v.size} px ({v.policy})",
         *taken_for(recipe, train),
         f"device: {device.type} -> encoder {recipe.encoder.name}, batch {t.batch}",
-        f"epochs: {t.epochs} (about {t.epochs * count:,} image presentations); set training.epochs=N for more or fewer",
+        length(t, count),
     ]
+
+
+def length(training: TrainingSettings, count: int) -> str:
+    """How long the training is: of epochs, or of the steps that end it before them."""
+    shown, most = training.epochs * count, training.max_steps * training.batch
+    if 0 < most < shown:
+        word, key, shown = f"steps: {training.max_steps}", "max_steps", most
+    else:
+        word, key = f"epochs: {training.epochs}", "epochs"
+    return f"{word} (about {shown:,} image presentations); set training.{key}=N for more or fewer"
 
 
 def taken_for(recipe: Recipe, train: ImageSet) -> list[str]:
