@@ -14,6 +14,8 @@ import pytest
 from tiny_run import images
 
 from kontrast.cli import run
+from kontrast.studies.table_results import markdown
+from kontrast.studies.tables import load_table
 
 TABLE = """
 title    = "A tiny table"
@@ -69,6 +71,14 @@ def test_list_of_a_table_says_what_is_there(tmp_path, capsys):
     assert lines[0].split() == ["cl", "83.47", "not", "run", "regular", "cifar10/cl"]
     assert run(["reproduce", "--list", "--json"]) == 0
     assert "dcl-batch-sizes" in json.loads(capsys.readouterr().out)
+
+
+def test_the_page_of_a_table_names_the_command_that_makes_it(tmp_path):
+    """Of one's own, by its file, since no table of the package has its name."""
+    (tmp_path / "my table.toml").write_text(TABLE.replace("SOURCE", "pictures").replace("EPOCHS", "1"))
+    for name, words in ((str(tmp_path / "my table.toml"), f"'{tmp_path}/my table.toml'"), ("jcl-moco", "jcl-moco")):
+        table = load_table(name)
+        assert f"Made by `kontrast reproduce {words}`," in markdown(table, {"cells": []}, [])
 
 
 @pytest.mark.parametrize(

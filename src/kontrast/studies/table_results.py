@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,7 +153,8 @@ def write_pages(out: Path, made: dict[str, str]) -> list[Path]:
 def markdown(table: Table, tree: Record, drawn: list[str]) -> str:
     """The table, with figures of these names. A cell that was not run is blank."""
     source = f" from [{table.name}.json]({table.name}.json)" if tree["cells"] else ", of which nothing was run yet"
-    lines = [f"# {table.title}", "", f"Made by `kontrast reproduce {table.name}`{source}; not edited by hand.", ""]
+    command = shlex.join(["kontrast", "reproduce", table.origin or table.name])  # of a table of one's own, its file
+    lines = [f"# {table.title}", "", f"Made by `{command}`{source}; not edited by hand.", ""]
     lines += [
         table.about,
         "",
