@@ -158,6 +158,7 @@ def test_images_that_are_not_held_out_are_not_images_without_labels(tmp_path):
     said: list[str] = []
     assert evaluate(run, device="cpu", say=said.append) == []
     assert said[-1].startswith("no test images: data.test_share is 0;") and (run.path / "gallery.json").is_file()
+    assert said[-1].endswith(f"in the report, which `kontrast report {run.path}` writes anew")  # a probe does not
     with pytest.raises(DataError, match=r"has no test images to probe by: data\.test_share is 0; give folders train"):
         evaluate(run, data=str(images()), device="cpu", say=quiet)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -33,7 +34,6 @@ PROBES: dict[str, Callable[..., ProbeResult]] = {
 """Probes on features by name; `finetune` trains the encoder too and stands apart."""
 USUAL = ("knn", "linear")
 FINE_TUNING = 50
-IN_THE_REPORT = "the map and neighbours are in the report"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,20 +125,21 @@ def _tell_missing(
 ) -> None:
     """What keeps probes from being fitted, test images or labels; of images that were given for them, or where a
     probe was asked for by name, an error."""
-    share = run.recipe.data.test_share
+    share, shown = run.recipe.data.test_share, shlex.join(["kontrast", "report", str(run.path)])
+    shown = f"the map and neighbours are in the report, which `{shown}` writes anew"
     if train.labels is not None and test is None:
         why = f"data.test_share of {share:g} holds none out here" if share else "data.test_share is 0"
         if data is not None:
             raise DataError(
                 f"{data} has no test images to probe by: {why}; give folders train and test, or --labels CSV"
             )
-        say(f"no test images: {why}; probe with --data, folders train and test, or --labels CSV; {IN_THE_REPORT}")
+        say(f"no test images: {why}; probe with --data, folders train and test, or --labels CSV; {shown}")
         return
     if data is not None:
         raise DataError(
             f"{data} has no labels to probe by: give class sub-folders with two images or more, or --labels CSV"
         )
-    say(f"no labels: probes need two class sub-folders or more, or a CSV; {IN_THE_REPORT}")
+    say(f"no labels: probes need two class sub-folders or more, or a CSV; {shown}")
 
 
 def _check(kind: str, seeds: int, epochs: int) -> None:
