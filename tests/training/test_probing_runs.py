@@ -17,9 +17,10 @@ from tiny_run import IMAGES, copy, images, trained
 from kontrast.cli import probe_named
 from kontrast.probes import PROTOCOLS, ProbeResult
 from kontrast.registry import DataError, UsageError
+from kontrast.reports.page import payload, read_run
 from kontrast.training import Run, pretrain
 from kontrast.training.evaluation import PROBES, evaluate
-from kontrast.training.found import result_table
+from kontrast.training.found import read_probes, result_table
 from kontrast.training.progress import Progress
 from kontrast.training.run import evaluation_view
 
@@ -170,6 +171,24 @@ def test_classes_too_small_to_hold_any_out_have_no_test_images(tmp_path):
             shutil.copy(path, tmp_path / "few" / label)
     with pytest.raises(DataError, match=r"no test images to probe by: data\.test_share of 0\.2 holds none out"):
         evaluate(Run(copy(tmp_path)), data=str(tmp_path / "few"), device="cpu", say=quiet)
+
+
+def test_results_by_other_labels_stand_beside_each_other(tmp_path):
+    """Each by the name of its file: the second replaced the first, and neither said by what it went."""
+    run = Run(copy(tmp_path))
+    evaluate(run, "knn", device="cpu", say=quiet)
+    names = [name for part in ("train", "test") for name in run.data(part).names]
+    for file, odd in (("odd.csv", lambda n: n % 2), ("small.csv", lambda n: n < 5)):
+        rows = [f"{name},{int(odd(int(name.split('/')[0])))}" for name in names]
+        (tmp_path / file).write_text("\n".join(["name,label", *rows]))
+        evaluate(run, "knn", labels=tmp_path / file, device="cpu", say=quiet)
+    kept = [p for p in read_probes(run.path / "probes.json") if p["features"] == "trained" and p["probe"] == "knn"]
+    files = [None, str(tmp_path / "odd.csv"), str(tmp_path / "small.csv")]
+    assert [p["protocol"].get("labels") for p in kept] == files
+    page = payload([read_run(run.path)])
+    assert [g["title"].split("/")[0] for g in page["results"]] == ["kNN", "kNN by ", "kNN by "]
+    assert [g["chance"] for g in page["results"]] == [None] * 3 and [len(g["rows"]) for g in page["results"]] == [3] * 3
+    assert f"{100 * kept[-1]['accuracy']:.1f}%" in page["verdict"]
 
 
 def test_a_protocol_is_a_linear_probe():

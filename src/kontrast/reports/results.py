@@ -32,7 +32,7 @@ def result_groups(runs: list[Run]) -> list[dict[str, Any]]:
             title = WORDS.get(probe["probe"], probe["probe"]) + key.removeprefix(probe["probe"])
             group = groups.setdefault(key, {"probe": key, "title": title, "rows": []})
             group["rows"].append(_row(place, probe))
-            group["chance"] = None if _elsewhere(probe) else chance
+            group["chance"] = None if _elsewhere(probe) or len({_labels(p) for p in run.probes}) > 1 else chance
     for group in groups.values():
         order = list(FEATURES)
         group["rows"] = _with_means(group["rows"])
@@ -47,7 +47,7 @@ def references(run: Run) -> dict[str, list[dict[str, Any]]]:
     lines: dict[str, list[dict[str, Any]]] = {}
     for probe in run.probes:
         features = str(probe.get("features"))
-        if not _elsewhere(probe) and features in ("untrained", "pixels"):
+        if not _elsewhere(probe) and not _labels(probe) and features in ("untrained", "pixels"):
             lines.setdefault(probe["probe"], []).append({"y": probe["accuracy"], "label": FEATURES[features]})
     return lines
 
@@ -122,6 +122,7 @@ def _several(runs: list[Run]) -> str:
 def _headline(run: Run) -> tuple[str, dict[str, dict[str, Any]]]:
     """The probe that the sentence speaks of, with its entry for each kind of features."""
     own = [probe for probe in run.probes if not _elsewhere(probe)]
+    own = [probe for probe in own if _labels(probe) == _labels(own[-1])]
     names = [probe["probe"] for probe in own if probe.get("features") == "trained"]
     probe = next((name for name in WORDS if name in names), names[0] if names else "")
     rows = _with_means([_row(0, p) for p in own if p["probe"] == probe])
@@ -134,15 +135,26 @@ def _elsewhere(probe: dict[str, Any]) -> str:
     return str(protocol.get("data") or "") if isinstance(protocol, dict) else ""
 
 
+def _labels(probe: dict[str, Any]) -> str:
+    """The file of labels that a probe went by, where they are not the images' own."""
+    protocol = probe.get("protocol")
+    return str(protocol.get("labels") or "") if isinstance(protocol, dict) else ""
+
+
 def _labelled(run: Run) -> list[tuple[str, dict[str, Any]]]:
-    """Probes under their name, and that of the data where it is not the run's own, so that a result and its controls
-    stand together; where one name stands for several protocols, the protocol is part of it."""
-    named = [(f"{p['probe']} on {shorten(_elsewhere(p))}" if _elsewhere(p) else p["probe"], p) for p in run.probes]
+    """Probes under their name, and those of data and labels where they are not the run's own, so that a result and its
+    controls stand together; where one name stands for several protocols, the protocol is part of it."""
+    named = [(_name(probe), probe) for probe in run.probes]
     seen: dict[tuple[str, str, Any], set[str]] = {}
     for name, probe in named:
         seen.setdefault((name, str(probe.get("features")), probe.get("seed")), set()).add(_protocol(probe))
     several = {name for (name, _, _), protocols in seen.items() if len(protocols) > 1}
     return [(f"{name}, {_protocol(p)}" if name in several else name, p) for name, p in named]
+
+
+def _name(probe: dict[str, Any]) -> str:
+    on = f" on {shorten(_elsewhere(probe))}" if _elsewhere(probe) else ""
+    return f"{probe['probe']}{on}" + (f" by {shorten(_labels(probe))}" if _labels(probe) else "")
 
 
 def _row(place: int, probe: dict[str, Any]) -> dict[str, Any]:

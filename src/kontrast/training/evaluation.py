@@ -108,7 +108,7 @@ def evaluate(
                 found = _on_features(run, asked, name, encoder, train, sets, bar, say) if labelled else []
             elif kind == "finetune" and labelled and encoder is not None:
                 found = [_fine_tuned(run, name, encoder, train, test, seed, epochs) for seed in asked.seeds]
-            results += keep(run, found, data)  # at once: what comes after may take long, and may be stopped
+            results += keep(run, found, data, labels)  # at once: what comes after may take long, and may be stopped
     if not results:
         _tell_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
     return results

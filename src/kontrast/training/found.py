@@ -17,10 +17,11 @@ KINDS = ("trained", "untrained", "pixels")
 """Features that are probed: the encoder's, and those of the two controls."""
 
 
-def keep(run: Run, results: list[ProbeResult], data: str | None) -> list[ProbeResult]:
-    """Results by probe, features, seed and, where not the run's own, data: new ones replace their like."""
-    if data is not None:
-        results = [dataclasses.replace(r, protocol={**r.protocol, "data": data}) for r in results]
+def keep(run: Run, results: list[ProbeResult], data: str | None, labels: Path | None = None) -> list[ProbeResult]:
+    """Results by probe, features, seed and, where not the run's own, data and labels: new ones replace their like."""
+    others = {"data": data, "labels": None if labels is None else str(labels)}
+    others = {key: value for key, value in others.items() if value is not None}
+    results = [dataclasses.replace(r, protocol={**r.protocol, **others}) for r in results]
     path = run.path / "probes.json"
     before = read_probes(path) if path.exists() else []
     kept = {_place(r): r for r in [*before, *(r.to_dict() for r in results)]}
@@ -40,8 +41,8 @@ def read_probes(path: Path) -> list[dict[str, Any]]:
 
 def _place(entry: dict[str, Any]) -> tuple[Any, ...]:
     protocol = entry.get("protocol")
-    data = protocol.get("data") if isinstance(protocol, dict) else None
-    return entry.get("probe"), entry.get("features"), entry.get("seed"), data
+    others = [protocol.get(key) for key in ("data", "labels")] if isinstance(protocol, dict) else [None, None]
+    return entry.get("probe"), entry.get("features"), entry.get("seed"), *others
 
 
 def result_table(results: list[ProbeResult]) -> list[str]:
