@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import tiny_run
 import torch
+from PIL import Image
+from torchvision.transforms.v2 import functional
 
 from kontrast import networks
 from kontrast.registry import CheckpointError, DataError, EnvironmentFault, NumbersError, UsageError
@@ -49,6 +53,21 @@ def test_safetensors_hold_the_encoder_and_its_card(run, tmp_path):
     encoder.load_state_dict(load_file(made.path))
     x = torch.rand(4, 3, 32, 32)
     torch.testing.assert_close(encoder(x), run.encoder()(x), rtol=0, atol=0)
+
+
+def test_the_card_s_steps_make_the_run_s_input(tmp_path):
+    """Followed with Pillow and torchvision alone, a large picture's first resizing too."""
+    run = opened(tiny_run.copy(tmp_path))
+    run.recipe = replace(run.recipe, data=replace(run.recipe.data, size=40))
+    card = exporting.describe(run, run.encoder())
+    assert card["input"]["read"].startswith("a shorter side over 40 px is first resized to 40, bicubic")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8))
+    picture.save(tmp_path / "large.png")
+    small = torch.from_numpy(np.array(picture.resize((53, 40), Image.Resampling.BICUBIC))).permute(2, 0, 1)
+    size, norm = card["input"]["size"], card["normalisation"]
+    x = functional.center_crop(functional.resize(small.float(), [size], antialias=True), [size, size]) / 255
+    mean, std = (torch.tensor(norm[key])[:, None, None] for key in ("mean", "std"))
+    torch.testing.assert_close(run.prepare([tmp_path / "large.png"])[0], (x - mean) / std, rtol=0, atol=1e-4)
 
 
 def test_the_default_place_is_in_the_run(tmp_path):

@@ -32,6 +32,7 @@ FORMATS = ("safetensors", "onnx")
 CHECKED = 32
 """At most so many real images an ONNX file must agree with torch on."""
 TOLERANCE = 1e-3
+READ = "a shorter side over {0} px is first resized to {0}, bicubic; of a JPEG, from the next scale its decoder has"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def export(
 def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
     """The card: how it was made, what it takes and gives, and what it was measured to do."""
     transform = run.transform()
-    policy, info = transform.policies[0], run.info
+    policy, info, bound = transform.policies[0], run.info, run.recipe.data.size
     probes = run.path / "probes.json"
     return {
         "version": 1,
@@ -91,6 +92,7 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
             "channels": run.channels,
             "size": run.recipe.views.size,
             "layout": "NCHW float32",
+            **({"read": READ.format(bound)} if bound else {}),
             "resize": f"shorter side and centre crop, {policy.interpolation} with antialiasing, then / 255",
             "crop": f"the middle {policy.centre_fraction:g} of the shorter side",
         },
