@@ -210,6 +210,16 @@ def test_the_race_times_every_probe_to_its_end():
     json.dumps(found)
 
 
+def test_a_class_too_small_for_few_shots_is_named(tmp_path):
+    run, few = Run(copy(tmp_path)), tmp_path / "few"
+    for name in ("owl", "zebra"):
+        shutil.copytree(images() / "0", few / name)
+    for path in sorted((few / "zebra").iterdir())[4:]:
+        path.unlink()
+    with pytest.raises(DataError, match=r"class 'zebra' has 3 train images, fewer than the 5 of each class that a few"):
+        evaluate(run, "few-shot", data=str(few), device="cpu", say=quiet)
+
+
 def test_seeds_of_few_shot_share_no_draws(tmp_path):
     results = evaluate(Run(copy(tmp_path)), "few-shot", device="cpu", seeds=2, say=quiet)
     assert [r.protocol["seeds"] for r in results if r.features == "trained"] == [[0, 1, 2], [3, 4, 5]]

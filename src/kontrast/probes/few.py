@@ -20,14 +20,18 @@ from kontrast.probes.result import ProbeResult, result
 from kontrast.registry import DataError, UsageError
 
 
-def few_per_class(labels: Tensor, shots: int, seed: int) -> Tensor:
-    """Indices of `shots` images of every class, drawn without replacement."""
+def few_per_class(labels: Tensor, shots: int, seed: int, classes: Sequence[str] | None = None) -> Tensor:
+    """Indices of `shots` images of every class, drawn without replacement. classes: their names, for an error."""
     generator = torch.Generator().manual_seed(seed)
     chosen = []
     for label in torch.unique(labels).tolist():
         rows = (labels.cpu() == label).nonzero()[:, 0]
         if len(rows) < shots:
-            raise DataError(f"class {label} has {len(rows)} train images, fewer than the {shots} shots asked for")
+            name = repr(classes[label]) if classes else label
+            raise DataError(
+                f"class {name} has {len(rows)} train images, fewer than the {shots} of each class that a few-shot "
+                "probe takes: add some, or leave the class out"
+            )
         chosen.append(rows[torch.randperm(len(rows), generator=generator)[:shots]])
     return torch.cat(chosen)
 
@@ -41,17 +45,18 @@ def few_shot(
     shots: int = 5,
     seeds: Sequence[int] = (0, 1, 2),
     probe: Callable[..., ProbeResult] = logistic,
+    classes: Sequence[str] | None = None,
 ) -> ProbeResult:
     """The mean over seeds of a probe trained on `shots` images a class, with Student's interval over the seeds.
 
     probe(train, labels, test, labels, seed=...): `logistic` on features unless told; for fine-tuning pass
-    `functools.partial(fine_tune, encoder)` and images.
+    `functools.partial(fine_tune, encoder)` and images. classes: names of the labels, for an error.
     """
     if shots < 1 or not seeds:
         raise UsageError(f"shots = {shots}, seeds = {list(seeds)}: give one shot and one seed at least")
     runs, train_labels = [], torch.as_tensor(train_labels)
     for seed in seeds:
-        rows = few_per_class(train_labels, shots, seed)
+        rows = few_per_class(train_labels, shots, seed, classes)
         runs.append(probe(train[rows], train_labels[rows], test, test_labels, seed=seed))
     values = [r.accuracy for r in runs]
     protocol = {"shots": shots, "seeds": list(seeds), "probe": runs[0].probe, **runs[0].protocol}

@@ -177,7 +177,7 @@ def _on_features(
 ) -> list[ProbeResult]:
     results = []
     for probe, seed in asked.fits:
-        crops: AbstractContextManager[dict] = nullcontext({})
+        crops: AbstractContextManager[dict] = nullcontext({"classes": train.classes} if probe == "few-shot" else {})
         if asked.on_crops:
             crops = _cropped(run, probe, encoder, train, sets[0].device)
         with crops as given:
