@@ -131,6 +131,18 @@ def test_labels_from_a_csv(make_folder, tmp_path):
         read_labels(images, table)
 
 
+@pytest.mark.parametrize(
+    "heading", ["filename,category\n", "file,species\n", "Image , Class\n", "\ufeffname,label\n", "\ufeff", ""]
+)
+def test_a_heading_is_no_class_and_a_mark_of_the_encoding_no_name(make_folder, tmp_path, heading):
+    """Spreadsheets write both, in words of their own."""
+    images, table = open_data(make_folder(classes=1, each=4)), tmp_path / "labels.csv"
+    rows = "".join(f"{n},{'cat' if i % 2 else 'dog'}\n" for i, n in enumerate(images.names))
+    table.write_text(heading + rows, encoding="utf-8")
+    labelled = read_labels(images, table)
+    assert labelled.classes == ["cat", "dog"] and labelled.labels.tolist() == [1, 0, 1, 0]
+
+
 @pytest.mark.parametrize("closed", ["class3", "."])
 def test_a_folder_that_may_not_be_looked_into_is_an_error(make_folder, monkeypatch, closed):
     """It may hold a quarter of the images: it does not count as one bad image of many."""

@@ -11,18 +11,22 @@ import torch
 from kontrast.data.imageset import ImageSet
 from kontrast.registry import DataError
 
+NAMES = ("name", "names", "path", "file", "filename", "file_name", "filepath", "image", "img", "id", "image_id")
+LABELS = ("label", "labels", "class", "category", "target", "y")
+"""What headings call the two columns."""
 LONGEST = 100
 """Digits of a label that is read as a number: Python refuses to read a few thousand."""
 
 
 def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
-    """The images with labels from a CSV of name,label rows; a first row without an image's name is taken as a heading.
+    """The images with labels from a CSV of name,label rows; a first row of a heading's words is none of them.
 
     Every image needs exactly one row; rows of other images are passed over, so one file may serve train and test.
     """
     rows = _rows(Path(path))
     known = set(images.names)
-    if rows and rows[0][0] not in known and rows[0][1].strip().lower() in ("label", "class", "target", "y"):
+    first = [cell.strip().lower() for cell in rows[0]]
+    if rows[0][0] not in known and (first[0] in NAMES or first[1] in LABELS):
         rows = rows[1:]
     given: dict[str, str] = {}
     for name, label in rows:
@@ -50,7 +54,7 @@ def _order(label: str) -> tuple[bool, int, str]:
 
 def _rows(path: Path) -> list[tuple[str, str]]:
     try:
-        with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, csv.Error) as error:
         raise DataError(f"can't read the labels {path}: {error}") from None
