@@ -13,7 +13,7 @@ from PIL import Image
 from kontrast.data import ImageSet, open_data
 from kontrast.data.features import binary_channels, bits_of, overlay_digits, random_bits
 from kontrast.recipes import resolve
-from kontrast.registry import UsageError
+from kontrast.registry import DataError, UsageError
 from kontrast.settings import DataSettings
 from kontrast.training.building import build_views
 from kontrast.training.run import evaluation_view, open_split
@@ -86,6 +86,14 @@ def test_pictures_to_look_at():
         ARTEFACTS / "competing-features.png"
     )
     assert np.asarray(Image.open(ARTEFACTS / "competing-features.png")).std() > 20
+
+
+def test_images_of_several_sizes_wear_none_until_the_advice_is_followed(tmp_path):
+    for number, side in enumerate((40, 48, 56)):
+        Image.new("RGB", (side, side)).save(tmp_path / f"{number}.png")
+    with pytest.raises(DataError, match=r"cut them square, and give data\.size=N, the least side of any"):
+        overlay_digits(open_data(tmp_path), 2)
+    assert overlay_digits(open_data(tmp_path, size=40), 2).images.shape == (3, 3, 40, 40)
 
 
 def test_test_images_wear_any_digit():

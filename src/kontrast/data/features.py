@@ -51,7 +51,10 @@ def overlay_digits(
     first n of MNIST where its files are (under `root`), else of scikit-learn's scans.
     """
     if images.ragged:
-        raise DataError("digit overlay needs images of one size: give data.size and square images, or pack with a size")
+        raise DataError(
+            "digit overlay needs images of one size: cut them square, and give data.size=N, the least side of any, "
+            "where their sizes differ"
+        )
     scans, classes = digits if digits is not None else first_digits(unique, root)
     unique = len(scans) if unique is None else unique
     if not 1 <= unique <= len(scans):
