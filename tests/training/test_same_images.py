@@ -144,3 +144,13 @@ def test_a_probe_by_changed_images_tells_it(root, tmp_path):
     (run.path / "files.txt.gz").write_bytes(b"no listing")
     evaluate(run, "knn", device="cpu", say=said.append)
     assert said[-1].startswith("the images changed since the run was trained; it may")
+
+
+def test_files_that_only_have_new_dates_move_no_boundary(root, tmp_path):
+    """As a copy of the folder has; who is held out goes by names."""
+    run, said = Run(begin(root, tmp_path / "run")), []
+    for path in root.rglob("*.png"):
+        os.utime(path, (1e9, 1e9))
+    evaluate(run, "knn", device="cpu", say=said.append)
+    told = next(line for line in said if "changed" in line)
+    assert "modified (class0/" in told and "it may know" not in told

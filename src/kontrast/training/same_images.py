@@ -7,7 +7,7 @@ import hashlib
 from typing import Any
 
 from kontrast import distributed
-from kontrast.data import ImageSet, changes, file_listing
+from kontrast.data import Changes, ImageSet, changes, file_listing
 from kontrast.data.sources import MENDED
 from kontrast.registry import DataError
 from kontrast.training.folder import RunFolder, write_atomic
@@ -26,7 +26,7 @@ def check_data(folder: RunFolder, parts: Parts, accept: bool) -> None:
         count = "all_images" if whole else "images"
         raise DataError(
             f"the images changed since the run began, {before.get(count)} then, {today[count]} now"
-            f"{_which(folder, parts, whole)}; restore them, or go on with --accept-data-change"
+            f"{_words(_changes(folder, parts, whole))}; restore them, or go on with --accept-data-change"
         )
     if distributed.is_main():
         folder.update_info(data=today, data_before=before)
@@ -39,17 +39,25 @@ def changed_since(run: Run, train: ImageSet, test: ImageSet) -> str:
     settings, before = run.recipe.data, run.info.get("data", {}).get("fingerprint")
     if settings.split != "train" or settings.imbalance != "none" or before in (None, train.fingerprint):
         return ""
-    which = ""
+    found = None
     with contextlib.suppress(DataError):  # a damaged listing can't tell, and keeps nobody from probing
-        which = _which(run.folder, Parts(train, train, train, test), whole=True)
-    return f"the images changed since the run was trained{which}; it may know some of those it is tested by"
+        found = _changes(run.folder, Parts(train, train, train, test), whole=True)
+    told = "the images changed since the run was trained" + _words(found)
+    if found is not None and not found.added and not found.removed:  # who is held out goes by names
+        return told
+    return f"{told}; it may know some of those it is tested by"
 
 
-def _which(folder: RunFolder, parts: Parts, whole: bool) -> str:
+def _words(found: Changes | None) -> str:
+    return "" if found is None else f": {found}"
+
+
+def _changes(folder: RunFolder, parts: Parts, whole: bool) -> Changes | None:
+    """What changed of the run's files, where that can be told."""
     listing, sets = folder / "files.txt.gz", parts.watched if whole else [parts.trained]
     if not listing.is_file() or all(part.stamps is None for part in sets):
-        return ""
-    return f": {changes(listing.read_bytes(), *sets, placed=whole)}"
+        return None
+    return changes(listing.read_bytes(), *sets, placed=whole)
 
 
 def keep_listing(folder: RunFolder, parts: Parts) -> None:
