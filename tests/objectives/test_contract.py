@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from pathlib import Path
@@ -106,6 +107,22 @@ def test_gradcheck(name, views) -> None:
             assert torch.autograd.gradcheck(lambda q, k=keys: loss(torch.cat([q, k])), (query,))
         else:
             assert torch.autograd.gradcheck(lambda z, given=given: loss(z, **given), (z,))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_func_sees_through_it(name) -> None:
+    """Gradients, directional derivatives and batches of losses; nothing is changed on the way."""
+    several = draw(3, 2, 6, 4)
+    for given in momentum(name, 6, 4):
+        judge = objective(name)
+        loss, rows = functools.partial(judge, **given), several.clone().requires_grad_()
+        values = torch.stack([objective(name)(z, **given) for z in rows])
+        (gradients,) = torch.autograd.grad(values.sum(), rows)
+        torch.testing.assert_close(torch.func.vmap(loss)(several), values.detach())
+        torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(several), gradients)
+        slope = torch.func.jvp(loss, (several[0],), (several[1],))[1]
+        torch.testing.assert_close(slope, (gradients[0] * several[1]).sum())
+        assert getattr(judge, "step", 0) == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 
+def transformed() -> bool:
+    """Whether torch.func looks on (grad, jvp, vmap): it follows plain operations, not those with a gradient of ours."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def working_type(tensor: Tensor) -> torch.dtype:
     """Sums are kept in float64 for float64 input and in float32 for everything else."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32

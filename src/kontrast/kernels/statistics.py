@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kontrast.kernels.dense import dense_statistics
+from kontrast.kernels.dense import dense_statistics, transformed
 from kontrast.kernels.operator import chosen, statistics
 
 IMPLEMENTATIONS = ("auto", "dense", "tiled", "triton")
@@ -46,11 +46,12 @@ def row_statistics(
     sequence of them. A row with no pair left has lse = -inf, mean = 0 and no gradient. With `detach_weights` the
     gradient of `mean` treats w as constant; without `with_mean` the mean is not made (an empty tensor stands for it),
     which is faster. The input's type chooses the precision: bf16 and fp16 products with float32 sums, float32-grade for
-    float32, float64 for float64. `implementation` is chosen by the device unless it is named.
+    float32, float64 for float64. `implementation` is chosen by the device unless it is named; within
+    torch.func's transforms it is the definition, which stores the matrix.
     """
     check(queries, keys, query_ids, key_ids, implementation)
     scales = scales_of(scale)
-    if implementation == "dense":
+    if implementation == "dense" or (implementation == "auto" and transformed()):
         lse, mean = dense_statistics(queries, keys, scales, query_ids, key_ids, detach_weights, with_mean)
     else:
         lse, mean = statistics(

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.kernels.dense import transformed
+
 TILE = 1 << 20
 METHODS = ("auto", "tiles", "closed")
 
@@ -33,7 +35,10 @@ def squared_asymmetry(
         # The closed form cancels earlier than the tiles do: float64 has digits to spare for float32 rows alone.
         fewer = width * (M + K) < M * K
         method = "closed" if fewer and z.dtype != torch.float64 else "tiles"
-    squared: Tensor = _SquaredProduct.apply(a, b) if method == "tiles" else ((a.T @ a) * (b.T @ b)).sum()
+    if method == "closed":
+        squared = ((a.T @ a) * (b.T @ b)).sum()
+    else:
+        squared = (a @ b.T).square().sum() if transformed() else _SquaredProduct.apply(a, b)
     # What is under the rounding of its own sum is zero: its gradient would be noise of full length.
     rounding = 1e-30 if method == "tiles" else 1e-15
     size = a.detach().square().sum() * b.detach().square().sum()

@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.kernels.dense import transformed
+
 
 def advance(x: Tensor, step: Tensor) -> Tensor:
     """x; when its gradient is computed, `step` grows by one.
 
     Calls without a backward pass (evaluation, `terms` after the loss, a numerical check of the gradient) see the same
-    draws, and each training step sees new ones, in a captured graph too.
+    draws, and each training step sees new ones, in a captured graph too. torch.func's transforms, of functions that
+    change nothing, leave it where it is.
     """
-    return _Advance.apply(x, step)
+    return x if transformed() else _Advance.apply(x, step)
 
 
 class _Advance(torch.autograd.Function):

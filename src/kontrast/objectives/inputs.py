@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kontrast import distributed
+from kontrast.kernels.dense import transformed
 
 _unread: ContextVar[bool] = ContextVar("unread", default=False)
 
@@ -131,6 +132,6 @@ def unread() -> Iterator[None]:
 
 def may_read(x: Tensor) -> bool:
     """Whether values may be looked at: that waits for the device, which compiled and captured graphs can't do."""
-    if torch.compiler.is_compiling() or _unread.get():
+    if torch.compiler.is_compiling() or _unread.get() or transformed():
         return False
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
