@@ -78,6 +78,19 @@ def test_exif_turn_is_applied_with_and_without_a_bound():
         assert pixels[0, :10].max() < 40 and pixels[0, -10:].min() > 215
 
 
+@pytest.mark.parametrize("form", ["TIFF", "PNG", "WEBP"])
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_exif_turn_is_applied_once_in_every_format(form, turn):
+    """Pillow turns a TIFF itself when it loads it."""
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    pixels, note = decode(encoded(Image.fromarray(RAMP), form, exif=exif, lossless=True))
+    upright = (RAMP, RAMP[:, ::-1], RAMP[::-1, ::-1], RAMP[::-1])
+    expected = (*upright, RAMP.T, RAMP[::-1].T, RAMP[::-1, ::-1].T, RAMP[:, ::-1].T)[turn - 1]
+    np.testing.assert_array_equal(pixels[0], expected)
+    assert note == ("turned" if turn > 1 else "")
+
+
 def test_first_frame_of_an_animation_is_used_and_noted():
     frames = [Image.new("L", (8, 8), level) for level in (40, 200)]
     for form in ("GIF", "TIFF"):

@@ -146,13 +146,15 @@ def _pixels(image: Image.Image, limits: Limits) -> tuple[np.ndarray, str]:
     if image.format in ("JPEG", "MPO") and limits.bound and min(width, height) > limits.bound:
         ratio = limits.bound / min(width, height)
         image.draft(None, (round(width * ratio), round(height * ratio)))
-    turn = image.getexif().get(0x0112, 1)
+    marked = image.getexif().get(0x0112, 1)
     image.load()
+    turn = image.getexif().get(0x0112, 1)  # Pillow turns a TIFF itself as it loads it, and takes the mark away
     picture = _rgb(image, limits)
     picture = _bounded(picture, limits.bound)
     if turn in (2, 3, 4, 5, 6, 7, 8):
         picture.getexif()[0x0112] = turn
         picture = ImageOps.exif_transpose(picture)
+    if marked in (2, 3, 4, 5, 6, 7, 8):
         note = note or "turned"
     return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1)), note
 
