@@ -40,6 +40,16 @@ def test_folder_pattern_and_file(shards):
     assert len(open_data(shards, "train")) + len(open_data(shards, "test")) == 30
 
 
+def test_shards_of_one_name_in_two_folders_keep_their_own_labels_and_names(tmp_path):
+    for part in range(2):
+        (tmp_path / f"part{part}").mkdir()
+        members = [(f"{i}.png", encoded(picture(10 * part + i), "PNG")) for i in range(4)]
+        write_tar(tmp_path / f"part{part}" / "0.tar", [*members, *((f"{i}.cls", str(part).encode()) for i in range(4))])
+    images = open_data(f"{tmp_path}/part{{0..1}}/0.tar", "all")
+    assert images.labels.tolist() == [0] * 4 + [1] * 4
+    assert list(images.names) == [f"part{part}/0.tar/{i}.png" for part in range(2) for i in range(4)]
+
+
 def test_missing_shards_and_commands(tmp_path):
     with pytest.raises(DataError, match="2 of 2 shards"):
         open_data(f"{tmp_path}/x-{{0..1}}.tar")

@@ -83,18 +83,31 @@ def scan_shards(spec: str) -> Listing:
     with ThreadPoolExecutor(SCANNERS) as pool:  # they wait for storage, not for each other
         indexed = list(pool.map(_indexed, shards))
     items: list[Item] = []
-    labels: dict[str, str] = {}
+    labels: list[str | None] = []
     bad: list[tuple[str, str]] = []
     notes: dict[str, int] = {}
-    for shard, (status, found) in zip(shards, indexed, strict=True):
-        items += [Item(*i[:1], shard, *i[1:], status.st_size, status.st_mtime_ns) for i in found.items]
-        labels.update(found.labels)
-        bad += found.bad
+    for shard, called, (status, found) in zip(shards, _called(shards), indexed, strict=True):
+        own = len(os.path.basename(shard))
+        for name, offset, length in found.items:
+            items.append(Item(called + name[own:], shard, offset, length, status.st_size, status.st_mtime_ns))
+            labels.append(found.labels.get(_key(name)))
+        bad += [(called + name[own:], reason) for name, reason in found.bad]
         for what, count in found.notes.items():
             notes[what] = notes.get(what, 0) + count
     if not items:
         raise DataError(f"no images in the {len(shards)} shards of {spec}: {notes or bad or 'they are empty'}")
-    return Listing(spec, items, *_labelled(items, labels), bad, notes)
+    return Listing(spec, items, *_labelled(labels), bad, notes)
+
+
+def _called(shards: list[str]) -> list[str]:
+    """What the names of each shard's members begin with: its own name, or, where two shards share one (a/0.tar and
+    b/0.tar), its path from the folder that holds them all."""
+    names = [os.path.basename(shard) for shard in shards]
+    if len(set(names)) == len(names):
+        return names
+    places = [os.path.abspath(shard) for shard in shards]
+    top = os.path.commonpath(places)
+    return [os.path.relpath(place, top).replace(os.sep, "/") for place in places]
 
 
 def _indexed(shard: str) -> tuple[os.stat_result, _Found]:
@@ -162,9 +175,8 @@ def _key(name: str) -> str:
     return f"{folder}/{last.split('.', 1)[0]}" if folder else last.split(".", 1)[0]
 
 
-def _labelled(items: list[Item], labels: dict[str, str]) -> tuple[np.ndarray | None, list[str] | None]:
+def _labelled(given: list[str | None]) -> tuple[np.ndarray | None, list[str] | None]:
     """Labels where every image has one, whole numbers as they are, words in alphabetical order."""
-    given = [labels.get(f"{i.name.split('/', 1)[0]}/{_key(i.name.split('/', 1)[1])}") for i in items]
     if any(label is None for label in given) or len(set(given)) < 2:
         return None, None
     words = [str(label) for label in given]
