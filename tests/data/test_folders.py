@@ -70,6 +70,14 @@ def test_flat_folder_has_no_labels_and_no_test_part(make_folder):
         open_data(root, "test")
 
 
+@pytest.mark.parametrize("pack", [True, False])
+def test_classes_too_small_to_hold_any_out_have_no_test_part(make_folder, pack):
+    root = make_folder(classes=2, each=2)
+    assert not open_data(root, pack=pack).has_test
+    with pytest.raises(DataError, match="holds none of its 4 images out"):
+        open_data(root, "test", pack=pack)
+
+
 def test_nested_and_any_case(tmp_path):
     for number, name in enumerate(["a/b/c/x.JPG", "a/y.JpEg", "b/z.PNG", "b/d/w.Tiff", "b/v.bmp", "b/u.WEBP"]):
         path = tmp_path / name

@@ -104,6 +104,11 @@ def _divided(listed: Listing, split: str, options: Options) -> tuple[Listing, bo
             raise DataError(f"{listed.root} has no test part: give class sub-folders, or the folders train and test")
         return listed, False
     held = held_out([item.name for item in listed.items], listed.labels, options.test_share)
+    if split == "test" and not held.any():
+        raise DataError(
+            f"{listed.root} has no test part: a test_share of {options.test_share:g} holds none of its "
+            f"{len(listed.items)} images out; give a larger one, or the folders train and test"
+        )
     part = listed.take(np.flatnonzero(held if split == "test" else ~held))
     whole = len(listed.items) + len(listed.bad)
     return dataclasses.replace(part, whole=whole, beside=options.beside), bool(held.any())
