@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import tiny_run
 import torch
+from made_images import encoded, write_tar
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from kontrast.data import open_data
@@ -202,6 +204,18 @@ def test_a_named_set_of_files_goes_on_with_the_share_of_damaged_ones_that_is_giv
     with pytest.raises(DataError, match="max_bad"):
         embed(run, "imagenet", tmp_path / "v.npy", device="cpu", say=silent)
     assert embed(run, "imagenet", tmp_path / "v.npy", device="cpu", max_bad=0.5, say=silent).images == 12
+
+
+def test_what_stands_in_for_a_bad_image_in_training_is_not_its_vector(run, digits, tmp_path):
+    """Of shards that are decoded as needed, which a run's own embeddings read: the two would be duplicates."""
+    members = [(f"{n}.png", encoded(Image.fromarray(digits[n].permute(1, 2, 0).numpy()), "PNG")) for n in range(30)]
+    members[7] = ("7.png", members[7][1][:40])
+    write_tar(tmp_path / "s.tar", members)
+    images = open_data(tmp_path / "s.tar", pack=False)
+    done = embed(run, images, tmp_path / "v.npy", device="cpu", say=silent)
+    assert [name for name, _ in done.skipped] == ["s.tar/7.png"] and done.images == 29
+    embed(run, digits.subset([n for n in range(30) if n != 7]), tmp_path / "w.npy", device="cpu", say=silent)
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), np.load(tmp_path / "w.npy"), rtol=1e-5, atol=1e-6)
 
 
 def test_vectors_of_another_range_are_other_vectors(digits, tmp_path):

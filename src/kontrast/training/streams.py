@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from kontrast.data import ImageSet, open_data
+from kontrast.data import ImageSet, Lazy, open_data
 from kontrast.data.decode import BadImage, Limits, checked_range, decode_file
+from kontrast.data.imageset import WithPlanes
 from kontrast.data.listing import Listing, scan_folder
 from kontrast.data.shards import is_shards, scan_shards
 from kontrast.data.sources import SOURCES
@@ -136,7 +138,27 @@ def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
 
     def batches(first: int, last: int) -> Iterator[Batch]:
         for number, (one, start, number_of_first) in enumerate(plan[first:last], first):
-            inside = torch.arange(start, min(start + BATCH, len(one)))
-            yield Batch(number, (inside - start + number_of_first).tolist(), one.subset(inside), [])
+            inside, images, bad = _readable(one, torch.arange(start, min(start + BATCH, len(one))))
+            yield Batch(number, (inside - start + number_of_first).tolist(), images, bad)
 
     return Stream(sets[0].name, total, len(plan), "+".join(s.fingerprint for s in sets), batches)
+
+
+def _readable(one: ImageSet, inside: Tensor) -> tuple[Tensor, ImageSet, list[tuple[str, str]]]:
+    """These positions, their images, and what is bad. Of images that are decoded as they are asked for, those that
+    can be read: another that stood in for a bad one would be its duplicate."""
+    lazy = one.base
+    if not isinstance(lazy, Lazy):
+        return inside, one.subset(inside), []
+    found = list(zip(inside.tolist(), lazy.answer(lazy.ask(inside))))
+    reasons = dict(lazy.reader.bad)
+    bad = [(one.names[place], reasons[one.names[place]]) for place, image in found if image is None]
+    good = [(place, image) for place, image in found if image is not None]
+    if not good:
+        return inside[:0], ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), []), bad
+    sizes = torch.tensor([image.shape[1:] for _, image in good])
+    pixels: Any = shape_up(torch.cat([image.flatten() for _, image in good]), sizes, 3)
+    inside = torch.tensor([place for place, _ in good])
+    if isinstance(one.images, WithPlanes):
+        pixels = WithPlanes(pixels, one.images.planes[inside])
+    return inside, replace(one.subset(inside), images=pixels), bad
