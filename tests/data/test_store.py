@@ -63,6 +63,22 @@ def test_large_folders_go_through_the_cache_once(make_folder, monkeypatch):
     assert "packed again" in calls
 
 
+def test_the_same_images_are_packed_once_however_they_are_asked_for(make_folder, monkeypatch):
+    """A run that is resumed or probed names its folder by its whole path, where the command had a short one."""
+    root = make_folder(classes=2, each=10)
+    monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
+    monkeypatch.chdir(root.parent)
+    opened = [open_data(root.name, test_share=0.0)]
+    monkeypatch.setattr("kontrast.data.packing.decode_all", lambda *_, **__: pytest.fail("decoded again"))
+    opened += [open_data(root, test_share=0.0), open_data(f"./{root.name}/", "all"), open_data(root.name, "all")]
+    assert [(i.name, i.split, i.has_test, len(i)) for i in opened] == [
+        (root.name, "train", False, 20),
+        (str(root), "train", False, 20),
+        (f"./{root.name}/", "all", False, 20),
+        (root.name, "all", False, 20),
+    ]
+
+
 def test_what_was_packed_when_more_was_allowed_is_judged_again(make_folder, monkeypatch):
     root = make_folder(classes=1, each=20)
     monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)

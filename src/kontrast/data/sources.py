@@ -124,11 +124,13 @@ def _packed(
 
 
 def _through_cache(found: Listing, facts: dict[str, Any], options: Options) -> ImageSet:
-    """From a packed store in the cache, of which packing has checked every byte, whether it wrote or found it."""
+    """From a packed store in the cache, of which packing has checked every byte, whether it wrote or found it. It is
+    one store however the same images are asked for: a run that is resumed or probed names them by their whole path."""
     origin = _origin(facts["name"], options)
-    images = open_store(_packed(found, _cache_place(found, options), facts, origin, options), full=False)
+    known = {"name": origin["spec"], "split": "all", "has_test": False}
+    images = open_store(_packed(found, _cache_place(found, options), known, origin, options), full=False)
     judge(found, images.bad, options.max_bad)  # an earlier packing may have been allowed more
-    return images
+    return dataclasses.replace(images, **facts)
 
 
 def _cache_place(found: Listing, options: Options) -> Path:
