@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -19,7 +23,10 @@ from kontrast.data import Feeder, Lazy, open_data
 from kontrast.data import feeding as feeding_module
 from kontrast.data import shards as shards_module
 from kontrast.data.counters import block_permutation, permutation
+from kontrast.data.decode import PLAIN
 from kontrast.data.features import random_bits
+from kontrast.data.listing import scan_folder
+from kontrast.data.workers import Decoders, answer
 from kontrast.registry import DataError, EnvironmentFault, UsageError
 
 EACH, SHARDS = 12, 20
@@ -165,9 +172,35 @@ def test_a_killed_process_is_named(shards):
 def test_storage_that_hangs_is_named(shards, monkeypatch):
     images = undecoded(shards)
     monkeypatch.setattr("kontrast.data.workers.PATIENCE", 0.05)
-    monkeypatch.setattr("kontrast.data.workers.decode_chunk", lambda items, limits: time.sleep(0.5))
+    monkeypatch.setattr("kontrast.data.workers.decode_chunk", lambda *_: time.sleep(0.5))
     with pytest.raises(EnvironmentFault, match=r"no answer in 0.05 s while reading train-.*: storage hangs"):
         next(Feeder(images, 24).batches(0))
+
+
+def test_a_chunk_may_take_longer_than_the_patience_while_its_pictures_come(make_folder, tmp_path, monkeypatch):
+    """Hundreds of large pictures take a worker minutes: it tells of itself as long as they come."""
+    items = scan_folder(str(make_folder(classes=1, each=8))).items
+    monkeypatch.setattr("kontrast.data.workers.PATIENCE", 1.0)
+    script = tmp_path / "slow.sh"
+    head = '{"bytes": 0, "sizes": [], "kept": [], "bad": [[0, "slow"]], "notes": {}, "lost": []}'
+    script.write_text(f"#!/bin/sh\nread task\nfor i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo; done\necho '{head}'\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("kontrast.data.workers.sys.executable", str(script))
+    decoders = Decoders(PLAIN, 2)
+    assert answer(decoders.submit(items), items, decoders).bad == [(0, "slow")]
+    decoders.close()
+    monkeypatch.setattr("kontrast.data.workers.decode_file", lambda *_: time.sleep(0.2) or (np.zeros((3, 1, 1)), ""))
+    decoders = Decoders(PLAIN, 1)
+    assert len(answer(decoders.submit(items), items, decoders).kept) == 8
+    decoders.close()
+
+
+def test_a_decoding_process_tells_that_it_is_at_work(make_folder):
+    items = scan_folder(str(make_folder(classes=1, each=3))).items
+    task = {"items": [(i.name, i.path, i.offset, i.length) for i in items], "limits": asdict(PLAIN)}
+    code = "from kontrast.data import workers; workers.TELLING = -1.0; workers.serve()"
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(task).encode() + b"\n", capture_output=True)
+    assert done.stdout.startswith(b'\n\n{"bytes": 2304')
 
 
 def test_a_bad_member_is_replaced_by_the_one_a_batch_later(tmp_path, small_windows):

@@ -2,7 +2,8 @@
 
 Not multiprocessing: its children import the user's main module again (a script without a guard starts itself for ever),
 and a fork of a process with torch's threads may hang. A task is one line of JSON; an answer is one line of JSON and the
-pixels. Children ignore SIGTERM and Ctrl-C, which go to the whole process group, and end when their stdin does.
+pixels, and empty lines before it tell that the work goes on. Children ignore SIGTERM and Ctrl-C, which go to the whole
+process group, and end when their stdin does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import queue
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +28,9 @@ from kontrast.registry import EnvironmentFault
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PATIENCE = 120.0
-"""Seconds without an answer after which storage is taken to hang."""
+"""Seconds without an answer or another image after which storage is taken to hang."""
+TELLING = 1.0
+"""Seconds between two signs that a child is at work: a chunk of large pictures may take it many minutes."""
 IN_PROCESS = 512
 """Fewer images than this are decoded here: starting the children would take longer."""
 
@@ -46,10 +50,13 @@ class Chunk:
     lost: list[int] = field(default_factory=list)
 
 
-def decode_chunk(items: Sequence[Item], limits: Limits) -> Chunk:
-    """Decode items one after another; positions in `kept` and `bad` count within the chunk."""
+def decode_chunk(items: Sequence[Item], limits: Limits, tell: Callable[[], None] = lambda: None) -> Chunk:
+    """Decode items one after another; positions in `kept` and `bad` count within the chunk. tell: called before each
+    but the first."""
     chunk, parts = Chunk(b"", [], [], [], {}), []
     for position, item in enumerate(items):
+        if position:
+            tell()
         try:
             pixels, note = decode_file(item.path, item.offset, item.length, limits)
         except BadImage as error:
@@ -73,9 +80,24 @@ def serve() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the protocol
+    told = time.monotonic()
+
+    def say(*parts: bytes) -> None:
+        nonlocal told
+        told = time.monotonic()
+        try:
+            answers.writelines(parts)
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(0)  # who asked was killed: nobody is left to tell
+
+    def tell() -> None:
+        if time.monotonic() - told > TELLING:
+            say(b"\n")
+
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits.of(task["limits"]))
+        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits.of(task["limits"]), tell)
         head = {
             "bytes": len(chunk.pixels),
             "sizes": chunk.sizes,
@@ -84,12 +106,7 @@ def serve() -> None:
             "notes": chunk.notes,
             "lost": chunk.lost,
         }
-        try:
-            answers.write(json.dumps(head).encode() + b"\n")
-            answers.write(chunk.pixels)
-            answers.flush()
-        except BrokenPipeError:
-            os._exit(0)  # who asked was killed: nobody is left to tell
+        say(json.dumps(head).encode() + b"\n", chunk.pixels)
 
 
 class Child:
@@ -110,14 +127,16 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
-    def decode(self, items: Sequence[Item], limits: Limits) -> Chunk:
+    def decode(self, items: Sequence[Item], limits: Limits, hear: Callable[[], None]) -> Chunk:
+        """What the child makes of the items; hear: called at every sign that it is at work."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         task = {"items": [(i.name, i.path, i.offset, i.length) for i in items], "limits": asdict(limits)}
         try:
             stdin.write(json.dumps(task).encode() + b"\n")
             stdin.flush()
-            line = stdout.readline()
+            while (line := stdout.readline()) == b"\n":
+                hear()
             head = json.loads(line) if line else None
             pixels = stdout.read(head["bytes"]) if head else b""
         except OSError:
@@ -152,6 +171,7 @@ class Decoders:
 
     def __init__(self, limits: Limits, workers: int | None = None):
         self.limits, self.workers = limits, workers or usable_cores()
+        self.heard = 0.0  # when a worker last told that it is at work
         self._free: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._children: list[Child] = []
         self._pool = ThreadPoolExecutor(self.workers, "kontrast-decoder")
@@ -163,16 +183,19 @@ class Decoders:
 
     def _work(self, items: Sequence[Item]) -> Chunk:
         if self.workers == 1:
-            return decode_chunk(items, self.limits)
+            return decode_chunk(items, self.limits, self._hear)
         try:
             child = self._free.get_nowait()
         except queue.Empty:
             child = Child()
             self._children.append(child)
         try:
-            return child.decode(items, self.limits)
+            return child.decode(items, self.limits, self._hear)
         finally:
             self._free.put(child)
+
+    def _hear(self) -> None:
+        self.heard = time.monotonic()
 
     def close(self) -> None:
         self._abandoned.detach()
@@ -192,13 +215,14 @@ def _abandon(pool: ThreadPoolExecutor, children: list[Child]) -> None:
 
 
 def answer(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -> Chunk:
-    """What a worker decoded; where it does not answer, the workers are ended and the files in flight named."""
-    try:
-        return future.result(timeout=PATIENCE)
-    except TimeoutError:
-        decoders.abandon()
-        names = f"{items[0].name} .. {items[-1].name}"
-        raise EnvironmentFault(f"no answer in {PATIENCE:g} s while reading {names}: storage hangs?") from None
+    """What a worker decoded; where none tells of itself, the workers are ended and the files in flight named."""
+    began = time.monotonic()
+    while (left := max(began, decoders.heard) + PATIENCE - time.monotonic()) > 0:
+        with contextlib.suppress(TimeoutError):
+            return future.result(timeout=left)
+    decoders.abandon()
+    names = f"{items[0].name} .. {items[-1].name}"
+    raise EnvironmentFault(f"no answer in {PATIENCE:g} s while reading {names}: storage hangs?")
 
 
 def decode_all(
