@@ -66,6 +66,8 @@ def test_overlay_is_a_maximum_and_fixed_by_index():
     assert len(images.factors["overlay"].unique()) > 8
     with pytest.raises(UsageError, match="different digits"):
         overlay_digits(base, 0)
+    with pytest.raises(DataError, match="8 pixels or more: these have 7 x 7"):
+        overlay_digits(black(4, 7), 16)
 
 
 def test_binary_channels_have_k_bits():

@@ -18,6 +18,7 @@ from kontrast.registry import DataError, UsageError
 
 OFFSETS = (0.15, 0.45, 0.75)
 DIGIT_SHARE = 28 / 224
+SMALLEST_DIGIT = 8
 _BITS, _DIGIT, _BINARY = 0xB175, 0xD161, 0xB1A2
 
 
@@ -63,7 +64,9 @@ def overlay_digits(
     which = torch.from_numpy(drawn)
     pixels = images.images.clone()
     height, width = pixels.shape[-2:]
-    side = max(8, round(min(height, width) * DIGIT_SHARE))
+    if min(height, width) < SMALLEST_DIGIT:
+        raise DataError(f"digit overlay needs images of {SMALLEST_DIGIT} pixels or more: these have {width} x {height}")
+    side = max(SMALLEST_DIGIT, round(min(height, width) * DIGIT_SHARE))
     small = _shrunk(scans[:unique], side)[which][:, None]
     for down in OFFSETS:
         for across in OFFSETS:
