@@ -28,12 +28,10 @@ def follow(norm: Any, later: int = 0) -> float | Tensor:
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm whose training statistics are those of each of `splits` consecutive parts of each of `views`
     consecutive views of the batch. The running ones take the average of a view's parts, view after view, as one forward
-    a view would. `together` consecutive views share statistics: a part has the same images of each of them, as a device
-    would have. In evaluation it is plain batch norm. Any number of dimensions from two."""
+    a view would. In evaluation it is plain batch norm. Any number of dimensions from two."""
 
     splits: int = 1
     views: int = 1
-    together: int = 1
     running_var: Tensor  # these two are there where running_mean is
     num_batches_tracked: Tensor
 
@@ -49,16 +47,7 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise UsageError(f"a batch of {count} in {self.splits} splits: each split needs two images or more")
         if len(input) % parts:
             raise UsageError(f"a batch of {count} in {self.splits} splits: the splits must be of one size")
-        if self.splits == 1 or self.together == 1:
-            return self.apart(input, parts)
-        if len(input) % (parts * self.together):
-            raise UsageError(
-                f"{self.together} views of {count // self.together} images in {self.splits} splits: the splits must be "
-                "of one size"
-            )
-        by_split = input.unflatten(0, (-1, self.together, self.splits, count // (self.together * self.splits)))
-        made = self.apart(by_split.transpose(1, 2).flatten(0, 3), parts)
-        return made.unflatten(0, by_split.transpose(1, 2).shape[:4]).transpose(1, 2).flatten(0, 3)
+        return self.apart(input, parts)
 
     def apart(self, input: Tensor, parts: int) -> Tensor:
         """Each part's channels are made channels of their own, so that one batch norm serves all parts. Channels go
@@ -121,22 +110,19 @@ def mix(x: Tensor) -> Tensor:
 
 
 def shuffle(images: Tensor, key: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
-    """This rank's share of the joined batch in shuffled order, and the order [R N] of its rows view by view, which is
-    that of one process; images [N,...], one view after the other, have no gradient."""
-    order = permutation(len(images) * rank_count(), key)
-    return take(swapped(joined(images), rank_count(), views), order, len(images)), order
+    """This rank's share of the joined batch in shuffled order, and the order [R N]; images [N,...] have no gradient.
+    views: so many consecutive ones they are of, each of which the ranks hold together."""
+    rows = torch.arange(len(images) * rank_count(), device=key.device)
+    rows = rows.view(rank_count(), views, -1).transpose(0, 1).flatten()  # view by view, as one process has them
+    order = rows[permutation(len(rows), key)]
+    return take(joined(images), order, len(images)), order
 
 
-def unshuffle(features: Tensor, order: Tensor, views: int = 1) -> Tensor:
+def unshuffle(features: Tensor, order: Tensor) -> Tensor:
     """What was made of shuffled images, back in the images' own order and rank."""
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    return take(joined(features), swapped(inverse, views, rank_count()), len(features))
-
-
-def swapped(x: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows of `outer` groups, each of `inner` ones, with the inner ones outside."""
-    return x if 1 in (outer, inner) else x.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
+    return take(joined(features), inverse, len(features))
 
 
 def rank_count() -> int:

@@ -161,17 +161,22 @@ class Learner(nn.Module):
     def shuffled_keys(self, pictures: Tensor, number: Tensor, parts: int, views: int = 1) -> Tensor:
         """Keys whose batch statistics come from other partners than their queries have (ShuffleBN)."""
         mixed, order = shuffle(pictures, number, views)
-        return unshuffle(torch.cat([self.network("teacher")(part) for part in mixed.chunk(parts)]), order, views)
+        return unshuffle(torch.cat([self.network("teacher")(part) for part in mixed.chunk(parts)]), order)
 
     def per_view(self, name: str, pictures: Tensor) -> Tensor:
         """[V,B,...] through a network in one forward; where batch statistics are to be a view's own, the batch norms
-        see to it, and where they can't (over ranks), each view has a forward of its own."""
+        see to it, and where they can't (over ranks), each view has a forward of its own. Where splits of all views
+        together have them, a split has every view of its images, as a device has of its share."""
         network, norms = self.network(name), self._norms[name]
         if not self.joint and any(not isinstance(norm, SplitBatchNorm) for norm in norms):
             return torch.stack([network(picture) for picture in pictures])
         for norm in norms:
-            norm.views, norm.together = (1, len(pictures)) if self.joint else (len(pictures), 1)
-        return network(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
+            norm.views = 1 if self.joint else len(pictures)
+        splits = getattr(norms[0], "splits", 1) if norms and self.joint else 1
+        if splits == 1 or len(pictures) == 1:
+            return network(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
+        shares = pictures.unflatten(1, (splits, -1)).transpose(0, 1)
+        return network(shares.flatten(0, 2)).unflatten(0, shares.shape[:3]).transpose(0, 1).flatten(1, 2)
 
     def fresh_rows(self, keys: Tensor) -> Tensor:
         """What the bank takes of keys [W,B,D] from all ranks: the last view, all views, or JCL's means, which the bank
