@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import tiny_run
 import torch
+from made_images import encoded, write_tar
 from PIL import Image
 
 import kontrast
+from kontrast.data import pack
 from kontrast.lens import read_embeddings
 from kontrast.recipes import resolve
 from kontrast.registry import DataError, UsageError
@@ -112,6 +114,17 @@ def test_what_lies_beside_a_folder_called_train_is_told(tmp_path):
 def test_a_length_in_steps_is_told_where_it_ends_the_training(steps, words):
     line = length(TrainingSettings(epochs=5, batch=10, max_steps=steps), 100)
     assert line.startswith(words) and f"training.{'max_steps' if steps == 6 else 'epochs'}=N" in line
+
+
+def test_labels_in_shards_and_stores_are_no_sub_folders(tmp_path):
+    pictures = [(f"{n}.png", encoded(Image.new("RGB", (8, 8)), "PNG")) for n in range(20)]
+    (tmp_path / "shards").mkdir()
+    write_tar(tmp_path / "shards" / "0.tar", [*pictures, *((f"{n}.cls", str(n % 2).encode()) for n in range(20))])
+    pack(tmp_path / "shards", tmp_path / "store")
+    for source in (tmp_path / "shards", tmp_path / "store" / "train"):
+        recipe = resolve("folder", [f'data.source="{source}"', "data.pack=false"])
+        images = open_split(recipe.data, "train")
+        assert images.classes == ["0", "1"] and taken_for(recipe, images) == []
 
 
 def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):

@@ -12,6 +12,8 @@ from kontrast.data import ImageSet
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.finding import SOURCES
 from kontrast.data.listing import TEST_NAMES, class_folders
+from kontrast.data.shards import is_shards
+from kontrast.data.store import is_store
 from kontrast.registry import DataError
 from kontrast.settings import Recipe, TrainingSettings
 
@@ -65,10 +67,13 @@ def length(training: TrainingSettings, count: int) -> str:
 
 
 def taken_for(recipe: Recipe, train: ImageSet) -> list[str]:
-    """What a person may not expect of their folder: names of sub-folders as labels, and files that are left out."""
+    """What a person may not expect of their folder: names of sub-folders as labels, and files that are left out. Labels
+    in shards, or of a store, were given as such."""
     lines, source = [], Path(recipe.data.source)
+    given = recipe.data.source in SOURCES or is_shards(recipe.data.source)
+    given = given or is_store(source) or is_store(source / "train")
     parts = (source / "train").is_dir() and any((source / name).is_dir() for name in TEST_NAMES)
-    if train.classes and source.is_dir() and not parts and recipe.data.source not in SOURCES:
+    if train.classes and source.is_dir() and not (given or parts):
         names = ", ".join(train.classes[:3]) + (", ..." if len(train.classes) > 3 else "")
         lines.append(f"labels: {len(train.classes)} sub-folders ({names}), which the probes take for classes")
         if train.has_test:
