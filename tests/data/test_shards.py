@@ -50,6 +50,16 @@ def test_shards_of_one_name_in_two_folders_keep_their_own_labels_and_names(tmp_p
     assert list(images.names) == [f"part{part}/0.tar/{i}.png" for part in range(2) for i in range(4)]
 
 
+def test_a_folder_of_images_beside_an_archive_is_not_taken_for_its_shards(shards):
+    """The tar that a set was unpacked from: its members, or none, would stand for all the images."""
+    (shards / "train" / "cat").mkdir(parents=True)
+    assert len(open_data(shards, "all")) == 30
+    picture(0).save(shards / "train" / "cat" / "1.png")
+    with pytest.raises(DataError, match=r"holds shards \(train-000..tar\) and images \(train/cat/1.png\) alike"):
+        open_data(shards)
+    assert len(open_data(f"{shards}/train-{{0000..0002}}.tar", "all")) == 30
+
+
 def test_missing_shards_and_commands(tmp_path):
     with pytest.raises(DataError, match="2 of 2 shards"):
         open_data(f"{tmp_path}/x-{{0..1}}.tar")

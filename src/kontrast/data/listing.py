@@ -127,11 +127,13 @@ def scan_folder(root: str, follow_links: bool = False) -> Listing:
 def class_folders(root: str, follow_links: bool = False) -> list[str]:
     """The sub-folders that hold an image, which are a labelled part's classes: an empty one is none."""
     folders = [e for e in _images_and_folders(root, follow_links) if e.is_dir(follow_symlinks=follow_links)]
-    return sorted((e.name for e in folders if _holds_image(e.path, follow_links)), key=os.fsencode)
+    return sorted((e.name for e in folders if first_image(e.path, follow_links)), key=os.fsencode)
 
 
-def _holds_image(folder: str, follow_links: bool) -> bool:
-    return any(item.name.lower().endswith(SUFFIXES) for item in _walk(folder, follow_links, [], {}))
+def first_image(root: str, follow_links: bool = False) -> str | None:
+    """The name of some image under a folder, if there is any."""
+    names = (item.name for item in _walk(root, follow_links, [], {}))
+    return next((name for name in names if name.lower().endswith(SUFFIXES)), None)
 
 
 def _absence(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:

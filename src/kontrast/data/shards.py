@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from kontrast.data.decode import SUFFIXES
-from kontrast.data.listing import Item, Listing, cache_home, entries
-from kontrast.registry import DataError, UsageError
+from kontrast.data.listing import Item, Listing, cache_home, entries, first_image
+from kontrast.registry import DataError, UsageError, printable
 
 LABEL_SUFFIXES = (".cls", ".txt")
 IGNORED_SUFFIXES = (".json",)
@@ -47,9 +47,17 @@ class _Found:
 
 
 def is_shards(spec: str) -> bool:
+    """Whether a spec means tars. A folder with tars and pictures may mean either (a set beside the archive it came in),
+    and which is not for us to guess."""
     path = Path(spec)
     if path.is_dir():
-        return any(entry.name.endswith(".tar") for entry in entries(spec))
+        tar = next((entry.name for entry in entries(spec) if entry.name.endswith(".tar")), None)
+        if tar is not None and (picture := first_image(spec)) is not None:
+            raise DataError(
+                f"{spec} holds shards ({printable(tar)}) and images ({printable(picture)}) alike: name the shards "
+                f"themselves ({spec}/NAME-{{000..099}}.tar), or move the .tar files elsewhere"
+            )
+        return tar is not None
     return spec.endswith(".tar") or bool(_BRACES.search(spec))
 
 

@@ -75,7 +75,7 @@ def _opened(spec: str, split: str, options: Options) -> ImageSet:
     if isinstance(found, ImageSet):
         return found
     facts = {"name": spec, "split": split, "has_test": has_test}
-    if not options.pack and (is_shards(spec) or _too_large(found, options)):
+    if not options.pack and ((spec not in SOURCES and is_shards(spec)) or _too_large(found, options)):
         images = _undecoded(found, facts, options)
     elif options.pack and len(found.items) >= IN_MEMORY:
         images = _through_cache(found, facts, options)

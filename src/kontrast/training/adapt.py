@@ -68,7 +68,7 @@ def length(training: TrainingSettings, count: int) -> str:
 
 def taken_for(recipe: Recipe, train: ImageSet) -> list[str]:
     """What a person may not expect of their folder: names of sub-folders as labels, and files that are left out. Labels
-    in shards, or of a store, were given as such."""
+    in shards, of a store or of a named set were given as such."""
     lines, source = [], Path(recipe.data.source)
     given = recipe.data.source in SOURCES or is_shards(recipe.data.source)
     given = given or is_store(source) or is_store(source / "train")
