@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import tarfile
 import time
 from functools import partial
 from pathlib import Path
@@ -130,6 +132,27 @@ def test_nan_on_one_rank_may_be_skipped_by_all(tmp_path):
     said = [rank.ended(0) for rank in ranks]
     assert said[0].count("skipped a step, 1 of 10 allowed: the loss or a gradient is not finite at step 7") == 1
     assert all(torch.isfinite(t).all() for t in load_file(tmp_path / "run" / "encoder.safetensors").values())
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize("allowed", [30, 19])
+def test_images_that_any_rank_finds_bad_count_on_all(tmp_path, allowed):
+    """Seen: all bad images, though each rank reads half of the shard; over the share allowed, exit 3 on every rank.
+    Remains: all of them in bad.jsonl, and the last step."""
+    shard, buffer = tmp_path / "shard.tar", io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(buffer, "png")
+    with tarfile.open(shard, "w") as tar:
+        for number in range(2400):  # of which the first rank alone reads 512 more, to measure the encoder by
+            content = buffer.getvalue()[: 40 if number % 120 == 0 else None]
+            about = tarfile.TarInfo(f"{number}.png")
+            about.size = len(content)
+            tar.addfile(about, io.BytesIO(content))
+    options = ["training.batch=600", "training.max_steps=4", "data.pack=false", f"data.max_bad={allowed / 2400}"]
+    ranks = two(tmp_path, str(shard), *LONG, *options)
+    said = [rank.ended(0 if allowed >= 20 else 3) for rank in ranks]
+    assert "skipped 20 of 2400 images" in said[0]
+    assert len((tmp_path / "run" / "bad.jsonl").read_text().splitlines()) == 20
+    assert (tmp_path / "run" / "checkpoints" / "step-00000004").exists()
 
 
 @pytest.mark.slow

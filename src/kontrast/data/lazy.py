@@ -61,6 +61,17 @@ class Reader:
                 )
             return
         self.failed.pop(mount, None)
+        self.check()
+
+    def learn(self, bad: Iterable[tuple[str, str]]) -> None:
+        """Names and reasons of images that others (ranks) could not read count here too."""
+        there = {name for name, _ in self.bad}
+        fresh = {name: reason for name, reason in bad if name not in there}
+        self.known.update(fresh)
+        self.bad += fresh.items()
+
+    def check(self) -> None:
+        """Stop where too much is bad."""
         if len(self.bad) > self.checked:
             self.checked = len(self.bad)
             judge(self.listing, self.bad, self.max_bad)

@@ -30,6 +30,7 @@ from kontrast.training.building import (
 )
 from kontrast.training.folder import RunFolder
 from kontrast.training.not_finite import SKIPS, failure, stopped, words, write_down
+from kontrast.training.parts import share_bad
 from kontrast.training.position import Position
 from kontrast.training.progress import Progress
 from kontrast.training.records import Records
@@ -169,11 +170,13 @@ class Loop:
                     if at.finished or at.step % at.per_epoch == 0:
                         break
         self.save()
+        share_bad(self.feeder.data)
         self.records.close()
 
     def batches(self) -> Iterator[Batch]:
         """The rest of the epoch; where the images fail, what was learned till then is saved first."""
         try:
+            share_bad(self.feeder.data)
             yield from self.feeder.batches(self.at.epoch, start=self.at.step % self.at.per_epoch)
         except (EnvironmentFault, DataError):
             if self.at.step and not self.step.sharded:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import NamedTuple
 
 from kontrast import distributed
-from kontrast.data import ImageSet
+from kontrast.data import ImageSet, Lazy
 from kontrast.data.sources import SOURCES
 from kontrast.settings import DataSettings, Recipe
 from kontrast.training.run import open_split
@@ -47,3 +48,13 @@ def open_parts(recipe: Recipe, data: DataSettings, trained: ImageSet) -> Parts:
     if trained.has_test and (evaluated or data.source not in SOURCES):
         test = open_split(data, "test", seed=seed, beside=train.bad)
     return Parts(trained, source, train, test)
+
+
+def share_bad(trained: ImageSet) -> None:
+    """What any rank found bad counts on all: of images that are decoded as they are needed each sees its share alone.
+    Refused on all ranks alike where it is too much."""
+    if isinstance(trained.base, Lazy) and distributed.world() > 1:
+        reader = trained.base.reader
+        for said in distributed.everyone_says(json.dumps(reader.bad)):
+            reader.learn((name, reason) for name, reason in json.loads(said))
+        reader.check()
