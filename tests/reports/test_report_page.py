@@ -506,3 +506,11 @@ def test_in_the_c_locale_without_torch(run, tmp_path):
     assert done.stdout.strip() == "[] []"
     write_report([run], tmp_path / "here.html")
     assert page.read_bytes() == (tmp_path / "here.html").read_bytes()
+
+
+@pytest.mark.parametrize("loss", [False, 10**400, "1", None])
+def test_a_loss_that_is_no_number_is_none(tmp_path, loss):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "epoch": loss, "loss": loss, "effective_rank": loss}))
+    assert "No training step is recorded" in write_report([run], tmp_path / "page.html").read_text()

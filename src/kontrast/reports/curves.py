@@ -16,7 +16,7 @@ import math
 import statistics
 from typing import Any
 
-from kontrast.reports.folder import Run, real, shorten
+from kontrast.reports.folder import Run, is_number, real, shorten
 
 MOST_POINTS = 300
 FEWEST_POINTS = 60
@@ -132,7 +132,7 @@ def _measured(run: Run) -> dict[str, tuple[list[float], list[float]]]:
     metrics: dict[str, tuple[list[float], list[float]]] = {}
     for line, place in zip([*run.lines, *run.speed], _places(run.lines) + _places(run.speed)):
         for key, value in line.items():
-            if key in PLACES or isinstance(value, bool) or not isinstance(value, int | float) or place is None:
+            if key in PLACES or not is_number(value) or place is None:
                 continue
             xs, ys = metrics.setdefault(shorten(key), ([], []))
             xs.append(place)

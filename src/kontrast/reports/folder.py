@@ -79,7 +79,7 @@ def read_run(path: Path) -> Run:
 
 def _warn_of_collapse(run: Run) -> None:
     """The last word on the effective rank, where it is all but one direction."""
-    ranks = [line for line in run.lines if isinstance(line.get("effective_rank"), int | float)]
+    ranks = [line for line in run.lines if is_number(line.get("effective_rank"))]
     if ranks and ranks[-1]["effective_rank"] < COLLAPSED:
         last = ranks[-1]
         run.problems.append(
@@ -114,7 +114,12 @@ def plain(tree: Any) -> Any:
 
 def real(value: Any) -> bool:
     """A finite number; JSON's true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one that a float can be, NaN among them: JSON has true and whole numbers without end too."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e308)
 
 
 def _repeated(runs: list[Run]) -> list[Run]:

@@ -8,7 +8,7 @@ import statistics
 from typing import Any
 
 from kontrast.reports.curves import number, percent, tenths
-from kontrast.reports.folder import Run, shorten
+from kontrast.reports.folder import Run, is_number, shorten
 
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -87,12 +87,12 @@ def _margin(trained: dict[str, Any], control: dict[str, Any]) -> str:
 
 
 def _without_labels(run: Run) -> str:
-    losses = [line["loss"] for line in run.lines if isinstance(line.get("loss"), int | float)]
+    losses = [line["loss"] for line in run.lines if is_number(line.get("loss"))]
     if not losses and run.lens and not run.recipe_text:  # of a file of embeddings
         return "What the lens found in these vectors; there is no run to them here."
     if not losses:
         return "No training step is recorded in this folder yet."
-    epochs = max((line["epoch"] for line in run.lines if isinstance(line.get("epoch"), int | float)), default=None)
+    epochs = max((line["epoch"] for line in run.lines if is_number(line.get("epoch"))), default=None)
     length = f"{number(epochs)} epoch{'s' * (epochs != 1)}" if epochs and epochs >= 1 else "the steps so far"
     first, last = number(losses[0]), number(losses[-1])
     text = f"Over {length} the loss went from {first} to {last}." if first != last else f"The loss stands at {last}."
