@@ -40,6 +40,12 @@ def test_sizes_that_double_stand_at_equal_steps():
     assert max(steps) - min(steps) < 0.2
 
 
+def test_numbers_below_the_axis_do_not_cover_each_other():
+    line = chart.Line("a", [(x, x) for x in (0.0, 0.2, 1.0, 2.0, 10.0)])
+    told = [t.text for t in shapes(chart.line_chart("T", "x", [line], exact=True), "text") if t.get("y") == "367"]
+    assert told == ["0", "1", "2", "10"], "0.2 stands too near to 0"
+
+
 @pytest.mark.parametrize("values", [[0.0], [3.0, 3.0], [-2.0, 5.0], [1e-6, 2e-6], [51.4, 79.53], [0.144, 0.999]])
 def test_ticks_enclose_the_values_and_are_few_and_round(values):
     axis = chart.spread_axis(values)
