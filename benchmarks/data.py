@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kontrast.data import Feeder, open_data, pack
-from kontrast.data.workers import usable_cores
+from kontrast.data import Feeder, open_data
+from kontrast.data.decode_workers import usable_cores
+from kontrast.data.pack import pack
 
 
 def make_folder(root: Path, count: int) -> None:

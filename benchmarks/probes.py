@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from kontrast.probes import PROTOCOLS, extract_features, knn, linear, logistic
-from kontrast.training import Run
-from kontrast.training.cropped import CROPS, CroppedFeatures
-from kontrast.training.run import choose_device
-from kontrast.training.start import pretrain
+from kontrast.runs.probe import CROPS, CroppedFeatures
+from kontrast.runs.run import Run
+from kontrast.training.device import choose_device
+from kontrast.training.pretrain import pretrain
 
 LIMIT = 120.0
 

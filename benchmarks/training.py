@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
+from kontrast.config.recipe import read_recipe
 from kontrast.data import Feeder, ImageSet
-from kontrast.settings import read_recipe
-from kontrast.training.building import algorithms, build_views, precision
+from kontrast.optim.optimizers import build_optimizer
+from kontrast.training.build import algorithms, build_views, precision
 from kontrast.training.learner import Learner
-from kontrast.training.optimizers import build_optimizer
 from kontrast.training.step import Step
 from kontrast.views import keys
 

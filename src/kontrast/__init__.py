@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kontrast.objectives import objective
-    from kontrast.training import Run, load
+    from kontrast.runs.run import Run, load
 
 __version__ = "0.2.0"
 __all__ = ["Run", "load", "objective", "pretrain"]
@@ -20,10 +20,12 @@ def pretrain(data: Any = None, recipe: str | None = None, *, out: Any = None, **
     lays over the recipe, as a table (`training={"epochs": 5}`) or as a dotted key (`**{"training.epochs": 5}`).
     Returns the `Run`.
     """
-    from kontrast.training.start import pretrain as start
+    from kontrast.training.pretrain import pretrain as start
 
     own = {k: overrides.pop(k) for k in ("resume", "accept_data_change", "device", "on_nan", "say") if k in overrides}
-    return start(data, recipe=recipe, out=out, overrides=overrides, **own)
+    from kontrast.runs.run import Run
+
+    return Run(start(data, recipe=recipe, out=out, overrides=overrides, **own))
 
 
 def __getattr__(name: str) -> Any:
@@ -33,7 +35,7 @@ def __getattr__(name: str) -> Any:
 
         return objective
     if name in ("Run", "load"):
-        from kontrast import training
+        from kontrast.runs import run
 
-        return getattr(training, name)
+        return getattr(run, name)
     raise AttributeError(f"module 'kontrast' has no attribute {name!r}")

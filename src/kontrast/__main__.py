@@ -18,7 +18,7 @@ def leave(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
-    from kontrast.cli import main as command
+    from kontrast.cli.main import main as command
 
     command()
 

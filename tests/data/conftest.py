@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_images import picture
+
+from support.made_images import picture
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,9 @@ import os
 import pytest
 from PIL import Image
 
-from kontrast.data import changes, file_listing, open_data
-from kontrast.registry import DataError
+from kontrast.data import file_listing, open_data
+from kontrast.data.changes import changes
+from kontrast.errors import DataError
 
 
 def change(root) -> None:
@@ -53,7 +54,7 @@ def test_listings_follow_a_subset_and_made_sets_have_none(make_folder):
 
 
 def test_a_resumed_run_names_what_changed_and_may_accept_it(make_folder, tmp_path):
-    from kontrast.training.start import pretrain
+    from kontrast.training.pretrain import pretrain
 
     root, out = make_folder(classes=1, each=40), tmp_path / "run"
     tiny = ["training.batch=16", "encoder.width=16", "views.size=16", "head.outputs=16", "training.epochs=1"]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from kontrast.config.recipe import DataSettings
+from kontrast.config.recipe_files import resolve
 from kontrast.data import ImageSet, open_data
-from kontrast.data.features import binary_channels, bits_of, overlay_digits, random_bits
-from kontrast.recipes import resolve
-from kontrast.registry import DataError, UsageError
-from kontrast.settings import DataSettings
-from kontrast.training.building import build_views
-from kontrast.training.run import evaluation_view, open_split
+from kontrast.data.competing_features import binary_channels, bits_of, overlay_digits, random_bits
+from kontrast.errors import DataError, UsageError
+from kontrast.training.build import build_views, evaluation_view
+from kontrast.training.splits import open_split
 from kontrast.views import Views, keys
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"

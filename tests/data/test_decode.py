@@ -8,13 +8,14 @@ import threading
 
 import numpy as np
 import pytest
-from made_images import encoded
 from PIL import Image
 
 from kontrast.data import decode as decode_module
 from kontrast.data.decode import BadImage, Limits, decode, decode_file
-from kontrast.registry import Stopped
-from kontrast.training.stopping import Cut, StopWatch
+from kontrast.errors import Stopped
+from kontrast.training.signals import Cut, StopWatch
+
+from support.made_images import encoded
 
 RAMP = np.linspace(0, 255, 32 * 24).reshape(24, 32).astype(np.uint8)
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kontrast.data import imbalance
-from kontrast.data.class_balance import counts
-from kontrast.registry import UsageError
+from kontrast.data.imbalance import counts, imbalance
+from kontrast.errors import UsageError
 
 
 def test_cifar10_counts():

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from made_images import encoded, picture, write_tar
 
 from kontrast.data import open_data
 from kontrast.data.shards import expand
-from kontrast.registry import DataError, UsageError
+from kontrast.errors import DataError, UsageError
 
-
-def samples(start: int, count: int) -> list[tuple[str, bytes]]:
-    members = []
-    for i in range(start, start + count):
-        members += [
-            (f"{i:05d}.png", encoded(picture(i), "PNG")),
-            (f"{i:05d}.cls", str(i % 3).encode()),
-            (f"{i:05d}.json", b"{}"),
-        ]
-    return members
+from support.made_images import encoded, picture, shard_samples, write_tar
 
 
 @pytest.fixture
 def shards(tmp_path):
     for number in range(3):
-        write_tar(tmp_path / f"train-{number:04d}.tar", samples(10 * number, 10))
+        write_tar(tmp_path / f"train-{number:04d}.tar", shard_samples(10 * number, 10))
     return tmp_path
 
 

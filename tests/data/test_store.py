@@ -9,24 +9,19 @@ import sys
 import time
 
 import pytest
-import tiny_run
 import torch
 
-from kontrast.data import open_data, pack
-from kontrast.data import packing as packing_module
+from kontrast.data import open_data
+from kontrast.data import store_writer as packing_module
 from kontrast.data.listing import cache_home
+from kontrast.data.pack import pack
 from kontrast.data.store import DamagedStore, open_store
-from kontrast.registry import DataError, EnvironmentFault, UsageError
-from kontrast.training.run import Run
-from kontrast.training.streams import open_stream
+from kontrast.errors import DataError, EnvironmentFault, UsageError
+from kontrast.runs.image_stream import open_stream
+from kontrast.runs.run import Run
 
-
-def same(a, b) -> bool:
-    if list(a.names) != list(b.names) or (a.labels is None) != (b.labels is None):
-        return False
-    if a.labels is not None and not torch.equal(a.labels, b.labels):
-        return False
-    return all(torch.equal(a.images[i], b.images[i]) for i in range(len(a)))
+from support import tiny_run
+from support.made_images import same_images
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -36,13 +31,13 @@ def test_a_store_holds_what_the_folder_does(make_folder, tmp_path, ragged):
     assert [p.name for p in made] == ["train", "test"]
     for split in ("train", "test"):
         stored, read = open_data(tmp_path / "store", split), open_data(root, split)
-        assert same(stored, read) and stored.ragged == ragged
+        assert same_images(stored, read) and stored.ragged == ragged
         assert stored.classes == read.classes and stored.fingerprint == read.fingerprint and stored.has_test
 
 
 def test_many_processes_give_the_same_bytes(make_folder, tmp_path, monkeypatch):
     root = make_folder(classes=2, each=30, ragged=True)
-    monkeypatch.setattr("kontrast.data.workers.IN_PROCESS", 0)
+    monkeypatch.setattr("kontrast.data.decode_workers.IN_PROCESS", 0)
     monkeypatch.setattr(packing_module, "CHUNK", 8)
     pack(root, tmp_path / "many", workers=3)
     pack(root, tmp_path / "one", workers=1)
@@ -57,7 +52,7 @@ def test_large_folders_go_through_the_cache_once(make_folder, monkeypatch):
     first = open_data(root, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (20, 20)
     again = open_data(root, progress=lambda done, total: calls.append("packed again"))
-    assert "packed again" not in calls and same(first, again)
+    assert "packed again" not in calls and same_images(first, again)
     os.utime(root / "0003.png", ns=(5, 5))
     open_data(root, progress=lambda done, total: calls.append("packed again"))
     assert "packed again" in calls
@@ -69,7 +64,7 @@ def test_the_same_images_are_packed_once_however_they_are_asked_for(make_folder,
     monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
     monkeypatch.chdir(root.parent)
     opened = [open_data(root.name, test_share=0.0)]
-    monkeypatch.setattr("kontrast.data.packing.decode_all", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr("kontrast.data.store_writer.decode_all", lambda *_, **__: pytest.fail("decoded again"))
     opened += [open_data(root, test_share=0.0), open_data(f"./{root.name}/", "all"), open_data(root.name, "all")]
     assert [(i.name, i.split, i.has_test, len(i)) for i in opened] == [
         (root.name, "train", False, 20),
@@ -97,11 +92,11 @@ def test_the_second_start_decodes_nothing_and_is_quick(make_folder, monkeypatch)
     def decode(*_):
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr("kontrast.data.workers.decode_file", decode)
+    monkeypatch.setattr("kontrast.data.decode_workers.decode_file", decode)
     begin = time.monotonic()
     again = open_data(root)
     assert time.monotonic() - begin < 2
-    assert same(first, again)
+    assert same_images(first, again)
 
 
 @pytest.mark.parametrize("file", ["images.u8", "labels.i64", "stamps.i64", "store.json"])
@@ -122,7 +117,7 @@ def test_a_damaged_store_in_the_cache_is_made_again(make_folder, monkeypatch, fi
 CUT = """
 import sys, time
 import kontrast.data.packing as packing
-from kontrast.data import pack
+from kontrast.data.pack import pack
 packing.CHUNK = 4
 def slow(done, total):
     print(done, flush=True)
@@ -170,7 +165,7 @@ def test_a_cut_packing_with_flipped_bytes_starts_over_from_them(make_folder, tmp
     seen = []
     pack(root, tmp_path / "store", progress=lambda done, total: seen.append(done), workers=1)
     assert seen[0] == 12
-    assert same(open_data(tmp_path / "store"), open_data(root))
+    assert same_images(open_data(tmp_path / "store"), open_data(root))
 
 
 @pytest.mark.parametrize("file", ["images.u8", "labels.i64", "names.json", "sizes.i64", "store.json"])
@@ -184,9 +179,9 @@ def test_damage_is_found_and_made_good(make_folder, tmp_path, file):
     with pytest.raises(DamagedStore, match="pack again"):
         open_store(place)
     if file != "store.json":
-        assert same(open_data(tmp_path / "store"), open_data(root))
+        assert same_images(open_data(tmp_path / "store"), open_data(root))
     pack(root, tmp_path / "store")
-    assert same(open_store(place), open_data(root))
+    assert same_images(open_store(place), open_data(root))
 
 
 def test_damage_without_the_source_is_an_error(make_folder, tmp_path):
@@ -231,7 +226,7 @@ def test_one_split_of_a_store_has_no_other(make_folder, tmp_path, own, other):
     pack(root, tmp_path / "store")
     for split in (own, "all"):
         images = open_data(tmp_path / "store" / own, split)
-        assert same(images, open_data(root, own)) and not images.has_test
+        assert same_images(images, open_data(root, own)) and not images.has_test
     with pytest.raises(DataError, match=f"is the '{own}' split of a packed store and has no '{other}'"):
         open_data(tmp_path / "store" / own, other)
 

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import Command
-from made_images import folder_of
-from test_cli import kontrast, one_line
-from test_images_faults import as_nobody
-from tiny_run import copy
 
-from kontrast import cli
+from kontrast.cli import main as cli
 from kontrast.data import open_data
-from kontrast.registry import DataError
+from kontrast.errors import DataError
+
+from support.command_line import kontrast, one_line
+from support.commands import Command, as_nobody
+from support.made_images import folder_of
+from support.tiny_run import copy
 
 
 @pytest.mark.fault(16)

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import kill_storm
 import pytest
-from forked import TINY, Command, ends, steps_logged, until
 
-from kontrast import cli
-from kontrast.training import checkpoints, folder
-from kontrast.training.folder import read_lines
+from kontrast.cli import main as cli
+from kontrast.files import read_lines
+from kontrast.training import checkpoints
+from kontrast.training import run_folder as folder
+
+from support import kill_storm
+from support.commands import TINY, Command, ends, steps_logged, until
 
 SHORT = [*TINY, "training.max_steps=12", "training.log_every=1"]
 LARGE = [*TINY, "training.max_steps=60", "encoder.width=64", "checkpoints.keep=100"]

@@ -6,19 +6,22 @@ import os
 from typing import Any
 
 import pytest
-import tiny_run
 import torch
-from fuzzing import amounts, fuzz, mutated
 from hypothesis import strategies as st
-from test_cli import kontrast
 
-from kontrast import networks, settings
+from kontrast import networks
+from kontrast.config import recipe as settings
+from kontrast.config.overrides import apply_overrides
+from kontrast.config.recipe_files import FOLDER, load_tree, recipe_names
+from kontrast.errors import UsageError
 from kontrast.networks.catalogue import ENCODERS, HEADS, PREDICTORS
 from kontrast.objectives import OBJECTIVES
-from kontrast.recipes import FOLDER, apply_overrides, load_tree, recipe_names
-from kontrast.registry import UsageError
 from kontrast.views import Views, keys
 from kontrast.views.policies import POLICIES
+
+from support import tiny_run
+from support.command_line import kontrast
+from support.fuzzing import amounts, fuzz, mutated
 
 IMAGES = torch.zeros(2, 3, 9, 9, dtype=torch.uint8)
 NONSENSE = st.text(alphabet=st.characters(exclude_characters="\x00"), min_size=1, max_size=12)

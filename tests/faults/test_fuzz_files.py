@@ -11,17 +11,17 @@ import time
 import numpy as np
 import pytest
 import torch
-from fuzzing import amounts, fuzz, mutated
 from hypothesis import strategies as st
-from made_images import FORMATS, encoded, picture
-from test_hostile_tars import good, write_tar
 
 from kontrast.data.decode import BadImage, Limits, decode
 from kontrast.data.shards import scan_shards
-from kontrast.lens.embeddings import names_path, read_embeddings
-from kontrast.registry import CheckpointError, DataError, KontrastError
+from kontrast.errors import CheckpointError, DataError, KontrastError
+from kontrast.files import read_lines
+from kontrast.runs.embeddings_file import names_path, read_embeddings
 from kontrast.training.checkpoints import read_weights
-from kontrast.training.folder import read_lines
+
+from support.fuzzing import amounts, fuzz, mutated
+from support.made_images import FORMATS, encoded, picture, png_members, write_tar
 
 SLOWEST = 2.0
 
@@ -58,7 +58,7 @@ def test_decoders_on_damaged_images(form, cases, tally):
 def test_damaged_tars(tmp_path, cases, tally):
     """Whole members, with the rest in the account, or exit 3; nothing is read beyond the file."""
     path = tmp_path / "set.tar"
-    labelled = [m for name, content in good(4) for m in ((name, content), (name[:4] + ".cls", b"1"))]
+    labelled = [m for name, content in png_members(4) for m in ((name, content), (name[:4] + ".cls", b"1"))]
     whole = write_tar(path, labelled).read_bytes()
     for seed in range(cases):
         content = mutated(whole, seed)
@@ -189,9 +189,10 @@ def test_damaged_stores(tmp_path, cases, tally):
     """A packed store with any byte changed is opened whole or refused with exit 3."""
     import shutil
 
-    from made_images import folder_of
+    from kontrast.data import open_data
+    from kontrast.data.pack import pack
 
-    from kontrast.data import open_data, pack
+    from support.made_images import folder_of
 
     root = folder_of(tmp_path / "pictures", 6, classes=2)
     pack(root, tmp_path / "store")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fuzzing import amounts, fuzz
 from hypothesis import strategies as st
-from objective_definitions import CASES
 
 from kontrast.objectives import objective
+
+from support.fuzzing import amounts, fuzz
+from support.objective_definitions import CASES
 
 DIGITS = {
     torch.float64: (1e-8, 1e-8),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fuzzing import amounts, fuzz
 from hypothesis import strategies as st
 
 from kontrast.views import Views, keys
+
+from support.fuzzing import amounts, fuzz
 
 CHANCE = st.floats(0, 1)
 

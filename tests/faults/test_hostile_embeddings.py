@@ -8,13 +8,14 @@ import signal
 
 import numpy as np
 import pytest
-import tiny_run
-from forked import Command, until
-from test_cli import kontrast, one_line
 
 from kontrast.data import open_data
-from kontrast.lens.embeddings import names_path, read_embeddings
-from kontrast.training.embedding import embed, opened
+from kontrast.runs.embed import embed, opened
+from kontrast.runs.embeddings_file import names_path, read_embeddings
+
+from support import tiny_run
+from support.command_line import kontrast, one_line
+from support.commands import Command, until
 
 WIDTH = 32
 

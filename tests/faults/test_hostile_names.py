@@ -9,10 +9,11 @@ import unicodedata
 
 import numpy as np
 import pytest
-from made_images import QUICK, encoded, folder_of, picture
-from test_cli import kontrast, one_line
 
 from kontrast.data import open_data
+
+from support.command_line import kontrast, one_line
+from support.made_images import QUICK, encoded, folder_of, picture
 
 SCRIPT = "<script>alert(1)<"  # a slash would be another folder
 NAMES = [
@@ -116,7 +117,7 @@ def test_strange_names_come_back_from_embeddings(strange, run, tmp_path, kind):
     """`embed` and `neighbors` name every file exactly; a printed name is one line that does nothing to the terminal."""
     if kind == "parquet":
         pytest.importorskip("pyarrow", reason="needs the extra kontrast[parquet]")
-    from kontrast.lens.embeddings import read_embeddings
+    from kontrast.runs.embeddings_file import read_embeddings
 
     out = tmp_path / f"vectors.{kind}"
     done = kontrast("embed", str(run), str(strange), "--out", str(out), "--device", "cpu")

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_cli import kontrast, one_line
+
+from support.command_line import kontrast, one_line
 
 
 def refused(tmp_path: Path, *argv: str, words: tuple[str, ...] = (), code: int = 2) -> None:
@@ -134,7 +135,7 @@ def test_recipe_files_that_are_no_text_or_no_files(tmp_path):
 @pytest.mark.fault(35)
 def test_a_run_folder_whose_recipe_is_a_bomb(tmp_path):
     """A stored recipe that nests or fills megabytes is refused by every command; the report shows the rest."""
-    import tiny_run
+    from support import tiny_run
 
     run = tiny_run.copy(tmp_path)
     (run / "run.json").write_text((run / "run.json").read_text().replace("recipe_sha256", "before"))

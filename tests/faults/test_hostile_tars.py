@@ -7,14 +7,11 @@ import pickle
 import tarfile
 
 import pytest
-from made_images import QUICK, encoded, picture, write_tar
-from test_cli import kontrast, one_line
 
 from kontrast.data import open_data
 
-
-def good(count: int) -> list[tuple[str, bytes]]:
-    return [(f"{number:04d}.png", encoded(picture(number), "PNG")) for number in range(count)]
+from support.command_line import kontrast, one_line
+from support.made_images import QUICK, encoded, picture, png_members, write_tar
 
 
 def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
@@ -48,7 +45,7 @@ def test_members_that_point_outside_run_code_or_are_no_files(tmp_path):
         special("pipe.png", tarfile.FIFOTYPE),
         special("folder.png", tarfile.DIRTYPE),
     ]
-    tar = write_tar(tmp_path / "set.tar", good(40) + members, odd)
+    tar = write_tar(tmp_path / "set.tar", png_members(40) + members, odd)
     before = set(tmp_path.rglob("*"))
     done = kontrast("pretrain", str(tar), *QUICK, "--no-probes", "--device", "cpu", "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
@@ -65,7 +62,7 @@ def test_members_that_point_outside_run_code_or_are_no_files(tmp_path):
 @pytest.mark.fault(36)
 def test_a_sparse_member_and_a_lying_size_cost_nothing(tmp_path):
     """A sparse member of a terabyte is no plain file; a size beyond the archive is one bad image."""
-    tar = write_tar(tmp_path / "set.tar", good(40))
+    tar = write_tar(tmp_path / "set.tar", png_members(40))
     header = tarfile.TarInfo("huge.png")
     header.size = 2**40
     content = tar.read_bytes().rstrip(b"\0")
@@ -74,7 +71,7 @@ def test_a_sparse_member_and_a_lying_size_cost_nothing(tmp_path):
     images = open_data(tar, "all")
     assert len(images) == 40 and images.bad[0] == ("set.tar/huge.png", "the archive ends before the file does")
     sparse = special("sparse.png", tarfile.GNUTYPE_SPARSE)
-    write_tar(tmp_path / "sparse.tar", good(40), [sparse], tarfile.GNU_FORMAT)
+    write_tar(tmp_path / "sparse.tar", png_members(40), [sparse], tarfile.GNU_FORMAT)
     assert len(open_data(tmp_path / "sparse.tar", "all")) == 40
 
 
@@ -82,7 +79,7 @@ def test_a_sparse_member_and_a_lying_size_cost_nothing(tmp_path):
 @pytest.mark.parametrize("cut", [0.3, 0.51, 0.77, 0.999])
 def test_a_cut_tar_gives_what_lies_before_the_cut(tmp_path, cut):
     """What is whole trains, the cut is named as one bad file; over the allowed share it would be exit 3."""
-    tar = write_tar(tmp_path / "set.tar", good(60))
+    tar = write_tar(tmp_path / "set.tar", png_members(60))
     whole = tar.read_bytes().rstrip(b"\0")
     tar.write_bytes(whole[: int(len(whole) * cut)])
     images = open_data(tar, "all", max_bad=0.2)
@@ -107,17 +104,23 @@ def test_labels_in_a_tar_are_text_and_no_more(tmp_path):
     """Labels with markup, newlines, odd bytes or a megabyte of digits are class names or no labels, never code."""
     words = [b"<script>x</script>", b"two\nlines", b"\xff\xfe", b"__import__('os')"]
     members = [
-        m for n, (name, content) in enumerate(good(40)) for m in ((name, content), (name[:4] + ".cls", words[n % 4]))
+        m
+        for n, (name, content) in enumerate(png_members(40))
+        for m in ((name, content), (name[:4] + ".cls", words[n % 4]))
     ]
     images = open_data(write_tar(tmp_path / "set.tar", members), "all")
     assert len(images) == 40 and len(images.classes) == 4 and "<script>x</script>" in images.classes
     members = [
-        m for n, (name, content) in enumerate(good(40)) for m in ((name, content), (name[:4] + ".cls", b"9" * (10 + n)))
+        m
+        for n, (name, content) in enumerate(png_members(40))
+        for m in ((name, content), (name[:4] + ".cls", b"9" * (10 + n)))
     ]
     images = open_data(write_tar(tmp_path / "digits.tar", members), "all")
     assert len(images) == 40 and len(images.classes) == 40
     members = [
-        m for n, (name, content) in enumerate(good(40)) for m in ((name, content), (name[:4] + ".cls", b"7" * 2**20))
+        m
+        for n, (name, content) in enumerate(png_members(40))
+        for m in ((name, content), (name[:4] + ".cls", b"7" * 2**20))
     ]
     assert open_data(write_tar(tmp_path / "long.tar", members), "all").labels is None
 

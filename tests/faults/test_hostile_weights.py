@@ -12,13 +12,14 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import tiny_run
 import torch
 from safetensors.torch import save
-from test_cli import kontrast, one_line
 
-from kontrast.registry import CheckpointError
+from kontrast.errors import CheckpointError
 from kontrast.training.checkpoints import read_weights
+
+from support import tiny_run
+from support.command_line import kontrast, one_line
 
 
 class Payload:

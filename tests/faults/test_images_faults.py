@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_images import FORMATS, QUICK, encoded, folder_of, gif_bomb, picture, png_bomb, tiff_bomb, write_tar
 from PIL import Image
-from test_cli import kontrast, one_line
-from tiny_run import copy, images
 
 from kontrast.data import open_data
+
+from support.command_line import kontrast, one_line
+from support.commands import as_nobody
+from support.made_images import FORMATS, QUICK, encoded, folder_of, gif_bomb, picture, png_bomb, tiff_bomb, write_tar
+from support.tiny_run import copy, images
 
 
 def bad_lines(run) -> dict[str, str]:
@@ -366,20 +368,3 @@ def test_permission_denied_names_the_errno(tmp_path):
         root = folder_of(Path(place) / "pictures", 30)
         (root / "0003.png").chmod(0)
         assert as_nobody(lambda: open_data(root).bad) == [["0003.png", "Permission denied (13)"]]
-
-
-def as_nobody(work):
-    """What `work` returns, as JSON, done by a user who may not read everything as the superuser may."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.geteuid() == 0:
-                os.setuid(65534)
-            os.write(writer, json.dumps(work()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    with os.fdopen(reader, "rb") as answer:
-        return json.loads(answer.read() or b"null")

@@ -8,11 +8,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from made_images import QUICK, encoded, png_bomb
 from PIL import Image
-from test_cli import kontrast
 
 from kontrast.data import open_data
+
+from support.command_line import kontrast
+from support.made_images import QUICK, encoded, png_bomb
 
 
 def bad_folder(root):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import kill_storm
 import pytest
-from forked import TINY, Command, ends, steps_logged, until
+
+from support import kill_storm
+from support.commands import TINY, Command, ends, steps_logged, until
 
 QUICK = {"plain": 8, "teacher, bank, split batch norm": 20, "adamw, evaluation": 10, "multi-crop": 8, "pack": 14}
 

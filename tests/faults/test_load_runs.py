@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forked import Command
-from fuzzing import amounts
-from made_images import QUICK, encoded, folder_of, picture
-from test_cli import kontrast
 
 from kontrast.data import open_data
+
+from support.command_line import kontrast
+from support.commands import Command
+from support.fuzzing import amounts
+from support.made_images import QUICK, encoded, folder_of, picture
 
 GIB = 2**30
 
@@ -160,7 +161,7 @@ def test_a_report_over_many_runs(tmp_path, cases):
     """One page over fifty runs, each with thousands of lines: under 20 MB, in seconds."""
     import shutil
 
-    import tiny_run
+    from support import tiny_run
 
     runs = []
     for number in range(cases):
@@ -200,8 +201,8 @@ def test_many_rows_through_nearest_neighbours(tmp_path, cases):
     del vectors
 
     def work() -> dict:
-        from kontrast.lens.embeddings import read_embeddings
         from kontrast.probes import knn
+        from kontrast.runs.embeddings_file import read_embeddings
 
         start = time.monotonic()
         file = read_embeddings(path)

@@ -7,7 +7,8 @@ import signal
 import socket
 
 import pytest
-from forked import TINY, Command, steps_logged, until
+
+from support.commands import TINY, Command, steps_logged, until
 
 LONG = [*TINY, "training.max_steps=300", "training.log_every=1"]
 

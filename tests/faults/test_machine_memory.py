@@ -7,12 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-from forked import TINY, Command
 
-from kontrast import cli
-from kontrast.registry import EnvironmentFault
-from kontrast.training.breakdowns import is_out_of_memory, on_line
-from kontrast.training.building import precision
+from kontrast.cli import main as cli
+from kontrast.errors import EnvironmentFault
+from kontrast.training.build import precision
+from kontrast.training.failures import is_out_of_memory, on_line
+
+from support.commands import TINY, Command
 
 
 def within(argv: list[str], extra: int) -> int:

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import TINY, Command
 
-from kontrast import cli
-from kontrast.training.folder import read_lines
+from kontrast.cli import main as cli
+from kontrast.files import read_lines
+
+from support.commands import TINY, Command
 
 SHORT = [*TINY, "training.max_steps=6", "training.log_every=1", "--device", "cpu", "--no-probes"]
 

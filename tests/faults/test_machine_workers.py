@@ -10,12 +10,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import kill_storm
 import pytest
-from forked import TINY, Command, ends, steps_logged, until
 
-from kontrast import cli
-from kontrast.data import packing, workers
+from kontrast.cli import main as cli
+from kontrast.data import decode_workers as workers
+from kontrast.data import store_writer as packing
+
+from support import kill_storm
+from support.commands import TINY, Command, ends, steps_logged, until
 
 LONG = [*TINY, "data.pack=false", "training.epochs=500", "training.log_every=1", "checkpoints.every=0"]
 LONG += ["--recipe", "quickstart"]

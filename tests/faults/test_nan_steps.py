@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import TINY, Command
 from safetensors.torch import load_file
 
-from kontrast import cli
+from kontrast.cli import main as cli
 from kontrast.training.step import Step
+
+from support.commands import TINY, Command
 
 SHORT = [*TINY, "training.max_steps=24", "training.log_every=2", "--recipe", "quickstart"]
 MOCO = ["objective.name=info-nce", "teacher.momentum=0.9", "bank.size=50"]

@@ -8,12 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from made_images import QUICK, folder_of
 from PIL import Image
-from test_cli import kontrast, one_line
 
+from kontrast.files import read_lines
 from kontrast.objectives import OBJECTIVES, objective
-from kontrast.training.folder import read_lines
+
+from support.command_line import kontrast, one_line
+from support.made_images import QUICK, folder_of
 
 NAMES = sorted(OBJECTIVES)
 TEMPERED = [name for name in NAMES if "temperature" in OBJECTIVES.arguments(name)]
@@ -184,7 +185,7 @@ def test_weights_that_the_last_step_spoilt_are_exit_5(tmp_path, rate):
 @pytest.mark.fault(19)
 def test_no_epochs_give_the_untrained_encoder(tmp_path):
     """Zero epochs are no mistake: the run holds the encoder as it began, and can be probed."""
-    from kontrast.training import Run
+    from kontrast.runs.run import Run
 
     done = pretrain(
         folder_of(tmp_path / "p", 30, classes=2), tmp_path / "run", "training.epochs=0", "training.max_steps=0"

@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import rank_storm
 import torch
-from forked import TINY, Command, free_port, rank_environment, steps_logged, until
 from PIL import Image
 from safetensors.torch import load_file
 
-from kontrast import cli
+from kontrast.cli import main as cli
 from kontrast.training.step import Step
+
+from support import rank_storm
+from support.commands import TINY, Command, free_port, rank_environment, steps_logged, until
 
 LONG = [*TINY, "training.max_steps=400", "training.log_every=1", "--recipe", "quickstart"]
 

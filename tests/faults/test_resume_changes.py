@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import TINY, Command, free_port, rank_environment
-from made_images import folder_of
 from PIL import Image
 
+from kontrast.config.overrides import flat
+from kontrast.config.recipe import Recipe, to_tree
 from kontrast.data import ImageSet, open_data
-from kontrast.recipes import flat
-from kontrast.settings import Recipe, to_tree
-from kontrast.training.adapt import CHOSEN, adapt
-from kontrast.training.asking import MAY_CHANGE
+from kontrast.files import read_lines
+from kontrast.training.auto_recipe import CHOSEN, adapt
 from kontrast.training.checkpoints import _digest
-from kontrast.training.folder import read_lines
+from kontrast.training.resolve import MAY_CHANGE
+
+from support.commands import TINY, Command, free_port, rank_environment
+from support.made_images import folder_of
 
 SHORT = [*TINY, "training.max_steps=8", "training.log_every=1", "training.lr=0.01", "--recipe", "quickstart"]
 
@@ -67,10 +68,9 @@ KEYS = {k: v for k, v in flat(to_tree(Recipe())).items() if type(v) in OTHER and
 def test_each_number_and_switch_of_the_recipe_may_not_change_but_for_a_few(finished, tmp_path):
     """Seen: exit 2 naming the key, for every key but the log interval, the steps, compiling, residence, checkpoints
     and the share of bad images."""
-    from kontrast.registry import KontrastError
-    from kontrast.training.asking import resumed_recipe
-    from kontrast.training.folder import RunFolder
-    from kontrast.training.run import stored_recipe
+    from kontrast.errors import KontrastError
+    from kontrast.training.resolve import resumed_recipe
+    from kontrast.training.run_folder import RunFolder, stored_recipe
 
     stored = flat(to_tree(stored_recipe(RunFolder(finished))))
     tried = 0

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from forked import TINY, Command, ends
+
+from support.commands import TINY, Command, ends
 
 PLAIN = [*TINY, "training.max_steps=12", "training.log_every=2"]
 FILES = ("state.safetensors", "state.json", "manifest.json")

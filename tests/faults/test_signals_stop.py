@@ -13,12 +13,15 @@ import time
 from functools import partial
 from pathlib import Path
 
-import kill_storm
 import pytest
-from forked import TINY, Command, ends, steps_logged, until
 
-from kontrast import cli
-from kontrast.training import checkpoints, evaluation, online
+from kontrast.cli import main as cli
+from kontrast.runs import probe as evaluation
+from kontrast.training import checkpoints
+from kontrast.training import online_probe as online
+
+from support import kill_storm
+from support.commands import TINY, Command, ends, steps_logged, until
 
 LONG = [*TINY, "training.max_steps=300", "checkpoints.every=0"]
 """Without checkpoints of its own, so that what is saved was saved by the signal."""

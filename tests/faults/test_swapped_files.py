@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_run
-from forked import TINY, Command, until
-from test_cli import kontrast, one_line
 
-from kontrast import cli
-from kontrast.training import Run
-from kontrast.training.start import default_out
+from kontrast.cli import main as cli
+from kontrast.runs.run import Run
+from kontrast.training.pretrain import default_out
+
+from support import tiny_run
+from support.command_line import kontrast, one_line
+from support.commands import TINY, Command, until
 
 PLAIN = [*TINY, "training.max_steps=6", "training.log_every=1", "checkpoints.keep=3"]
 
@@ -168,8 +169,8 @@ def test_a_signal_to_a_command_without_a_loop_of_its_own(tmp_path, monkeypatch, 
 @pytest.mark.fault(2)
 def test_a_stopped_embedding_says_all_of_its_command(tmp_path):
     """What it says goes on with the same vectors."""
-    from kontrast.training.embedding import go_on
-    from kontrast.training.streams import open_stream
+    from kontrast.runs.embed import go_on
+    from kontrast.runs.image_stream import open_stream
 
     run = Run(tiny_run.trained())
     stream = open_stream(run, str(tiny_run.images()))

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kontrast.kernels import links as rooms
 from kontrast.kernels.links import link_statistics
-from kontrast.kernels.statistics import row_statistics
+from kontrast.kernels.row_statistics import row_statistics
 from kontrast.objectives import OBJECTIVES
 
 WAYS = {"one matrix": 2**40, "link by link": 0}

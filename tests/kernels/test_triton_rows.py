@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreter import passes_interpreted
 
 from kontrast.kernels import row_statistics
 
+from support.interpreter import passes_interpreted
+
 
 def test_in_the_interpreter():
-    passes_interpreted(Path(__file__).with_name("interpreted_rows.py"))
+    passes_interpreted(Path(__file__).parents[1] / "support" / "interpreted_rows.py")
 
 
 def test_a_tensor_that_triton_cannot_take_is_told():

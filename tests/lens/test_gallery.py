@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from kontrast.errors import EnvironmentFault
 from kontrast.lens.gallery import choose_queries, replace, thumbnail, write_gallery
-from kontrast.lens.numbers import directions
-from kontrast.registry import EnvironmentFault
+from kontrast.lens.measures import directions
 
 
 def flat_pictures(count: int, channels: int = 3, height: int = 32, width: int = 32) -> torch.Tensor:

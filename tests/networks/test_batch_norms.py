@@ -12,10 +12,10 @@ import torch.distributed as ranks
 import torch.multiprocessing as processes
 from torch import nn
 
+from kontrast.errors import UsageError
 from kontrast.networks import convert_split_batch_norm, encoder, shuffle, smallest_batch, unshuffle
 from kontrast.networks.split_batch_norm import mix, permutation
 from kontrast.networks.sync_batch_norm import synchronise_batch_norm
-from kontrast.registry import UsageError
 
 
 def norm(ndim: int) -> nn.Module:

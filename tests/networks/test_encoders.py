@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.networks import ENCODERS, encoder, head
-from kontrast.registry import EnvironmentFault, UsageError
 
 QUICK = [n for n in ENCODERS if n not in ("resnet-101", "vit-base")]
 

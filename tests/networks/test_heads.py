@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from kontrast.errors import UsageError
 from kontrast.networks import HEADS, PREDICTORS, head, predictor
-from kontrast.registry import UsageError
 
 
 def layers(module: nn.Module) -> list[str]:

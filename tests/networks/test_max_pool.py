@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreter import passes_interpreted
-from max_pool_cases import CASES, agree
 from torch import nn
 
 from kontrast.networks.max_pool import MaxPool, forward, gradient
 
+from support.interpreter import passes_interpreted
+from support.max_pool_cases import CASES, agree
+
 
 def test_in_the_interpreter():
-    passes_interpreted(Path(__file__).with_name("interpreted_max_pool.py"))
+    passes_interpreted(Path(__file__).parents[1] / "support" / "interpreted_max_pool.py")
 
 
 def test_on_the_cpu_it_is_torchs():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from objective_definitions import CASES, jcl, mean
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from kontrast.objectives import OBJECTIVES, objective
+
+from support.objective_definitions import CASES, jcl, mean
 
 
 @pytest.mark.parametrize(("name", "arguments", "definition", "views"), CASES)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kontrast.errors import UsageError
 from kontrast.kernels import links
 from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
-from kontrast.registry import UsageError
 
 # Weights that are constants by default are let through, so that the derivative is that of the value.
 ATTACHED = {

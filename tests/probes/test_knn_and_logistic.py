@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from kontrast.errors import DataError, UsageError
 from kontrast.probes import knn, logistic, nearest_rows
-from kontrast.probes.regression import Problem, fit_logistic, in_their_span, standardise
-from kontrast.registry import DataError, UsageError
+from kontrast.probes.logistic import Problem, fit_logistic, in_their_span, standardise
 
 
 def features(n: int = 400, width: int = 24, classes: int = 5, noise: float = 1.6, seed: int = 0):
@@ -117,7 +117,7 @@ def test_the_gradient_is_the_derivative():
 
 
 def test_wide_features_take_the_same_way_without_a_preconditioner(monkeypatch):
-    from kontrast.probes import regression
+    from kontrast.probes import logistic as regression
 
     train, y, *_ = features(n=120)
     (x,) = standardise(train.double())

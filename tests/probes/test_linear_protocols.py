@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from kontrast.data import ImageSet
-from kontrast.data.imageset import Ragged
+from kontrast.data.image_set import Ragged
+from kontrast.errors import DataError, UsageError
 from kontrast.networks import encoder
 from kontrast.probes import PROTOCOLS, extract_features, few_per_class, few_shot, fine_tune, linear
 from kontrast.probes.descent import Descent
 from kontrast.probes.result import interval
-from kontrast.registry import DataError, UsageError
 
 
 def blobs(n: int = 300, width: int = 12, classes: int = 3, noise: float = 0.7, seed: int = 0):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_run import write_run
+
+from support.made_run import write_run
 
 
 @pytest.fixture(scope="session")

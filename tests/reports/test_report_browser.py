@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import CLASSES, write_run
 
 from kontrast.reports import curves, write_report
+
+from support.made_run import CLASSES, write_run
 
 pytestmark = pytest.mark.browser
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")

@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_run import write_run
 
 from kontrast.reports import ReportError, write_report
 from kontrast.reports.curves import curve_plots, number, percent, thin
 from kontrast.reports.facts import summary
-from kontrast.reports.folder import Run, read_run
-from kontrast.reports.page import payload, render
-from kontrast.reports.results import verdict
+from kontrast.reports.probe_results import verdict
+from kontrast.reports.report import payload, render
+from kontrast.reports.run_files import Run, read_run
+
+from support.made_run import write_run
 
 
 class Blocks(html.parser.HTMLParser):

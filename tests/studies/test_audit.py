@@ -10,25 +10,26 @@ import signal
 
 import pytest
 import torch
-from tiny_run import images
 from torch.nn.functional import normalize
 
-from kontrast.cli import run
+from kontrast.cli.main import run
+from kontrast.config.recipe_files import resolve
 from kontrast.data import open_data
-from kontrast.data.features import random_bits
+from kontrast.data.competing_features import random_bits
+from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
 from kontrast.objectives import objective
-from kontrast.recipes import resolve
-from kontrast.registry import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.reports import write_report
-from kontrast.studies.audit import audit, base_recipe, in_small_batches, plan, standardised
-from kontrast.studies.autoencoder import VariationalAutoencoder
-from kontrast.studies.baseline import fit
-from kontrast.studies.findings import findings, merged, sentence
-from kontrast.studies.kept import bits_read, factor, retrieval
-from kontrast.studies.saturation import log_sum_exp, saturate, simplex_value, trained_term, wasserstein
-from kontrast.studies.supervised import Supervised
+from kontrast.studies.audit.audit import audit, base_recipe, in_small_batches, plan, standardised
+from kontrast.studies.audit.autoencoder import VariationalAutoencoder
+from kontrast.studies.audit.baseline_training import fit
+from kontrast.studies.audit.retained_features import bits_read, factor, retrieval
+from kontrast.studies.audit.saturation import log_sum_exp, saturate, simplex_value, trained_term, wasserstein
+from kontrast.studies.audit.summary import findings, merged, sentence
+from kontrast.studies.audit.supervised import Supervised
 from kontrast.training.learner import build_student
+
+from support.tiny_run import images
 
 TINY = ["training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16", "views.size=32"]
 CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ def copied(labelled, tmp_path, monkeypatch):
     shutil.copytree(out, place)
     (place / "cells" / "nt-xent-0.1-bits0-seed0.json").unlink()
     trained: list[str] = []
-    monkeypatch.setattr("kontrast.studies.audit.train_and_probe", lambda cell, *_: trained.append(cell.name))
+    monkeypatch.setattr("kontrast.studies.audit.audit.train_and_probe", lambda cell, *_: trained.append(cell.name))
 
     def again():
         audit(str(images()), out=place, **arguments, say=quiet)
@@ -139,7 +140,7 @@ def test_a_refusal_as_a_cell_begins_ends_the_audit(kind, tmp_path, monkeypatch):
     def refused(*_):
         raise kind("no")
 
-    monkeypatch.setattr("kontrast.studies.audit.train_and_probe", refused)
+    monkeypatch.setattr("kontrast.studies.audit.audit.train_and_probe", refused)
     with pytest.raises(kind, match=r"^no$"):
         audit(str(images()), bits=[0], steps=1, overrides=TINY, out=tmp_path / "out", device="cpu", say=quiet)
     assert not (tmp_path / "out" / "audit.json").exists()
@@ -265,7 +266,7 @@ def test_every_training_takes_the_steps_that_were_asked_for(tmp_path, monkeypatc
 def test_baselines_see_the_images_of_the_contrastive_run(tmp_path, monkeypatch):
     """A label imbalance is for every training alike; the probes read the whole balanced set."""
     seen = []
-    monkeypatch.setattr("kontrast.studies.audit.fit", lambda *a: seen.append(len(a[3])))
+    monkeypatch.setattr("kontrast.studies.audit.audit.fit", lambda *a: seen.append(len(a[3])))
     overrides = [*TINY, "data.imbalance=linear"]
     found = audit(str(images()), bits=[0], steps=1, overrides=overrides, out=tmp_path / "out", device="cpu", say=quiet)
     facts = json.loads((tmp_path / "out" / found["runs"][0] / "run.json").read_text())["data"]
@@ -421,7 +422,7 @@ def test_a_term_that_is_no_number_is_an_error():
 
 def test_a_signal_between_trainings_stops_the_audit_for_later(tmp_path, monkeypatch, capsys):
     """While a baseline trains or a probe runs there is nothing to save, but what is done stays."""
-    monkeypatch.setattr("kontrast.studies.audit.train_and_probe", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("kontrast.studies.audit.audit.train_and_probe", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     place = ["--bits", "0", "--steps", "1", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(["audit", str(images()), *place, *TINY]) == 75
     assert "give the same command again to go on" in capsys.readouterr().err

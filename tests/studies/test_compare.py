@@ -11,24 +11,24 @@ import sys
 
 import pytest
 import torch
-from tiny_run import images
 
-from kontrast.lens.numbers import conditional_entropy
+from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
+from kontrast.files import read_lines
+from kontrast.lens.measures import conditional_entropy
 from kontrast.probes import extract_features
 from kontrast.probes.intervals import over_images, over_seeds, pack_bits, unpack_bits
-from kontrast.registry import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.reports import ReportError, write_report
-from kontrast.reports.page import payload, read_run
-from kontrast.reports.study import read_study
-from kontrast.studies.compare import compare
-from kontrast.studies.comparison import difference, verdict
-from kontrast.studies.sweeps import Cell, parse_sweeps, plan
-from kontrast.training.evaluation import evaluate
-from kontrast.training.folder import read_lines
-from kontrast.training.found import read_probes
-from kontrast.training.moments import moments
-from kontrast.training.online import IMAGES
-from kontrast.training.run import Run
+from kontrast.reports.report import payload, read_run
+from kontrast.reports.study_tables import read_study
+from kontrast.runs.probe import evaluate, read_probes
+from kontrast.runs.run import Run
+from kontrast.runs.snapshots import moments
+from kontrast.studies.compare.compare import compare
+from kontrast.studies.compare.comparison_table import difference, verdict
+from kontrast.studies.compare.sweep import Cell, parse_sweeps, plan
+from kontrast.training.online_probe import IMAGES
+
+from support.tiny_run import images
 
 TINY = ["training.epochs=1", "training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16"]
 TINY += ["views.size=32", "evaluation.every=1", "evaluation.k=5"]
@@ -163,7 +163,7 @@ def half_done(comparison, tmp_path, monkeypatch):
     def refused(*_, **__):
         raise AssertionError("trained")
 
-    monkeypatch.setattr("kontrast.studies.cell_runs.pretrain", refused)
+    monkeypatch.setattr("kontrast.studies.cells.pretrain", refused)
 
     def again(**more):
         names, said = ["nt-xent", "dcl"], []
@@ -299,8 +299,8 @@ def test_arguments_that_objectives_have_at_other_values_are_said():
 def test_an_unfinished_cell_goes_on_from_its_checkpoint(comparison, tmp_path):
     """A run that was cut after its first steps is gone on with, to the same numbers as the undisturbed one."""
     out, found, _ = comparison
-    from kontrast.training import pretrain
-    from kontrast.training.folder import RunFolder
+    from kontrast.training.pretrain import pretrain
+    from kontrast.training.run_folder import RunFolder
 
     names = ["nt-xent"]
     (tmp_path / "runs").mkdir()

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from kontrast.registry import CheckpointError, EnvironmentFault
+from kontrast.errors import CheckpointError, EnvironmentFault
 from kontrast.training import checkpoints
 
 TENSORS = {"learner.weight": torch.arange(6.0).view(2, 3), "window": torch.zeros(0), "learner.count": torch.tensor(7)}

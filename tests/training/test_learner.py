@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kontrast.config.recipe import read_recipe
+from kontrast.errors import UsageError
 from kontrast.kernels.operator import statistics_operator
 from kontrast.objectives import OBJECTIVES, objective
-from kontrast.registry import UsageError
-from kontrast.settings import read_recipe
+from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.learner import Learner
-from kontrast.training.optimizers import build_optimizer
 from kontrast.training.step import Step
 from kontrast.views import Views, keys
 
@@ -240,7 +240,7 @@ class Unread(TorchDispatchMode):
 def test_a_step_reads_no_value(name, option, monkeypatch):
     """The views are made beforehand: on CUDA they are kernels of their own, with a test of their own."""
     # The tiled kernel looks at ids and lengths, which a CPU may; on CUDA it is Triton's, whose tests look for reads.
-    monkeypatch.setattr("kontrast.kernels.statistics.statistics", statistics_operator)
+    monkeypatch.setattr("kontrast.kernels.row_statistics.statistics", statistics_operator)
     try:
         _, step = make(OPTIONS[option], name)
     except UsageError:

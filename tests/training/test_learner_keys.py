@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from kontrast.config.recipe import read_recipe
 from kontrast.networks import SplitBatchNorm
-from kontrast.settings import read_recipe
+from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.learner import Learner
-from kontrast.training.optimizers import build_optimizer
 from kontrast.training.step import Step
 from kontrast.views import Views, keys
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from kontrast.config.recipe import Recipe, read_recipe
 from kontrast.data import ImageSet
-from kontrast.registry import Stopped, UsageError
-from kontrast.settings import Recipe, read_recipe
-from kontrast.training.building import algorithms
+from kontrast.errors import Stopped, UsageError
+from kontrast.files import read_lines
+from kontrast.training.build import algorithms
 from kontrast.training.checkpoints import checkpoints
-from kontrast.training.folder import RunFolder, read_lines
 from kontrast.training.loop import Loop
-from kontrast.training.stopping import StopWatch
+from kontrast.training.run_folder import RunFolder
+from kontrast.training.signals import StopWatch
 
 TREE = {
     "encoder": {"name": "small-conv", "width": 8},

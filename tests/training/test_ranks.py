@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import TINY, Command, free_port, rank_environment
 from safetensors.torch import load_file, save_file
 
 from kontrast import distributed
-from kontrast.settings import read_recipe
-from kontrast.training.building import build_learner, build_views
-from kontrast.training.folder import read_lines
-from kontrast.training.optimizers import build_optimizer
+from kontrast.config.recipe import read_recipe
+from kontrast.files import read_lines
+from kontrast.optim.optimizers import build_optimizer
+from kontrast.training.build import build_learner, build_views
 from kontrast.training.step import Step
 from kontrast.views import keys
+
+from support.commands import TINY, Command, free_port, rank_environment
 
 OPTIONS = [
     *TINY,

@@ -7,12 +7,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from forked import TINY, Command
 from PIL import Image
 
 import kontrast
-from kontrast.registry import UsageError
-from kontrast.training.folder import RunFolder
+from kontrast.errors import UsageError
+from kontrast.training.run_folder import RunFolder
+
+from support.commands import TINY, Command
 
 SHORT = [*TINY, "training.max_steps=6", "training.log_every=2"]
 

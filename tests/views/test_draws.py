@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from kontrast.registry import UsageError
+from kontrast.errors import UsageError
 from kontrast.views import POLICIES, Policy, draw, keys
 from kontrast.views.draws import ATTEMPTS, GOLDEN, ORDERS, SLOTS, bits, mix, signed
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fused_cases import CASES, draws_agree, pair
 
 from kontrast.views import Views, keys
+
+from support.fused_cases import CASES, draws_agree, pair
 
 TOLERANCE = 1e-3  # of normalised views: the buffers between passes hold 15 bits
 
@@ -21,7 +22,7 @@ TOLERANCE = 1e-3  # of normalised views: the buffers between passes hold 15 bits
 def interpreted():
     """Largest difference by case. In a process of its own: Triton reads the variable when its kernels are defined."""
     pytest.importorskip("triton")
-    script = Path(__file__).with_name("fused_cases.py")
+    script = Path(__file__).parents[1] / "support" / "fused_cases.py"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kontrast.registry import EnvironmentFault, UsageError
+from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.views import POLICIES, Policy, Views, keys
 
 B = 7

@@ -10,32 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kontrast.data.class_balance import imbalance
-    from kontrast.data.feeding import Batch, Feeder
-    from kontrast.data.file_changes import Changes, changes, file_listing
-    from kontrast.data.imageset import ImageSet, Ragged
+    from kontrast.data.changes import Changes, file_listing
+    from kontrast.data.feeder import Batch, Feeder
+    from kontrast.data.image_set import ImageSet, Ragged
     from kontrast.data.labels import read_labels
-    from kontrast.data.lazy import Lazy
-    from kontrast.data.sources import open_data, pack
+    from kontrast.data.lazy_images import Lazy
+    from kontrast.data.sources import open_data
 
 _HOMES = {
-    "Batch": "feeding",
-    "Changes": "file_changes",
-    "Feeder": "feeding",
-    "ImageSet": "imageset",
-    "Lazy": "lazy",
-    "Ragged": "imageset",
-    "changes": "file_changes",
-    "file_listing": "file_changes",
-    "imbalance": "class_balance",
+    "Batch": "feeder",
+    "Changes": "changes",
+    "Feeder": "feeder",
+    "ImageSet": "image_set",
+    "Lazy": "lazy_images",
+    "Ragged": "image_set",
+    "file_listing": "changes",
     "open_data": "sources",
-    "pack": "sources",
     "read_labels": "labels",
 }
-__all__ = [
-    "Batch", "Changes", "Feeder", "ImageSet", "Lazy", "Ragged", "changes", "file_listing", "imbalance", "open_data",
-    "pack", "read_labels",
-]  # fmt: skip
+__all__ = ["Batch", "Changes", "Feeder", "ImageSet", "Lazy", "Ragged", "file_listing", "open_data", "read_labels"]
 
 
 def __getattr__(name: str) -> Any:

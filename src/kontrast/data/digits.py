@@ -22,8 +22,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from kontrast.data.counters import integers, permutation, uniform
-from kontrast.data.imageset import ImageSet
+from kontrast.counters import integers, permutation, uniform
+from kontrast.data.image_set import ImageSet
 
 SIDE = 32
 PATCHES = 16

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from kontrast.data.imageset import ImageSet
-from kontrast.registry import DataError
+from kontrast.data.image_set import ImageSet
+from kontrast.errors import DataError
 
 NAMES = ("name", "names", "path", "file", "filename", "file_name", "filepath", "image", "img", "id", "image_id")
 LABELS = ("label", "labels", "class", "category", "target", "y")

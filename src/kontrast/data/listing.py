@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kontrast.data.counters import mix
+from kontrast.counters import mix
 from kontrast.data.decode import SUFFIXES
-from kontrast.registry import DataError, EnvironmentFault, printable
+from kontrast.errors import DataError, EnvironmentFault, printable
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 LINKS = "data.follow_links=true follows (pack: --follow-links; embed, probe: give the store that pack then writes)"

@@ -22,7 +22,7 @@ import numpy as np
 
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.listing import Item, Listing, cache_home, entries, first_image
-from kontrast.registry import DataError, UsageError, printable
+from kontrast.errors import DataError, UsageError, printable
 
 LABEL_SUFFIXES = (".cls", ".txt")
 IGNORED_SUFFIXES = (".json",)

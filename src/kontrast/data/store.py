@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kontrast.data.imageset import ImageSet, Ragged
-from kontrast.registry import DataError, UsageError
+from kontrast.data.image_set import ImageSet, Ragged
+from kontrast.errors import DataError, UsageError
 
 VERSION = 1
 MANIFEST = "store.json"

@@ -1,5 +1,5 @@
 """Row statistics of the affinity matrix: the definition (dense), tiled torch for any device, Triton for CUDA."""
 
-from kontrast.kernels.statistics import RowStatistics, merge, row_statistics
+from kontrast.kernels.row_statistics import RowStatistics, merge, row_statistics
 
 __all__ = ["RowStatistics", "merge", "row_statistics"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels.dense import affinity, affinity_statistics
-from kontrast.kernels.statistics import RowStatistics, row_statistics, scales_of
+from kontrast.kernels.row_statistics import RowStatistics, row_statistics, scales_of
 
 Link = tuple[int, int]
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.lens.map import FEWEST, LIMIT, embed_2d
-from kontrast.lens.numbers import directions
-from kontrast.registry import EnvironmentFault
+from kontrast.errors import EnvironmentFault
+from kontrast.lens.map_2d import FEWEST, LIMIT, embed_2d
+from kontrast.lens.measures import directions
 
 TILE = 32
 COLUMNS = 40

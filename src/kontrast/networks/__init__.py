@@ -6,18 +6,6 @@
 from kontrast.networks import convn, heads, resnet, small_alexnet, small_conv, vit  # noqa: F401  (importing registers)
 from kontrast.networks.bank import MemoryBank
 from kontrast.networks.catalogue import ENCODERS, HEADS, PREDICTORS, Encoder, Head, encoder, head, predictor
-from kontrast.networks.sharding import (
-    check_shardable,
-    copy_whole,
-    in_shards,
-    is_sharded,
-    like,
-    load_whole,
-    local,
-    shard,
-    whole,
-    whole_state,
-)
 from kontrast.networks.split_batch_norm import (
     SplitBatchNorm,
     convert_split_batch_norm,
@@ -37,22 +25,12 @@ __all__ = [
     "MemoryBank",
     "SplitBatchNorm",
     "Teacher",
-    "check_shardable",
     "convert_split_batch_norm",
-    "copy_whole",
     "encoder",
     "head",
-    "in_shards",
-    "is_sharded",
-    "like",
-    "load_whole",
-    "local",
     "predictor",
-    "shard",
     "shuffle",
     "smallest_batch",
     "synchronise_batch_norm",
     "unshuffle",
-    "whole",
-    "whole_state",
 ]

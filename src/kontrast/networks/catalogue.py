@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from kontrast.registry import Registry, UsageError
+from kontrast.errors import UsageError
+from kontrast.registry import Registry
 
 FOREIGN = "timm:NAME and torchvision:NAME reach those libraries"
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.networks.catalogue import Encoder
-from kontrast.registry import EnvironmentFault, UsageError, nearest
+from kontrast.registry import nearest
 
 LIBRARIES = ("timm", "torchvision")
 STORED = ("pretrained", "weights", "checkpoint", "cache", "file", "url", "hub")  # a recipe may come from a stranger

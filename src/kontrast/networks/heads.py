@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from kontrast.errors import UsageError
 from kontrast.networks.catalogue import HEADS, PREDICTORS
-from kontrast.registry import UsageError
 
 
 class Perceptron(nn.Sequential):

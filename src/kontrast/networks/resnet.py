@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from kontrast.errors import UsageError
 from kontrast.networks.catalogue import ENCODERS, whole
 from kontrast.networks.max_pool import MaxPool
-from kontrast.registry import UsageError, nearest
+from kontrast.registry import nearest
 
 LARGEST_SIZE_FOR_CIFAR_STEM = 64
 

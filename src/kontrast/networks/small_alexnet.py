@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from kontrast.errors import UsageError
 from kontrast.networks.catalogue import ENCODERS
 from kontrast.networks.max_pool import MaxPool
-from kontrast.registry import UsageError
 
 SMALLEST = 15  # three poolings of width 3 and stride 2 leave one position
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from kontrast.errors import UsageError
 from kontrast.networks.catalogue import ENCODERS, whole
-from kontrast.registry import UsageError
 
 
 @ENCODERS.register("small-conv")

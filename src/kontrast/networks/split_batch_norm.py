@@ -13,8 +13,8 @@ import torch.distributed as ranks
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+from kontrast.errors import UsageError
 from kontrast.networks.catalogue import Module, whole
-from kontrast.registry import UsageError
 
 
 def follow(norm: Any, later: int = 0) -> float | Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kontrast.networks.sharding import local
+from kontrast.sharding import local
 
 
 class Teacher(nn.Module):

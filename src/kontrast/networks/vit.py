@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from kontrast.errors import UsageError
 from kontrast.networks.catalogue import ENCODERS, whole
-from kontrast.registry import UsageError, nearest
+from kontrast.registry import nearest
 
 
 class Attention(nn.Module):

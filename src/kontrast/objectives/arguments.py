@@ -7,7 +7,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from kontrast.registry import UsageError, nearest
+from kontrast.errors import UsageError
+from kontrast.registry import nearest
 
 LARGEST = 1e18
 """Of an argument: products of two and their inverses stay within float32."""

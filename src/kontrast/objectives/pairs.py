@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from kontrast import distributed
+from kontrast.errors import UsageError
 from kontrast.kernels import RowStatistics, merge, row_statistics
-from kontrast.kernels.features import whiten
+from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import Link, link_statistics
 from kontrast.kernels.symmetry import root, squared_asymmetry
 from kontrast.objectives.positives import Positives, once
-from kontrast.registry import UsageError
 
 Scale = float | Sequence[float]
 

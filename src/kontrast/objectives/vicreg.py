@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kontrast import distributed
-from kontrast.kernels.features import mean_and_covariance
+from kontrast.kernels.covariance import mean_and_covariance
 from kontrast.objectives.arguments import weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs

@@ -1,10 +1,11 @@
 """What a frozen encoder can do: every probe takes features [N,F] and labels [N] and returns a ProbeResult."""
 
-from kontrast.probes.features import extract_features
-from kontrast.probes.few import few_per_class, few_shot, fine_tune
+from kontrast.probes.extract import extract_features
+from kontrast.probes.few_shot import few_per_class, few_shot
+from kontrast.probes.finetune import fine_tune
+from kontrast.probes.knn import knn, nearest_rows
 from kontrast.probes.linear import PROTOCOLS, LinearProtocol, linear
-from kontrast.probes.neighbours import knn, nearest_rows
-from kontrast.probes.regression import logistic
+from kontrast.probes.logistic import logistic
 from kontrast.probes.result import ProbeResult
 
 __all__ = [

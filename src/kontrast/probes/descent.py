@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.registry import UsageError, nearest
+from kontrast.errors import UsageError
+from kontrast.registry import nearest
 
 TRUST = 0.001
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.errors import UsageError
 from kontrast.probes.descent import Descent
 from kontrast.probes.result import ProbeResult, checked, checked_part, result
-from kontrast.registry import UsageError, nearest
+from kontrast.registry import nearest
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.registry import DataError
+from kontrast.errors import DataError
 
 RESAMPLES = 10_000
 

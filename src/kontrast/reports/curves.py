@@ -16,7 +16,7 @@ import math
 import statistics
 from typing import Any
 
-from kontrast.reports.folder import Run, is_number, real, shorten
+from kontrast.reports.run_files import Run, is_number, real, shorten
 
 MOST_POINTS = 300
 FEWEST_POINTS = 60

@@ -7,7 +7,7 @@ import json
 import shlex
 from typing import Any
 
-from kontrast.reports.folder import Run, real, shorten
+from kontrast.reports.run_files import Run, real, shorten
 
 LABELS = {
     "command": "command",

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.registry import CheckpointError, EnvironmentFault
-from kontrast.training.folder import disk_faults, write_atomic
+from kontrast.errors import CheckpointError, EnvironmentFault
+from kontrast.files import disk_faults, write_atomic
 
 SCHEMA = 1
 

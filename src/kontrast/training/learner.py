@@ -20,14 +20,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kontrast import distributed, networks
+from kontrast import distributed, networks, sharding
+from kontrast.config.recipe import Recipe
+from kontrast.errors import UsageError
 from kontrast.networks import MemoryBank, SplitBatchNorm, Teacher, convert_split_batch_norm, shuffle, unshuffle
 from kontrast.networks.catalogue import Encoder, Head, Module
 from kontrast.objectives import Objective, objective
 from kontrast.objectives.base import Terms
 from kontrast.objectives.inputs import unread
-from kontrast.registry import UsageError, nearest
-from kontrast.settings import Recipe
+from kontrast.registry import nearest
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
@@ -69,7 +70,7 @@ class Learner(nn.Module):
         student = build_student(recipe, channels)
         check_crops(recipe, student.encoder, channels)
         if recipe.training.parallel == "fsdp":
-            networks.check_shardable(student.encoder, recipe.encoder.name)
+            sharding.check_shardable(student.encoder, recipe.encoder.name)
         self.student = with_batch_norm(student, recipe)
         self.width = student.head.width
         self.predictor = None

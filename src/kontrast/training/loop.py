@@ -8,35 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from kontrast import distributed
+from kontrast.config.recipe import Recipe, fingerprint
 from kontrast.data import Batch, ImageSet
-from kontrast.networks import load_whole, whole_state
-from kontrast.registry import CheckpointError, DataError, EnvironmentFault
-from kontrast.settings import Recipe, fingerprint
+from kontrast.errors import CheckpointError, DataError, EnvironmentFault
+from kontrast.optim.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
+from kontrast.sharding import load_whole, whole_state
 from kontrast.training import checkpoints
-from kontrast.training.building import (
-    build_feeder,
-    build_learner,
-    build_views,
-    optimizer_of,
-    precision,
-    whole_student,
-)
-from kontrast.training.folder import RunFolder
-from kontrast.training.not_finite import SKIPS, failure, stopped, words, write_down
-from kontrast.training.parts import share_bad
-from kontrast.training.position import Position
+from kontrast.training.build import build_feeder, build_learner, build_views, optimizer_of, precision, whole_student
+from kontrast.training.failures import SKIPS, failure, stopped, words, write_down
+from kontrast.training.metrics_log import Records
 from kontrast.training.progress import Progress
-from kontrast.training.records import Records
-from kontrast.training.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
+from kontrast.training.run_folder import RunFolder
+from kontrast.training.signals import Cut, StopWatch
+from kontrast.training.splits import share_bad
 from kontrast.training.step import Step
-from kontrast.training.stopping import Cut, StopWatch
 from kontrast.views import keys
 
 Say = Callable[[str], None]
@@ -296,3 +288,28 @@ class Loop:
             raise stopped(self.failures[-1], self.folder)
         self.step.forget()
         self.say(f"skipped a step, {len(self.failures)} of {SKIPS} allowed: {words(self.failures[-1])}")
+
+
+@dataclass
+class Position:
+    """Where a run stands: steps taken, of how many, and how many make an epoch."""
+
+    step: int
+    total: int
+    per_epoch: int
+
+    @property
+    def epoch(self) -> int:
+        return self.step // self.per_epoch
+
+    @property
+    def epochs_done(self) -> float:
+        return self.epoch if self.step % self.per_epoch == 0 else self.step / self.per_epoch
+
+    @property
+    def epochs(self) -> float:
+        return self.total / self.per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.total

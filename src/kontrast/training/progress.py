@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from kontrast.registry import printable
+from kontrast.errors import printable
 
 SECONDS_BETWEEN_LINES = 15.0
 BAR = 16

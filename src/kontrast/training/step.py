@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from kontrast import distributed
-from kontrast.networks import is_sharded, local
+from kontrast.optim.optimizers import Optimizer
+from kontrast.sharding import is_sharded, local
 from kontrast.training.learner import Learner, Outcome
-from kontrast.training.optimizers import Optimizer
 
 EAGER_STEPS = 3  # before capture: compilation and lazy allocations happen in these, which are real steps
 

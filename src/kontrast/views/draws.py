@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kontrast.registry import UsageError
+from kontrast.errors import UsageError
 from kontrast.views.policies import Policy
 
 GOLDEN = 0x9E3779B97F4A7C15

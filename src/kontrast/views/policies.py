@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from kontrast.registry import Registry, UsageError, nearest
+from kontrast.errors import UsageError
+from kontrast.registry import Registry, nearest
 
 Pair = tuple[float, float]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.registry import EnvironmentFault, UsageError
+from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.views import reference
 from kontrast.views.draws import Draws, draw_rows, table
 from kontrast.views.policies import Policy, policies
@@ -90,7 +90,7 @@ class Views:
         rows = self._table(keys.device)[first : first + len(chosen)]
         out = _empty(len(chosen), images, size, self.dtype, self.channels_last)
         if self._fused(images):
-            from kontrast.views import triton_launch
+            from kontrast.views import triton_views as triton_launch
 
             parameters = triton_launch.draw(rows, keys, sizes, images.shape[2:], size, first)
             triton_launch.render(images, sizes, parameters, chosen, out)

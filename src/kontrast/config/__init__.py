@@ -1,0 +1,1 @@
+"""The recipe: its dataclasses, reading TOML, overrides, and suggestions for misspelled keys."""

@@ -1,0 +1,46 @@
+"""Label imbalance as the paper's code makes it (linear and exponential proportions by class number).
+
+Legend: C classes, n images of a class. With more than ten classes, tenths of the classes share a proportion
+(CIFAR-100's deciles): level g = 10 i // C of ten; with ten or fewer, g = i of C.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kontrast.data.image_set import ImageSet
+from kontrast.errors import DataError, UsageError
+from kontrast.registry import nearest
+
+KINDS = ("linear", "exponential")
+
+
+def counts(sizes: list[int], kind: str) -> list[int]:
+    """How many images each class keeps: int(n (g+1)/G) or int(n e^(g+1-G)), g its level of G."""
+    if kind not in KINDS:
+        raise UsageError(f"unknown imbalance {kind!r}: {nearest(kind, KINDS)}")
+    classes = len(sizes)
+    levels = min(classes, 10)
+    kept = []
+    for i, n in enumerate(sizes):
+        g = i if classes <= 10 else 10 * i // classes
+        kept.append(n * (g + 1) // levels if kind == "linear" else int(n * math.exp(g + 1 - levels)))
+    return kept
+
+
+def imbalance(labels: Tensor | ImageSet, kind: str, seed: int = 2021) -> Tensor:
+    """int64 positions that are kept, class after class: of each, the first after scikit-learn's shuffle by `seed`."""
+    from sklearn.utils import shuffle
+
+    given = labels.labels if isinstance(labels, ImageSet) else labels
+    if given is None:
+        raise DataError("imbalance needs labels: give class sub-folders, or a named set")
+    array = np.asarray(given)
+    members = [np.flatnonzero(array == label) for label in range(int(array.max()) + 1)]
+    kept = counts([len(m) for m in members], kind)
+    chosen = [shuffle(m, random_state=seed)[:k] for m, k in zip(members, kept) if len(m)]
+    return torch.from_numpy(np.concatenate(chosen).astype(np.int64))

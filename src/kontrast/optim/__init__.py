@@ -1,0 +1,1 @@
+"""Optimizers and schedules, shared by training and by probes."""

@@ -1,0 +1,1 @@
+"""The papers' tables and claims, run and judged by `kontrast reproduce`."""

@@ -1,0 +1,93 @@
+"""What a reproduced table takes of a finished run: probes as the paper has them, curves, and numbers of the lens.
+
+N train images, F width of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kontrast.files import read_lines
+from kontrast.lens import plots
+from kontrast.lens.measures import coupling
+from kontrast.probes import PROTOCOLS, linear
+from kontrast.runs.lens import pictures, projected, see
+from kontrast.runs.probe import CROPS, PROBES, CroppedFeatures, Sets, features_of
+from kontrast.runs.run import Run
+from kontrast.runs.snapshots import moments
+from kontrast.training.build import views_of
+from kontrast.training.progress import Progress
+from kontrast.training.resolve import temperature_of
+
+IMAGES, AUGMENTATIONS, BINS, MOMENTS = 2048, 32, 40, 32
+CURVES = ("knn", "effective_rank", "conditional_entropy")
+
+
+def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[str, dict[str, Any]]:
+    """Accuracy by each probe on the whole, balanced set; linear protocols see fresh crops in every epoch."""
+    train, test = run.data("train"), run.data("test")
+    encoder, transform = run.encoder(device).to(memory_format=torch.channels_last), run.transform()
+    fit, held = (features_of(encoder, part, transform, device).to(device) for part in (train, test))
+    found = {}
+    for name in names:
+        sets: Sets = (fit, train.labels, held, test.labels)
+        if name in PROTOCOLS:
+            result = linear(*sets, name, features_of_epoch=CroppedFeatures(run, encoder, train, CROPS[name], device))
+        else:
+            settings = run.recipe.evaluation
+            arguments = {"k": settings.k, "temperature": settings.temperature} if name == "knn" else {}
+            result = PROBES[name](*sets, **arguments)
+        kept = {"accuracy": result.accuracy, "low": result.low, "high": result.high, "n": result.n}
+        found[name] = kept | ({"best": result.extra["best"]} if "best" in result.extra else {})
+    return found
+
+
+def curves_of(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """What the run logged of itself as it trained, by epoch."""
+    lines = read_lines(run.path / "metrics.jsonl")
+    found = {name: [(line["epoch"], line[name]) for line in lines if name in line] for name in CURVES}
+    return {name: points for name, points in found.items() if points}
+
+
+Measured = tuple[dict[str, Tensor], dict[str, Any]]  # numbers, each of every image; curves and histograms
+
+
+def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """The mean coupling multiplier before training, at every kept checkpoint and at the end, in mini-batches of the
+    training batch and at the run's own temperature (DCL, proposition 1)."""
+    shown, views = pictures(run, IMAGES), views_of(run.recipe, 2)
+    temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
+    found, curve = torch.empty(0), []
+    for moment in moments(run, MOMENTS, device, say)[0]:
+        z = projected(run, moment.student, shown, views, device, 2)
+        found = coupling(z, temperature, batch).mean(0)
+        curve.append((moment.at, found.mean().item()))
+    return {"multiplier": found}, {"multiplier": curve}
+
+
+def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """How far the augmentations of an image lie from each other, with both histograms (JCL, figure 3)."""
+    shown, views = pictures(run, IMAGES), views_of(run.recipe, AUGMENTATIONS)
+    student = moments(run, 2, device, say)[0][-1].student
+    with Progress("augmentations", len(shown) * AUGMENTATIONS) as bar:
+        found = see(run, student, shown, views, device, bar).positives
+    drawn = {"cosine_histogram": histogram(found.cosine), "variance_histogram": histogram(found.variance)}
+    return {"positive_cosine": found.cosine, "positive_variance": found.variance}, drawn
+
+
+def mean_and_error(values: Tensor) -> tuple[float, float]:
+    """The mean over images and its standard error."""
+    return values.mean().item(), (values.double().std() / len(values) ** 0.5).item()
+
+
+def histogram(values: Tensor) -> list[tuple[float, float]]:
+    """The middle of each bin and its share."""
+    middles, shares = plots.histogram(values, BINS)
+    return list(zip(middles.tolist(), shares.tolist()))
+
+
+MEASURES: dict[str, Callable[..., Measured]] = {"multiplier": multiplier, "positives": positives}

@@ -1,0 +1,1 @@
+"""A finished run and its verbs: probe, lens, embed, neighbors, duplicates, export."""

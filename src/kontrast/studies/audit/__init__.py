@@ -1,0 +1,1 @@
+"""Which features does an objective suppress? (GCL, section 3)"""

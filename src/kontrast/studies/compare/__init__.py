@@ -1,0 +1,1 @@
+"""Several recipes on the same data, seeds and budget."""

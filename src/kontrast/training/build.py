@@ -1,0 +1,125 @@
+"""The parts of a run, built by its recipe: feeder, learner on its device, optimizer, views."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from kontrast import distributed
+from kontrast.config.recipe import Recipe
+from kontrast.data import Feeder, ImageSet
+from kontrast.errors import EnvironmentFault, UsageError
+from kontrast.networks import smallest_batch, synchronise_batch_norm
+from kontrast.optim.optimizers import Optimizer, build_optimizer
+from kontrast.sharding import is_sharded, shard, whole_state
+from kontrast.training.learner import Learner, build_student
+from kontrast.views import Views
+
+
+def build_feeder(recipe: Recipe, train: ImageSet, device: torch.device) -> Feeder:
+    return Feeder(
+        train,
+        batch=recipe.training.batch,
+        seed=recipe.seed,
+        device=device,
+        rank=distributed.rank(),
+        world=distributed.world(),
+        allow_small=recipe.data.allow_small,
+        resident=recipe.data.resident,
+    )
+
+
+def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learner:
+    """The learner on its device; refused where a rank's share of the batch is too small for batch norm."""
+    learner = Learner(recipe, channels).to(device)
+    sharded = recipe.training.parallel == "fsdp" and distributed.world() > 1
+    if not sharded:  # shards are cut from contiguous parameters
+        learner.to(memory_format=torch.channels_last)  # as the views come; faster on CUDA and on CPUs
+    share = recipe.training.batch // distributed.world() // recipe.training.accumulate
+    one = not recipe.batch_norm.joint or (recipe.teacher is not None and not recipe.teacher.symmetric)
+    views = 1 if one else recipe.views.count
+    least = smallest_batch(learner)
+    if share * views < least:
+        raise UsageError(f"training.batch gives {share} images a rank: batch norm needs at least {-(-least // views)}")
+    if recipe.batch_norm.kind == "sync" and distributed.world() > 1:
+        learner = synchronise_batch_norm(learner)
+    if sharded:
+        for part in (learner.student, learner.teacher, learner.predictor):
+            if part is not None:
+                shard(part)
+    return learner
+
+
+def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
+    t = recipe.training
+    momentum = t.momentum if t.optimizer in ("sgd", "lars") else None
+    exclude = {"exclude_1d": True} if t.optimizer == "lars" or not t.decay_all else {}
+    inside = {"lr_inside": True} if t.optimizer == "lars" and t.lr_inside else {}
+    decay = t.weight_decay
+    return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=decay, **exclude, **inside)
+
+
+@contextmanager
+def algorithms(deterministic: bool) -> Iterator[None]:
+    """On CUDA the fastest algorithms, found by trying, or those that give the same bits each time, also where the
+    program around has asked for them. Its own choices come back afterwards."""
+    cudnn = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic  # whose only attribute is made at run time
+    asked = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory
+    cudnn.benchmark, cudnn.deterministic = not (deterministic or asked), deterministic or asked
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is made
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory = before
+        if deterministic:  # else it stands as it was, and this call imports torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(asked, warn_only=only_warns)
+
+
+def precision(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise EnvironmentFault("training.precision=bfloat16: this GPU has none; use float32 or auto")
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def build_views(recipe: Recipe, dtype: torch.dtype) -> Views:
+    """The views that the recipe trains on."""
+    v = recipe.views
+    local = {"local_count": v.local_count, "local_size": v.local_size} if v.local_count else {}
+    return views_of(recipe, v.count, dtype=dtype, **local)
+
+
+def whole_student(learner: Learner, recipe: Recipe, channels: int, device: torch.device) -> nn.Module:
+    """The student; where it lies in shards, a copy of it made whole, for which all ranks must ask."""
+    if not is_sharded(learner.student):
+        return learner.student
+    copy = build_student(recipe, channels)
+    copy.load_state_dict(whole_state(learner.student))
+    return copy.to(device)
+
+
+def views_of(recipe: Recipe, count: int, **how: Any) -> Views:
+    """Views by the recipe's policy, which leaves alone what lies behind the picture."""
+    arguments = {**recipe.views.arguments, "planes": recipe.data.random_bits}
+    return Views(recipe.views.policy, count=count, size=recipe.views.size, **how, **arguments)
+
+
+def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views:
+    """One view without chance, normalised as the recipe's training views are."""
+    trained = views_of(recipe, 1).policies[0]
+    return Views(
+        "evaluate", count=1, size=recipe.views.size, dtype=dtype, centre_fraction=recipe.evaluation.crop,
+        **{name: getattr(trained, name) for name in ("mean", "std", "planes", "colours", "interpolation")},
+    )  # fmt: skip

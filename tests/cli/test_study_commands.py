@@ -1,0 +1,112 @@
+"""`kontrast compare` and `kontrast audit` as a person or a script calls them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kontrast.cli.main import run
+from kontrast.cli.studies import listed, split_names, study_lines
+from kontrast.errors import UsageError
+from kontrast.studies.text_tables import aligned, text_table, wrapped
+
+from support.tiny_run import images
+
+TINY = ["training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16", "views.size=32"]
+
+
+def test_compare_gives_one_json_line_and_a_page(tmp_path, capsys):
+    arguments = ["compare", "nt-xent", "dcl", str(images()), *TINY, "training.epochs=1", "--seeds", "1"]
+    assert run([*arguments, "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(lines[0])
+    assert len(lines) == 1 and [row["configuration"] for row in found["rows"]] == ["nt-xent", "dcl"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert found["report"].endswith("report.html") and "Accuracy, kNN: the same data, views, seeds and budget" in page
+    assert (tmp_path / "out" / "comparison.json").is_file()
+
+
+def test_audit_says_its_verdict_last_but_one(tmp_path, capsys):
+    arguments = ["audit", str(images()), *TINY, "--bits", "0,2", "--steps", "2", "--device", "cpu"]
+    assert run([*arguments, "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("NT-Xent at temperature 0.1: 2 bits of shared noise")
+    assert (tmp_path / "out" / "report.html").is_file() and (tmp_path / "out" / "audit.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["compare", "nt-xnet"], 2, "did you mean 'nt-xent'?"),
+        (["compare", "digits"], 2, "at least one recipe"),
+        (["compare", "nt-xent", "digits", "cifar10"], 2, "unexpected argument 'cifar10'"),
+        (["compare", "nt-xent", "--sweep", "objective.temperature"], 2, "must be key.path=value,value"),
+        (["compare", "nt-xent", "--seeds", "0"], 2, "at least 1"),
+        (["compare", "nt-xent", "training.lrr=1"], 2, "unknown key 'training.lrr'"),
+        (["compare", "nt-xent", "--sweep", "objective.temprature=0.1,0.2"], 2, "'temperature'"),
+        (["audit", "--bits", "many"], 2, "whole numbers with commas"),
+        (["audit", "--objectives", "nt-xnet"], 2, "did you mean 'nt-xent'?"),
+        (["audit", "--bits", "99"], 2, "at most 62"),
+        (["audit", "no-such-folder"], 3, "no-such-folder"),
+        (["audit", "--saturation", "--bits", "0"], 2, "at least 1 bit"),
+        (["audit", "digits", "--saturation", "--steps", "1"], 2, "--saturation trains on bits alone: leave out DATA"),
+        (["audit", "--saturation", "--steps", "1", "--seeds", "2"], 2, "--saturation trains on bits alone"),
+        (["audit", "--saturation", "--bits", "1024"], 2, "at most 64 bits"),
+        (["audit", "--saturation", "--temperatures", "0"], 2, "--temperatures 0 with --saturation: allowed are"),
+        (["audit", "--saturation", "--temperatures", "nan"], 2, "--temperatures nan"),
+        (["audit", "--saturation", "--temperatures", "-1"], 2, "--temperatures -1"),
+        (["audit", "--saturation", "--temperatures", "1e-320"], 2, "allowed are 1e-06 to"),
+        (["audit", "--saturation", "--steps", "-5"], 2, "--steps -5: give at least 1"),
+    ],
+)
+def test_mistakes_are_one_clear_line(arguments, code, words, tmp_path, capsys):
+    assert run([*arguments, "--device", "cpu", "--out", str(tmp_path / "out")]) == code
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said[-1].startswith("kontrast: ") and words in said[-1], said
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_names_data_and_overrides_are_told_apart(tmp_path):
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    names, data, overrides = split_names(["quickstart", "dcl", str(folder), "training.epochs=1"])
+    assert (names, data, overrides) == (["quickstart", "dcl"], str(folder), ["training.epochs=1"])
+    with pytest.raises(UsageError, match="neither a recipe"):
+        split_names(["quickstart", "nowhere"])
+
+
+def test_lists_of_numbers():
+    assert listed("--bits", "0, 5,5,10", int) == [0, 5, 10]
+    assert listed("--temperatures", "", float) == []
+
+
+def test_tables_are_aligned():
+    assert text_table({"columns": ["a", "long"], "rows": [["wide cell", "1"]]}) == ["a          long", "wide cell  1"]
+
+
+def test_a_wide_table_breaks_between_columns():
+    columns = ["recipe", "accuracy", "over seeds", "over images", "difference", "over seeds", "over images"]
+    row = ["nt-xent", "0.123", "0.100 to 0.200", "0.100 to 0.200", "+0.012", "-0.100 to +0.200", "-0.100 to +0.200"]
+    lines = text_table({"columns": columns, "rows": [row]}, 80)
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines] == [["recipe", "accuracy"], ["nt-xent", "0.123"], [],
+                                                    ["recipe", "difference"], ["nt-xent", "+0.012"]]  # fmt: skip
+    assert len(aligned([row], 110)) == 1 and len(aligned([row])) == 1
+    assert aligned([["name", "wide cell"]], 4) == ["name  wide cell"]  # nothing is cut, however narrow
+
+
+def test_tables_say_once_what_their_columns_are():
+    """A difference is against another row for each swept value, and a number in brackets is none of the labels'."""
+    table = {"title": "A", "columns": ["recipe", "difference"], "rows": [["dcl", "+0.012"]], "note": "Against dcl."}
+    tables = [table, {**table, "title": "B"}, {**table, "title": "Cost", "note": "A mean."}]
+    lines = study_lines({"tables": tables, "verdict": "Done."})
+    shown = [line for line in lines if line in ("A", "B", "Cost", "Against dcl.", "A mean.", "Done.")]
+    assert shown == ["A", "B", "Against dcl.", "Cost", "A mean.", "Done."]
+
+
+def test_sentences_break_between_words():
+    text = "dcl is highest by linear probe: 0.167, before nt-xent at 0.125; the paired difference is +0.042"
+    lines = wrapped(text, 40)
+    assert " ".join(lines) == text and max(map(len, lines)) <= 40 and wrapped(text) == [text]
+    assert wrapped("name  one two three four five six", 26, 6) == ["name  one two three four", "      five six"]

@@ -1,0 +1,153 @@
+"""Recipes: strict, with the nearest known name in the error, and written back to the same recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kontrast.config.overrides import apply_overrides, merge_trees, parse_override
+from kontrast.config.recipe import Recipe, fingerprint, parse_toml, read_recipe, to_toml, to_tree
+from kontrast.config.recipe_files import load_tree, recipe_names, resolve
+from kontrast.config.suggest import FILLED_IN
+from kontrast.errors import UsageError
+from kontrast.networks import encoder
+from kontrast.objectives import objective
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_reads_and_says_what_it_is(name):
+    recipe = resolve(name)
+    assert recipe.title
+    assert read_recipe(parse_toml(to_toml(recipe, "a header\nof two lines"), "again")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"trainning": {}}, ["trainning", "'training'"]),
+        ({"training": {"epoch": 3}}, ["training.epoch", "'epochs'"]),
+        ({"epochs": 3}, ["unknown key 'epochs': did you mean 'training.epochs'? allowed: adapt"]),
+        ({"epoch": 3}, ["did you mean 'training.epochs'?"]),
+        ({"size": 3}, ["did you mean 'views.size' or 'bank.size' or 'data.size'?"]),
+        ({"temperature": 0.5}, ["did you mean 'objective.temperature' or 'evaluation.temperature'?"]),
+        ({"training": {"policy": "simclr"}}, ["'training.policy': did you mean 'views.policy'?"]),
+        ({"training": {"epochs": "three"}}, ["training.epochs", "whole number", "'three'"]),
+        ({"training": {"epochs": True}}, ["training.epochs", "whole number"]),
+        ({"training": {"epochs": -1}}, ["training.epochs", "at least 0"]),
+        ({"training": {"lr": float("nan")}}, ["training.lr", "finite"]),
+        ({"training": {"schedule": "cosin"}}, ["training.schedule", "'cosine'"]),
+        ({"training": {"milestones": 3}}, ["training.milestones", "list"]),
+        *(
+            ({"training": {"milestones": wrong}}, ["training.milestones must be epochs that grow", str(wrong)])
+            for wrong in ([3, 1], [2, 2], [-1, 4])
+        ),
+        ({"training": 3}, ["training", "table"]),
+        ({"encoder": {"width": 3}}, ["encoder", "name"]),
+        ({"objective": {"temperature": float("inf")}}, ["objective.temperature", "finite"]),
+        ({"teacher": {"momentum": 1.5}}, ["teacher.momentum", "at most 1"]),
+        ({"views": {"count": 2**63 - 1}}, ["views.count", "at most 1000"]),
+        ({"views": {"local_count": 2**63 - 1}}, ["views.local_count", "at most 1000"]),
+        ({"checkpoints": {"every": 1e308}}, ["checkpoints.every", "at most 1e+09"]),
+    ],
+)
+def test_bad_values_are_refused_by_name(tree, words):
+    with pytest.raises(UsageError) as error:
+        read_recipe(tree)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_recipe_names_the_nearest():
+    with pytest.raises(UsageError, match="quickstart"):
+        resolve("quikstart")
+
+
+def test_overrides_win_in_order_and_reach_new_sections():
+    recipe = resolve("quickstart", ["training.epochs=3", "training.epochs=4", "teacher.momentum=0.5", "seed=7"])
+    assert (recipe.training.epochs, recipe.seed) == (4, 7)
+    assert recipe.teacher is not None and recipe.teacher.momentum == 0.5
+
+
+def test_an_optional_section_can_be_switched_off():
+    tree = {"teacher": {"momentum": 0.5}}
+    assert read_recipe(apply_overrides(tree, ["teacher=false"])).teacher is None
+
+
+def test_another_name_drops_the_old_arguments():
+    tree = merge_trees({"objective": {"name": "nt-xent", "temperature": 0.1}}, {"objective": {"name": "cacr"}})
+    assert tree["objective"] == {"name": "cacr"}
+
+
+@pytest.mark.parametrize("text", ["training.epochs", "=3", "training..lr=3", "title.x=3"])
+def test_malformed_overrides_are_refused(text):
+    with pytest.raises(UsageError):
+        read_recipe(apply_overrides({"title": "t"}, [text]))
+
+
+def test_override_values_are_toml_or_words():
+    assert parse_override("a.b=[1, 2]") == (["a", "b"], [1, 2])
+    assert parse_override("a=dcl") == (["a"], "dcl")
+    assert parse_override('a="3"') == (["a"], "3")
+    assert parse_override("a=true") == (["a"], True)
+
+
+def test_deep_nesting_and_bad_toml_are_refused():
+    for text in ("a = " + "[" * 100_000, "a = ", "\x00"):
+        with pytest.raises(UsageError):
+            parse_toml(text, "text")
+
+
+def test_a_base_may_not_name_itself(tmp_path, monkeypatch):
+    path = tmp_path / "loop.toml"
+    path.write_text(f'base = "{path}"\n')
+    with pytest.raises(UsageError, match="base"):
+        load_tree(str(path))
+
+
+def test_fingerprint_tells_recipes_apart():
+    assert fingerprint(Recipe()) == fingerprint(read_recipe({}))
+    assert fingerprint(Recipe()) != fingerprint(Recipe(seed=1))
+
+
+@given(st.text(), st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 2**62), st.booleans())
+def test_any_value_survives_the_round_trip(text, number, whole, flag):
+    text = text.encode("utf-8", "replace").decode()
+    arguments = {"words": text, "number": number, "whole": whole, "flag": flag, "list": [whole, whole]}
+    recipe = read_recipe({"title": text, "objective": {"name": "x", **arguments}})
+    assert read_recipe(parse_toml(to_toml(recipe), "again")) == recipe
+
+
+@settings(deadline=None)  # the first of them reads all sections' types
+@given(
+    st.dictionaries(
+        st.text(string.ascii_letters + "._", max_size=12), st.integers() | st.text() | st.none(), max_size=4
+    )
+)
+def test_nonsense_is_never_a_traceback(tree):
+    with contextlib.suppress(UsageError):
+        to_tree(read_recipe(tree))
+
+
+@pytest.mark.parametrize("key", sorted(FILLED_IN))
+def test_what_the_program_gives_itself_is_refused_with_its_source(key):
+    with pytest.raises(UsageError, match=f"{key} can't be set: it is what"):
+        resolve("cifar10/simclr", [f"{key}=3"])
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: objective("dcl", nmae="x"), "did you mean 'name'"),
+        (lambda: objective("dcl", self=1), "no argument 'self'"),
+        (lambda: encoder("small-conv", nmae=1), "did you mean 'name'"),
+        (lambda: resolve("cifar10/simclr", ["predictor.nme=byol"]), "predictor needs a name, and has only nme"),
+    ],
+)
+def test_misspelt_arguments_are_told(build, words):
+    with pytest.raises(UsageError, match=words) as told:
+        build()
+    assert "channels" not in str(told.value)  # given by the program, not by hand

@@ -1,0 +1,181 @@
+"""Every recipe in the package is possible, and takes three steps on images of its kind."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from kontrast.config.recipe import Recipe
+from kontrast.config.recipe_files import FOLDER, load_tree, recipe_names, recipe_text, resolve
+from kontrast.errors import UsageError
+from kontrast.objectives import objective
+from kontrast.training.build import build_learner, build_views, optimizer_of
+from kontrast.training.learner import check_options
+from kontrast.training.resolve import spelled_out, temperature_of
+from kontrast.training.step import Step
+from kontrast.views import keys
+
+CPU = torch.device("cpu")
+NAMES = recipe_names()
+
+
+def shape_of_training(name: str) -> str:
+    """What decides how a recipe's step runs: the same for recipes that differ in numbers alone."""
+    r = resolve(name)
+    parts = [r.objective.name, r.objective.ramp, r.encoder.name, r.encoder.arguments, r.head.name]
+    parts += [r.predictor and r.predictor.name, r.teacher and r.teacher.symmetric, r.bank and r.bank.contents]
+    parts += [r.batch_norm.kind, r.batch_norm.joint, r.views.count > 2, r.views.local_count > 0, r.data.random_bits > 0]
+    return json.dumps([*parts, r.training.optimizer, r.training.stop_gradient], sort_keys=True)
+
+
+DISTINCT = list({shape_of_training(name): name for name in reversed(NAMES)}.values())
+
+
+def shrunk(name: str, real_size: bool) -> Recipe:
+    """The recipe on few and small images; the networks, the objective and the options are its own."""
+    recipe = resolve(name)
+    changes = ["training.batch=4", "batch_norm.splits=2"]
+    if recipe.bank:
+        changes.append("bank.size=40")
+    if recipe.views.size > 64:
+        changes.append("views.size=32")
+    elif not real_size and recipe.encoder.name != "convn":
+        changes.append("views.size=16")
+    if recipe.views.local_count:
+        changes.append("views.local_size=16")
+    return resolve(name, changes)
+
+
+def three_steps(recipe: Recipe) -> list[dict[str, float]]:
+    colours = 1 if recipe.data.source == "mnist" else 3
+    side = recipe.views.size + 4
+    made = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    batch, channels = recipe.training.batch, colours + recipe.data.random_bits
+    learner = build_learner(recipe, channels, CPU)
+    learner.train()
+    step = Step(learner, optimizer_of(recipe, learner), build_views(recipe, torch.float32), device=CPU)
+    terms = []
+    for number in range(3):
+        images = torch.randint(0, 256, (batch, channels, side, side), dtype=torch.uint8, generator=made)
+        step(images, keys(0, number, torch.arange(batch)), None, lr=recipe.training.lr, momentum=0.9)
+        assert step.check() is None, f"not finite at step {number}"
+        terms.append(step.flush())
+    return terms
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_is_possible(name):
+    recipe = resolve(name)
+    build_views(recipe, torch.float32)
+    check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
+    assert recipe.title
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_every_kind_of_recipe_takes_three_steps(name):
+    for terms in three_steps(shrunk(name, real_size=False)):
+        assert terms and all(math.isfinite(v) for v in terms.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_takes_three_steps(name):
+    for terms in three_steps(shrunk(name, real_size=True)):
+        assert terms and all(math.isfinite(v) for v in terms.values())
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("quickstart", "folder")])
+def test_the_header_gives_the_command_and_where_our_number_is(name):
+    first, second = recipe_text(FOLDER / f"{name}.toml").splitlines()[:2]
+    source = resolve(name).data.source
+    assert first == f"# kontrast pretrain {source} --recipe {name}"
+    assert second.startswith("# ") and second.endswith("ours: see results/")
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"), [("cifar10/au-cl", "83.39", "83.49"), ("imagenet/cacr-k1", "69.5", "68.40")]
+)
+def test_the_header_gives_both_numbers_where_the_paper_prints_two(name, first, second):
+    header = recipe_text(FOLDER / f"{name}.toml").splitlines()[1]
+    assert f"prints {second}): {first} linear" in header
+
+
+def remarks(name: str) -> str:
+    """The comments of a recipe and of those beneath it, without their two lines of header."""
+    lines = recipe_text(FOLDER / f"{name}.toml").splitlines()
+    base = [line.split('"')[1] for line in lines if line.startswith("base ")]
+    return "\n".join([line for line in lines[2:] if "#" in line] + [remarks(b) for b in base])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("*/*-resnet-50", "HCL's setting"),
+        ("stl10/*", "its text says the training set"),
+        ("cifar10*/sim-*", "SGD, weight decay 5e-4 and batch 512 are ours"),
+        ("imagenet100/sim-*", "names none for ImageNet-100"),
+        ("imagenet/sim-*", "Not in the paper"),
+        ("imagenet/dcl", "are SimCLR's"),
+        ("imagenet/simclr", "are SimCLR's"),
+        ("cifar10/gcl-*", "SimCLR's code"),
+        ("cifar10/cacr-uniform-*", "t- is not named"),
+        ("cifar10/cacr-full", "t- is not named"),
+        ("cifar10/cacr-k4-rbf", "t- is not named"),
+    ],
+)
+def test_a_recipe_with_a_papers_number_says_what_the_paper_does_not(pattern, words):
+    found = fnmatch.filter(NAMES, pattern)
+    assert found
+    assert [name for name in found if words not in remarks(name)] == []
+
+
+def test_a_base_that_names_itself_is_refused(tmp_path: Path):
+    path = tmp_path / "loop.toml"
+    path.write_text(f'base = "{path}"\n')
+    with pytest.raises(UsageError, match="base must name another"):
+        load_tree(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("cifar10/cacr-k1", {"t_minus": 2.0, "batch": 768, "peak": 0.36}),
+        ("cifar10/cacr-k4", {"t_minus": 0.9, "batch": 128, "peak": 0.06}),
+        ("cifar100/cacr-k1", {"t_minus": 3.0, "batch": 768, "peak": 0.36}),
+        ("stl10/cacr-k4", {"t_minus": 2.0, "batch": 128, "peak": 0.06}),
+        ("imagenet/jcl", {"covariance_weight": 4.0, "batch": 512, "peak": 0.06}),
+        ("imagenet/jcl-code", {"covariance_weight": 2.0, "batch": 256, "peak": 0.03}),
+        ("imagenet/sim-affinity", {"temperature": 0.5, "batch": 512, "peak": 0.1}),
+        ("cifar10/sim-affinity", {"symmetry_weight": 0.01, "batch": 512, "peak": 0.06}),
+        ("cifar10/gcl-nt-xent", {"temperature": 0.2, "batch": 128, "peak": 0.075 * 128**0.5}),
+        ("cifar10/moco-v2", {"temperature": 0.1, "batch": 512, "peak": 0.06}),
+    ],
+)
+def test_the_papers_settings(name, facts):
+    from kontrast.optim.schedules import scaled_learning_rate
+
+    recipe = resolve(name)
+    t = recipe.training
+    found = {**recipe.objective.arguments, "batch": t.batch, "peak": scaled_learning_rate(t.lr, t.batch, t.lr_scaling)}
+    assert {k: found[k] for k in facts} == pytest.approx(facts)
+
+
+def test_defaults_are_spelled_out_and_the_temperature_is_the_objectives_own():
+    for name, temperature in (("info-nce", 0.2), ("nt-xent", 0.2), ("barlow-twins", 0.1)):  # the last has none
+        recipe = resolve("cifar10/cl", [f"objective.name={name}"])
+        assert temperature_of(recipe) == (0.19 if name == "nt-xent" else temperature)
+    whole = spelled_out(resolve("cifar10/cl", ["objective.name=dcl", "encoder.name=resnet-18"]))
+    assert whole.objective.arguments["temperature"] == 0.1 and "stem" in whole.encoder.arguments
+    assert "channels" not in whole.encoder.arguments and spelled_out(whole) == whole
+
+
+def test_the_gcl_recipes_train_with_the_rate_inside_the_momentum():
+    network = torch.nn.Linear(3, 3)
+    assert optimizer_of(resolve("cifar10/gcl-nt-xent"), network).lr_inside
+    assert not optimizer_of(resolve("cifar10/gcl-nt-xent", ["training.lr_inside=false"]), network).lr_inside

@@ -1,0 +1,195 @@
+"""Folders as data: classes, splits, names, links, and the folder that holds every kind of bad file."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kontrast.data import open_data, read_labels
+from kontrast.data.listing import cache_home
+from kontrast.data.store_writer import check_bad
+from kontrast.errors import DataError, EnvironmentFault, UsageError
+
+
+def test_classes_and_held_out_part(make_folder):
+    root = make_folder(classes=3, each=20)
+    train, test = open_data(root, "train"), open_data(root, "test")
+    assert train.classes == test.classes == ["class0", "class1", "class2"]
+    assert torch.bincount(train.labels).tolist() == [16] * 3 and torch.bincount(test.labels).tolist() == [4] * 3
+    assert not set(train.names) & set(test.names) and train.has_test
+    assert len(open_data(root, "all")) == 60
+    for name, label in zip(test.names, test.labels):
+        assert name.startswith(f"class{label}/")
+
+
+def test_the_pixels_are_those_of_the_named_file(make_folder):
+    root = make_folder(classes=2, each=6)
+    images = open_data(root, "all")
+    for name, pixels in zip(images.names, images.images):
+        np.testing.assert_array_equal(pixels.permute(1, 2, 0), np.asarray(Image.open(root / name)))
+
+
+def test_a_new_file_moves_no_other_between_the_parts_but_at_the_edge(make_folder):
+    root = make_folder(classes=2, each=50)
+    before = set(open_data(root, "test").names)
+    Image.new("RGB", (16, 16)).save(root / "class0" / "new.png")
+    assert len(before - set(open_data(root, "test").names)) <= 1
+
+
+def test_train_and_test_folders_are_the_parts(make_folder, tmp_path):
+    make_folder(classes=2, each=5, name="set/train")
+    make_folder(classes=2, each=3, name="set/val")
+    assert len(open_data(tmp_path / "set", "train")) == 10
+    assert len(open_data(tmp_path / "set", "test")) == 6
+    with pytest.raises(UsageError, match="did you mean 'train'"):
+        open_data(tmp_path / "set", "trian")
+
+
+def test_folders_of_a_part_without_images_are_no_classes(make_folder):
+    train = make_folder(classes=2, each=3, name="set/train")
+    make_folder(classes=2, each=2, name="set/test")
+    for name in ("class0-none", "__MACOSX", "notes"):
+        (train / name).mkdir()
+    (train / "notes" / "read.txt").write_text("none")
+    (train / "link").symlink_to(train / "class1", target_is_directory=True)
+    for part in ("train", "test"):
+        images = open_data(train.parent, part)
+        assert images.classes == ["class0", "class1"] and images.labels.unique().tolist() == [0, 1]
+
+
+def test_flat_folder_has_no_labels_and_no_test_part(make_folder):
+    root = make_folder(classes=1, each=7)
+    images = open_data(root)
+    assert images.labels is None and images.classes is None and len(images) == 7 and not images.has_test
+    with pytest.raises(DataError, match="no test part"):
+        open_data(root, "test")
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_classes_too_small_to_hold_any_out_have_no_test_part(make_folder, pack):
+    root = make_folder(classes=2, each=2)
+    assert not open_data(root, pack=pack).has_test
+    with pytest.raises(DataError, match="holds none of its 4 images out"):
+        open_data(root, "test", pack=pack)
+
+
+def test_nested_and_any_case(tmp_path):
+    for number, name in enumerate(["a/b/c/x.JPG", "a/y.JpEg", "b/z.PNG", "b/d/w.Tiff", "b/v.bmp", "b/u.WEBP"]):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        form = {"jpg": "JPEG", "jpeg": "JPEG"}.get(path.suffix[1:].lower(), path.suffix[1:].upper())
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(path, form)
+    images = open_data(tmp_path, "all")
+    assert len(images) == 6 and images.classes == ["a", "b"] and images.labels.tolist() == [0, 0, 1, 1, 1, 1]
+
+
+def test_missing_empty_and_without_images(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(DataError, match="no images"):
+        open_data(tmp_path / "pictures")
+    with pytest.raises(DataError, match=r"did you mean .*pictures"):
+        open_data(tmp_path / "picturs")
+    with pytest.raises(DataError, match="did you mean 'cifar10'"):
+        open_data("cifar-10")
+    (tmp_path / "pictures" / "notes.txt").write_text("hello")
+    with pytest.raises(DataError, match="only 1 other files"):
+        open_data(tmp_path / "pictures")
+
+
+def test_a_mixed_handful_passes_where_many_alike_do_not(make_folder):
+    """12 of 112 bad: allowed to be of twelve kinds, not to be six of one kind."""
+    mixed = [(f"{i}.jpg", f"reason {'abcdefghijkl'[i]}") for i in range(12)]
+    check_bad(mixed, 112, 0.05, "pictures")
+    alike = [(name, f"damaged: {i} bytes left" if i < 6 else reason) for i, (name, reason) in enumerate(mixed)]
+    with pytest.raises(
+        DataError, match=r"12 of 112 .* \(5 images, or 16 of mixed kinds; 6 are 'damaged: N bytes left'\)"
+    ):
+        check_bad(alike, 112, 0.05, "pictures")
+    check_bad(alike[1:], 112, 0.05, "pictures")
+    with pytest.raises(DataError, match="17 of 112"):
+        check_bad(mixed + [(f"x{i}", f"other {'abcde'[i]}") for i in range(5)], 112, 0.05, "pictures")
+
+
+def test_fingerprint_follows_files(make_folder):
+    root = make_folder(classes=1, each=5)
+    first = open_data(root).fingerprint
+    assert open_data(root).fingerprint == first
+    os.utime(root / "0000.png", ns=(1, 1))
+    touched = open_data(root).fingerprint
+    (root / "0001.png").unlink()
+    assert len({first, touched, open_data(root).fingerprint}) == 3
+
+
+def test_labels_from_a_csv(make_folder, tmp_path):
+    images = open_data(make_folder(classes=1, each=4))
+    table = tmp_path / "labels.csv"
+    table.write_text("name,label\n" + "".join(f"{n},{'cat' if i % 2 else 'dog'}\n" for i, n in enumerate(images.names)))
+    labelled = read_labels(images, table)
+    assert labelled.classes == ["cat", "dog"] and labelled.labels.tolist() == [1, 0, 1, 0]
+    table.write_text("0000.png,cat\n0001.png,dog\n")
+    with pytest.raises(DataError, match=r"no label for 2 of 4 images, the first '0002.png'"):
+        read_labels(images, table)
+    table.write_text("0000.png,cat\n0000.png,dog\n")
+    with pytest.raises(DataError, match="two labels"):
+        read_labels(images, table)
+
+
+@pytest.mark.parametrize(
+    "heading", ["filename,category\n", "file,species\n", "Image , Class\n", "\ufeffname,label\n", "\ufeff", ""]
+)
+def test_a_heading_is_no_class_and_a_mark_of_the_encoding_no_name(make_folder, tmp_path, heading):
+    """Spreadsheets write both, in words of their own."""
+    images, table = open_data(make_folder(classes=1, each=4)), tmp_path / "labels.csv"
+    rows = "".join(f"{n},{'cat' if i % 2 else 'dog'}\n" for i, n in enumerate(images.names))
+    table.write_text(heading + rows, encoding="utf-8")
+    labelled = read_labels(images, table)
+    assert labelled.classes == ["cat", "dog"] and labelled.labels.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("closed", ["class3", "."])
+def test_a_folder_that_may_not_be_looked_into_is_an_error(make_folder, monkeypatch, closed):
+    """It may hold a quarter of the images: it does not count as one bad image of many."""
+    root = make_folder(classes=4, each=10)
+    look = os.scandir
+
+    def scandir(path):
+        if os.path.abspath(path) == os.path.abspath(root / closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"can't look into the folder .*: Permission denied \(13\)") as caught:
+        open_data(root)
+    assert str(root / closed) in str(caught.value)
+
+
+def test_labels_that_only_look_like_numbers_are_words(make_folder, tmp_path):
+    images = open_data(make_folder(classes=1, each=5))
+    labels = ["10", "²", "9", "7" * 5000, "٣"]
+    table = tmp_path / "labels.csv"
+    table.write_text("".join(f"{name},{label}\n" for name, label in zip(images.names, labels)), encoding="utf-8")
+    assert read_labels(images, table).classes == ["٣", "9", "10", "7" * 5000, "²"]
+
+
+def test_a_user_without_a_home_has_a_cache_of_their_own(monkeypatch, tmp_path):
+    """As in a container that runs under a bare number: not in a folder named ~ of wherever the command is given."""
+    for name in ("KONTRAST_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(number):
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = cache_home()
+    assert place == tmp_path / f"kontrast-{os.getuid()}" and stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert cache_home() == place
+    (tmp_path / "kontrast-4242").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    with pytest.raises(EnvironmentFault, match=r"another user.*set KONTRAST_CACHE"):
+        cache_home()

@@ -1,0 +1,168 @@
+"""A person's own pictures: how a run's encoder takes them in code, and what `pretrain` says it took a folder for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import kontrast
+from kontrast.config.recipe import TrainingSettings
+from kontrast.config.recipe_files import resolve
+from kontrast.data.pack import pack
+from kontrast.errors import DataError, UsageError
+from kontrast.runs.embed import embed
+from kontrast.runs.embeddings_file import read_embeddings
+from kontrast.training import progress
+from kontrast.training.auto_recipe import beside_train, length, taken_for
+from kontrast.training.pretrain import warn_of_bank
+from kontrast.training.progress import PackingBar, Progress
+from kontrast.training.splits import open_split
+
+from support import tiny_run
+from support.made_images import encoded, write_tar
+
+
+@pytest.fixture(scope="module")
+def run():
+    return kontrast.Run(tiny_run.trained())
+
+
+def test_prepared_pictures_have_the_vectors_that_embed_writes(run, tmp_path):
+    """Files of several sizes, normalised as in training, in one batch."""
+    for number, side in enumerate((20, 32, 51)):
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (side, 40, 3), np.uint8)).save(
+            tmp_path / f"{number}.png"
+        )
+    files = sorted(tmp_path.glob("*.png"))
+    embed(run, tmp_path, tmp_path / "v.npy", device="cpu", say=lambda _: None)
+    encoder = kontrast.load(run.path)
+    with torch.no_grad():
+        vectors = encoder(run.prepare(files))
+        alone = encoder(run.prepare(str(files[1])))
+    torch.testing.assert_close(vectors, read_embeddings(tmp_path / "v.npy").rows(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, vectors[1:2], rtol=1e-4, atol=1e-5)
+
+
+def test_pixels_are_prepared_as_files_are(run, tmp_path):
+    pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    for number, picture in enumerate(pixels):
+        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
+    expected = run.prepare([tmp_path / "0.png", tmp_path / "1.png"])
+    for given in (pixels, pixels.numpy()):
+        torch.testing.assert_close(run.prepare(given), expected)
+    torch.testing.assert_close(run.prepare(pixels[0]), expected[:1])
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "reason"),
+    [
+        ([], DataError, "no images"),
+        (torch.rand(2, 3, 32, 32), UsageError, "from 0 to 255"),
+        (torch.zeros(2, 4, 32, 32, dtype=torch.uint8), DataError, "4 channels"),
+        ("missing.png", DataError, "missing.png"),
+        (Image.new("RGB", (32, 32)), UsageError, "an image is Image: give picture files"),
+        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], UsageError, "an image is Tensor"),
+        (iter(["cat.png"]), UsageError, "an image is list_iterator"),
+    ],
+)
+def test_what_can_not_be_prepared_is_refused(run, images, error, reason):
+    with pytest.raises(error, match=reason):
+        run.prepare(images)
+
+
+def test_a_folder_s_labels_and_other_files_are_told(tmp_path):
+    for name in [f"{album}/{n}.png" for album in ("2021 sea", "garden") for n in range(10)] + ["garden/10.heic"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name, format="PNG")
+    recipe = resolve("folder", [f'data.source="{tmp_path}"', "data.pack=false"])
+    labels, others = taken_for(recipe, open_split(recipe.data, "train"))
+    assert "2 sub-folders (2021 sea, garden)" in labels and "held out" in labels and "data.test_share=0" in labels
+    assert "1 other files" in others and "jpg" in others
+    whole = resolve("folder", [f'data.source="{tmp_path}"', "data.pack=false", "data.test_share=0.0"])
+    labels, _ = taken_for(whole, open_split(whole.data, "train"))
+    assert "held out" not in labels
+
+
+def folder_of(root, *names):
+    for name in [f"{name}/{n}.png" for name in names for n in range(4)]:
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        Image.new("RGB", (8, 8)).save(root / name)
+    return resolve("folder", [f'data.source="{root}"', "data.pack=false"])
+
+
+def test_a_class_called_test_is_a_class_and_told_as_one(tmp_path):
+    recipe = folder_of(tmp_path, "bus", "test", "tram")
+    (labels,) = taken_for(recipe, open_split(recipe.data, "train"))
+    assert "3 sub-folders (bus, test, tram)" in labels and "held out" in labels and beside_train(recipe) == []
+
+
+def test_what_lies_beside_a_folder_called_train_is_told(tmp_path):
+    """A class of that name would leave the other classes out without a word."""
+    (line,) = beside_train(folder_of(tmp_path / "a", "bus", "train", "tram"))
+    assert line.startswith("not read: bus, tram beside ") and "rename it" in line
+    recipe = folder_of(tmp_path / "b", "train/x", "train/y", "test/x", "val/y")
+    (tmp_path / "b" / "notes").mkdir()
+    assert beside_train(recipe) == [] == taken_for(recipe, open_split(recipe.data, "train"))
+    recipe = folder_of(tmp_path / "c", "train/x", "train/y")
+    assert "2 sub-folders (x, y)" in taken_for(recipe, open_split(recipe.data, "train"))[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"), [(0, "epochs: 5 (about 500"), (6, "steps: 6 (about 60 "), (99, "epochs: 5 (about 500")]
+)
+def test_a_length_in_steps_is_told_where_it_ends_the_training(steps, words):
+    line = length(TrainingSettings(epochs=5, batch=10, max_steps=steps), 100)
+    assert line.startswith(words) and f"training.{'max_steps' if steps == 6 else 'epochs'}=N" in line
+
+
+def test_labels_in_shards_and_stores_are_no_sub_folders(tmp_path):
+    pictures = [(f"{n}.png", encoded(Image.new("RGB", (8, 8)), "PNG")) for n in range(20)]
+    (tmp_path / "shards").mkdir()
+    write_tar(tmp_path / "shards" / "0.tar", [*pictures, *((f"{n}.cls", str(n % 2).encode()) for n in range(20))])
+    pack(tmp_path / "shards", tmp_path / "store")
+    for source in (tmp_path / "shards", tmp_path / "store" / "train"):
+        recipe = resolve("folder", [f'data.source="{source}"', "data.pack=false"])
+        images = open_split(recipe.data, "train")
+        assert images.classes == ["0", "1"] and taken_for(recipe, images) == []
+
+
+def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):
+    """300 train images and then 60 of test: the first bar is not set back, nor left at 60 of 300."""
+    opened = []
+
+    class Watched(Progress):
+        def __enter__(self):
+            opened.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(progress, "Progress", Watched)
+    with PackingBar("pack") as bar:
+        for done, total in ((100, 300), (300, 300), (40, 60), (60, 60)):
+            bar(done, total)
+    assert [(one.done, one.total) for one in opened] == [(300, 300), (60, 60)]
+
+
+def test_a_bank_without_a_teacher_is_told():
+    said = []
+    for more in (["bank.size=20"], ["bank.size=20", "teacher.momentum=0.9"]):
+        warn_of_bank(resolve("cifar10/simclr", more), range(100), said.append)
+    assert len(said) == 1 and "the student's own rows" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        (["bank.contents=last"], 100),
+        (["bank.contents=all"], 200),
+        (["bank.contents=all", "views.count=4", "teacher.symmetric=false"], 300),
+    ],
+)
+def test_a_bank_that_outlasts_an_epoch_is_told_by_the_rows_that_an_image_has_in_it(more, rows):
+    for size in (rows, 2 * rows):
+        said = []
+        recipe = resolve("cifar10/simclr", ["teacher.momentum=0.9", f"bank.size={size}", *more])
+        warn_of_bank(recipe, range(100), said.append)
+        assert len(said) == (size > rows)
+    assert "holds 2.0 epochs of 100 images" in said[0] and f"bank.size={rows // 2} or fewer" in said[0]
