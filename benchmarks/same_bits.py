@@ -80,7 +80,7 @@ def make_folder(place: Path) -> tuple[Path, Path]:
     scans = load_digits()
     folder, shards = place / "pictures", place / "shards"
     shards.mkdir(parents=True, exist_ok=True)
-    tars = [tarfile.open(shards / f"part-{i}.tar", "w") for i in range(2)]
+    members: list[list[tuple[str, bytes]]] = [[], []]
     for number in range(120):
         label = number % 4
         scan = scans.images[scans.target == label][number // 4]
@@ -90,21 +90,24 @@ def make_folder(place: Path) -> tuple[Path, Path]:
         path = folder / f"class{label}" / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data.getvalue())
-        for name, body in ((f"{number:03}.png", data.getvalue()), (f"{number:03}.cls", str(label).encode())):
-            member = tarfile.TarInfo(name)
-            member.size = len(body)
-            tars[number % 2].addfile(member, io.BytesIO(body))
-    for tar in tars:
-        tar.close()
+        members[number % 2] += [(f"{number:03}.png", data.getvalue()), (f"{number:03}.cls", str(label).encode())]
+    for number, part in enumerate(members):
+        with tarfile.open(shards / f"part-{number}.tar", "w") as tar:
+            for name, body in part:
+                member = tarfile.TarInfo(name)
+                member.size = len(body)
+                tar.addfile(member, io.BytesIO(body))
     return folder, shards
 
 
-def train_all(out: Path, roots: dict[str, str]) -> dict[str, str]:
+def train_all(out: Path, roots: dict[str, str], only: str) -> dict[str, str]:
     folder, shards = make_folder(out / "data")
     names = {"folder": str(folder), "shards": str(shards), **roots}
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "KONTRAST_CACHE": str(out / "cache")}
     hashes = {}
     for case, arguments in CASES.items():
+        if only not in case:
+            continue
         if any("{" + name + "}" in argument for argument in arguments for name, at in names.items() if not at):
             continue
         run = out / "runs" / "".join(c if c.isalnum() else "-" for c in case)
@@ -134,12 +137,13 @@ def main() -> int:
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--cifar10", default="", help="The folder that holds CIFAR-10.")
     parser.add_argument("--mnist", default="", help="The folder that holds MNIST.")
+    parser.add_argument("--only", default="", help="Train the cases whose name contains this.")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"))
     asked = parser.parse_args()
     if asked.compare:
         return compare(*asked.compare)
     out = asked.out.resolve()
-    hashes = train_all(out, {"cifar10": asked.cifar10, "mnist": asked.mnist})
+    hashes = train_all(out, {"cifar10": asked.cifar10, "mnist": asked.mnist}, asked.only)
     (out / "hashes.json").write_text(json.dumps(hashes, indent=1))
     return 1 if any(value.startswith("failed") for value in hashes.values()) else 0
 

@@ -136,10 +136,10 @@ def broadcast(value: str) -> str:
     """The first rank's text, on every rank."""
     if world() == 1:
         return value
-    return everyone_says(value)[0]
+    return gather_texts(value)[0]
 
 
-def everyone_says(value: str) -> list[str]:
+def gather_texts(value: str) -> list[str]:
     """Every rank's text, in the order of ranks; carried as bytes, nothing is pickled."""
     if world() == 1:
         return [value]

@@ -36,7 +36,7 @@ def disk_faults(path: Path, needed: int = 0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def aside(path: Path, needed: int = 0) -> Iterator[Path]:
+def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     """A place beside `path` to write to, which is synced and takes its name when all went well: under its name a file
     is whole or absent."""
     place = path.with_name(f".tmp-{os.getpid()}-{path.name}")
@@ -52,7 +52,7 @@ def aside(path: Path, needed: int = 0) -> Iterator[Path]:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    with aside(path, needed=len(data)) as place:
+    with atomic_path(path, needed=len(data)) as place:
         place.write_bytes(data)
 
 
@@ -71,7 +71,7 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} is damaged: not JSON") from None
 
 
-class Lines:
+class JsonLines:
     """An append-only JSON-lines file whose torn last line, after a crash, is dropped on opening."""
 
     def __init__(self, path: Path):
@@ -84,7 +84,7 @@ class Lines:
         any but the last, which a crash may have cut."""
         damaged = 0
         if self.path.exists():
-            records = read_lines(self.path)
+            records = read_json_lines(self.path)
             damaged = max(0, self.path.read_bytes().count(b"\n") - len(records))
             kept = [r for r in records if keep_until_step is None or _step(r) <= keep_until_step]
             kept = [r for r in kept if not owed or "loss" in r or _step(r) != keep_until_step]
@@ -119,7 +119,7 @@ def _line(record: dict[str, Any]) -> str:
     return json.dumps(record) + "\n"
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The whole records of a JSON-lines file; anything torn or not a table is left out."""
     records = []
     for line in path.read_bytes().splitlines():

@@ -16,7 +16,7 @@ from kontrast.errors import UsageError
 from kontrast.objectives import objective
 from kontrast.training.build import build_learner, build_views, optimizer_of
 from kontrast.training.learner import check_options
-from kontrast.training.resolve import spelled_out, temperature_of
+from kontrast.training.resolve import temperature_of, with_defaults
 from kontrast.training.step import Step
 from kontrast.views import keys
 
@@ -170,9 +170,9 @@ def test_defaults_are_spelled_out_and_the_temperature_is_the_objectives_own():
     for name, temperature in (("info-nce", 0.2), ("nt-xent", 0.2), ("barlow-twins", 0.1)):  # the last has none
         recipe = resolve("cifar10/cl", [f"objective.name={name}"])
         assert temperature_of(recipe) == (0.19 if name == "nt-xent" else temperature)
-    whole = spelled_out(resolve("cifar10/cl", ["objective.name=dcl", "encoder.name=resnet-18"]))
+    whole = with_defaults(resolve("cifar10/cl", ["objective.name=dcl", "encoder.name=resnet-18"]))
     assert whole.objective.arguments["temperature"] == 0.1 and "stem" in whole.encoder.arguments
-    assert "channels" not in whole.encoder.arguments and spelled_out(whole) == whole
+    assert "channels" not in whole.encoder.arguments and with_defaults(whole) == whole
 
 
 def test_the_gcl_recipes_train_with_the_rate_inside_the_momentum():

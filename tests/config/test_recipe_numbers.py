@@ -12,13 +12,13 @@ from kontrast.config.recipe import to_tree
 from kontrast.config.recipe_files import recipe_names, resolve
 from kontrast.optim.schedules import scaled_learning_rate
 from kontrast.runs.probe import CROPS
-from kontrast.training.resolve import spelled_out
+from kontrast.training.resolve import with_defaults
 
 
 @cache
 def facts(name: str) -> dict[str, Any]:
     """Every setting by its path, defaults of the parts included; `peak` is the rate as applied. No path, no part."""
-    recipe = spelled_out(resolve(name))
+    recipe = with_defaults(resolve(name))
     t = recipe.training
     return flat(to_tree(recipe)) | {"peak": round(scaled_learning_rate(t.lr, t.batch, t.lr_scaling), 9)}
 

@@ -25,17 +25,17 @@ def ragged_set(sizes: list[tuple[int, int]], planes: int = 0) -> ImageSet:
 def test_a_mouthful_never_exceeds_its_bytes():
     uniform = ImageSet(torch.zeros(100, 3, 32, 32, dtype=torch.uint8), [str(n) for n in range(100)])
     for images in (uniform, ragged_set([(32, 32)] * 100)):
-        taken = [part for part, _, _ in images.mouthfuls(torch.arange(100), limit=10 * 3 * 32 * 32)]
+        taken = [part for part, _, _ in images.iter_chunks(torch.arange(100), limit=10 * 3 * 32 * 32)]
         assert [len(part) for part in taken] == [10] * 10 and torch.cat(taken).tolist() == list(range(100))
-        assert [len(part) for part, _, _ in images.mouthfuls(torch.arange(3), limit=1)] == [1, 1, 1]
-        assert list(images.mouthfuls(torch.arange(0))) == [] or images is uniform
+        assert [len(part) for part, _, _ in images.iter_chunks(torch.arange(3), limit=1)] == [1, 1, 1]
+        assert list(images.iter_chunks(torch.arange(0))) == [] or images is uniform
 
 
 @pytest.mark.parametrize("planes", [0, 2])
 def test_mouthfuls_are_the_images_themselves(planes):
     images = ragged_set([(8, 8), (20, 9), (7, 30), (3, 3), (40, 40)] * 30, planes)
     asked, seen = torch.arange(150).flip(0), []
-    for positions, pixels, sizes in images.mouthfuls(asked, limit=20_000):
+    for positions, pixels, sizes in images.iter_chunks(asked, limit=20_000):
         assert pixels.numel() <= 20_000 and len(positions) == len(pixels) == len(sizes)
         for position, image, (height, width) in zip(positions.tolist(), pixels, sizes.tolist()):
             assert torch.equal(image[:, :height, :width], images.images[position])

@@ -13,7 +13,7 @@ from PIL import Image
 from kontrast.data import decode as decode_module
 from kontrast.data.decode import BadImage, Limits, decode, decode_file
 from kontrast.errors import Stopped
-from kontrast.training.signals import Cut, StopWatch
+from kontrast.training.signals import Cut, StopSignals
 
 from support.made_images import encoded
 
@@ -149,9 +149,9 @@ def test_a_signal_while_decoding_is_no_damage_to_the_image(monkeypatch):
         raise Stopped("asked to")
 
     monkeypatch.setattr(decode_module, "_pixels", asked_to_stop)
-    with pytest.raises(Stopped, match="nothing is lost"), StopWatch("nothing is lost"):
+    with pytest.raises(Stopped, match="nothing is lost"), StopSignals("nothing is lost"):
         decode(content)
-    with pytest.raises(Cut), StopWatch() as stop, stop.cutting():
+    with pytest.raises(Cut), StopSignals() as stop, stop.cutting():
         decode(content)
     before = signal.signal(signal.SIGTERM, handler)
     try:

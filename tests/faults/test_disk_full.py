@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kontrast.cli import main as cli
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.training import checkpoints
 from kontrast.training import run_folder as folder
 
@@ -94,7 +94,7 @@ def test_the_disk_fills_up_while_the_run_folder_is_written(small_disk, tmp_path,
     assert not half_written(small_disk) and not (run / "encoder.safetensors").exists()
     (small_disk / "ballast").unlink()
     Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
-    assert [line["step"] for line in read_lines(run / "metrics.jsonl") if "loss" in line] == list(range(1, 13))
+    assert [line["step"] for line in read_json_lines(run / "metrics.jsonl") if "loss" in line] == list(range(1, 13))
 
 
 @pytest.mark.fault(5)

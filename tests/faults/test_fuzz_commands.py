@@ -14,7 +14,7 @@ from kontrast.config import recipe as settings
 from kontrast.config.overrides import apply_overrides
 from kontrast.config.recipe_files import FOLDER, load_tree, recipe_names
 from kontrast.errors import UsageError
-from kontrast.networks.catalogue import ENCODERS, HEADS, PREDICTORS
+from kontrast.networks.catalog import ENCODERS, HEADS, PREDICTORS
 from kontrast.objectives import OBJECTIVES
 from kontrast.views import Views, keys
 from kontrast.views.policies import POLICIES

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kontrast.data.decode import BadImage, Limits, decode
 from kontrast.data.shards import scan_shards
 from kontrast.errors import CheckpointError, DataError, KontrastError
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.runs.embeddings_file import names_path, read_embeddings
 from kontrast.training.checkpoints import read_weights
 
@@ -177,7 +177,7 @@ def test_metrics_of_any_content(tmp_path, cases, tally):
             (run / name).write_bytes(content)
         (run / "probes.json").write_text(json.dumps({"probes": probes}))
         (run / "run.json").write_text(json.dumps({"data": probes, "seconds": probes}))
-        assert all(isinstance(record, dict) for record in read_lines(run / "metrics.jsonl"))
+        assert all(isinstance(record, dict) for record in read_json_lines(run / "metrics.jsonl"))
         write_report([run], tmp_path / "page.html")
 
     tally("fuzz cases", fuzz(cases, attempt, lines=lines, torn=st.binary(max_size=20), probes=anything))

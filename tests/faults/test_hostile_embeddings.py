@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kontrast.data import open_data
-from kontrast.runs.embed import embed, opened
+from kontrast.runs.embed import embed, open_run
 from kontrast.runs.embeddings_file import names_path, read_embeddings
 
 from support import tiny_run
@@ -30,7 +30,7 @@ def vectors(tmp_path):
     return tmp_path / "vectors.npy"
 
 
-def neighbours(path):
+def neighbors(path):
     asked = sorted(tiny_run.images().rglob("*.png"))[0]
     return kontrast("neighbors", str(tiny_run.trained()), str(asked), "--embeddings", str(path), "--device", "cpu")
 
@@ -41,7 +41,7 @@ def test_a_cut_file(vectors, cut):
     """Exit 3, `damaged or cut short`, from every command that reads it; the file is as it was."""
     content = vectors.read_bytes()[:cut]
     vectors.write_bytes(content)
-    one_line(neighbours(vectors), 3, "vectors.npy", "cut short")
+    one_line(neighbors(vectors), 3, "vectors.npy", "cut short")
     one_line(kontrast("lens", str(vectors)), 3, "vectors.npy", "cut short")
     assert vectors.read_bytes() == content
 
@@ -53,7 +53,7 @@ def test_a_row_that_is_no_number_is_named(vectors, value):
     rows = np.load(vectors)
     rows[17, 3] = value
     np.save(vectors, rows)
-    one_line(neighbours(vectors), 3, "row 17", "17.png")
+    one_line(neighbors(vectors), 3, "row 17", "17.png")
     one_line(kontrast("lens", str(vectors)), 3, "row 17", "17.png")
 
 
@@ -61,19 +61,19 @@ def test_a_row_that_is_no_number_is_named(vectors, value):
 def test_another_width_and_other_names(vectors):
     """Exit 3 with both widths or both counts: it is of another run."""
     np.save(vectors, np.load(vectors)[:, :7])
-    one_line(neighbours(vectors), 3, "width 7", str(WIDTH))
+    one_line(neighbors(vectors), 3, "width 7", str(WIDTH))
     names_path(vectors).write_text('{"path": "one.png"}\n')
-    one_line(neighbours(vectors), 3, "names 1 rows", "40")
+    one_line(neighbors(vectors), 3, "names 1 rows", "40")
 
 
 @pytest.mark.fault(38)
 def test_other_layouts_give_the_same_neighbours(vectors):
     """Column order, double precision and big-endian bytes: the same answer."""
-    first, rows = neighbours(vectors).stdout, np.load(vectors)
+    first, rows = neighbors(vectors).stdout, np.load(vectors)
     assert len(first.splitlines()) == 8
     for other in (np.asfortranarray(rows), rows.astype(np.float64), rows.astype(">f4")):
         np.save(vectors, other)
-        done = neighbours(vectors)
+        done = neighbors(vectors)
         assert done.returncode == 0 and done.stdout == first, done.stderr
 
 
@@ -81,7 +81,7 @@ def test_other_layouts_give_the_same_neighbours(vectors):
 def test_embed_killed_again_and_again_ends_in_the_same_bytes(tmp_path, tally):
     """Each start goes on where the last was killed, and the file is that of one undisturbed run, bit for bit."""
     digits = open_data("digits", "test").first(1300)
-    run = opened(tiny_run.trained())
+    run = open_run(tiny_run.trained())
     whole = embed(run, digits, tmp_path / "whole.npy", batches=1, device="cpu", say=lambda _: None).path
     out, parts = tmp_path / "v.npy", tmp_path / "v.npy.parts"
 

@@ -188,7 +188,7 @@ def test_a_report_over_many_runs(tmp_path, cases):
 @pytest.mark.fault(38)
 @amounts(20_000, 1_000_000)
 def test_many_rows_through_nearest_neighbours(tmp_path, cases):
-    """A million embeddings of width 512: kNN against all of them within 4 GiB, the right neighbours found."""
+    """A million embeddings of width 512: kNN against all of them within 4 GiB, the right neighbors found."""
     width = 512 if cases > 100_000 else 64
     path = tmp_path / "vectors.npy"
     vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(cases, width))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kontrast.cli import main as cli
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 
 from support.commands import TINY, Command
 
@@ -60,7 +60,7 @@ def test_streams_that_are_closed_or_not_read(tmp_path, way, streams):
     command = Command(tmp_path / "log", instead=partial(way, ["pretrain", *SHORT, "--out", str(run)], *streams))
     assert command.wait() == 0, command.said
     assert "Traceback" not in command.said and (run / "encoder.safetensors").exists()
-    assert len(read_lines(run / "metrics.jsonl")) == 7
+    assert len(read_json_lines(run / "metrics.jsonl")) == 7
 
 
 def on_a_terminal(argv: list[str], environment: dict[str, str]) -> tuple[int, bytes]:
@@ -115,6 +115,6 @@ def test_a_clock_that_goes_back_changes_no_duration(tmp_path):
     argv = ["pretrain", *SHORT, "--out", str(run)]
     Command(tmp_path / "log", instead=partial(under_a_clock_that_goes_back, argv)).ended(0)
     assert 0 < json.loads((run / "run.json").read_text())["seconds"] < 60
-    speeds = read_lines(run / "speed.jsonl")
+    speeds = read_json_lines(run / "speed.jsonl")
     assert speeds and all(line["images_per_second"] > 0 for line in speeds)
     assert speeds[0]["time"] > speeds[-1]["time"]  # the clock did go back

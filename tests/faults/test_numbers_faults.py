@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.objectives import OBJECTIVES, objective
 
 from support.command_line import kontrast, one_line
@@ -34,7 +34,7 @@ def same_pictures(root, count: int, colour: int | None = None):
 
 
 def losses(run) -> list[float]:
-    return [line["loss"] for line in read_lines(run / "metrics.jsonl") if "loss" in line]
+    return [line["loss"] for line in read_json_lines(run / "metrics.jsonl") if "loss" in line]
 
 
 @pytest.mark.fault(19)

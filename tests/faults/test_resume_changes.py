@@ -14,7 +14,7 @@ from PIL import Image
 from kontrast.config.overrides import flat
 from kontrast.config.recipe import Recipe, to_tree
 from kontrast.data import ImageSet, open_data
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.training.auto_recipe import CHOSEN, adapt
 from kontrast.training.checkpoints import _digest
 from kontrast.training.resolve import MAY_CHANGE
@@ -96,7 +96,7 @@ def test_what_may_change_does(tmp_path):
     Command(tmp_path / "log", *SHORT, "--out", str(run)).ended(0)
     argv = ["--resume", "training.max_steps=10", "training.log_every=2", "--out", str(run)]
     Command(tmp_path / "log", *argv).ended(0)
-    assert read_lines(run / "metrics.jsonl")[-1]["step"] == 10
+    assert read_json_lines(run / "metrics.jsonl")[-1]["step"] == 10
     assert "max_steps = 10" in (run / "recipe.toml").read_text()
     Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
 
@@ -183,7 +183,7 @@ def test_another_number_of_ranks_sees_the_same_batches(tmp_path, first, then):
     said = ranks(tmp_path, then, ["--resume", "training.max_steps=16", "--out", str(run)])
     assert said.count(f"not bit-exact: world was {first} and is {then}") == 1
     ranks(tmp_path, 1, [*argv, "--out", str(whole)])
-    losses = [[line["loss"] for line in read_lines(r / "metrics.jsonl") if "loss" in line] for r in (run, whole)]
+    losses = [[line["loss"] for line in read_json_lines(r / "metrics.jsonl") if "loss" in line] for r in (run, whole)]
     assert len(losses[0]) == 16 and losses[0] == pytest.approx(losses[1], abs=1e-4, rel=0)
 
 

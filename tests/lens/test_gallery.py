@@ -1,4 +1,4 @@
-"""The gallery: tiles show what their entries say, neighbours are the cosine's, names come back byte for byte."""
+"""The gallery: tiles show what their entries say, neighbors are the cosine's, names come back byte for byte."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_neighbours_are_the_cosines_and_tiles_are_their_pictures(tmp_path, featu
     labels = torch.arange(90) % 3
     names = [str(i) for i in range(90)]
     write_gallery(
-        tmp_path, features, flat_pictures(90), labels, ["a", "b", "c"], names, points=40, queries=6, neighbours=4
+        tmp_path, features, flat_pictures(90), labels, ["a", "b", "c"], names, points=40, queries=6, neighbors=4
     )
     gallery, sprite = read(tmp_path)
     assert len(gallery["points"]) == 40
@@ -52,9 +52,9 @@ def test_neighbours_are_the_cosines_and_tiles_are_their_pictures(tmp_path, featu
     cosines = (unit @ unit.T).fill_diagonal_(-2)
     for query in gallery["queries"]:
         best = cosines[int(query["name"])].topk(4)
-        assert [int(n["name"]) for n in query["neighbours"]] == best.indices.tolist()
-        assert [n["similarity"] for n in query["neighbours"]] == pytest.approx(best.values.tolist(), abs=1e-4)
-    entries = [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbours"])]
+        assert [int(n["name"]) for n in query["neighbors"]] == best.indices.tolist()
+        assert [n["similarity"] for n in query["neighbors"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+    entries = [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbors"])]
     for entry in entries:
         assert (shown(gallery, sprite, entry["tile"]) == int(entry["name"])).all()
         assert entry["label"] == int(entry["name"]) % 3
@@ -85,12 +85,12 @@ def test_neighbours_among_train_images(tmp_path, features):
         train_labels=None,
         train_names=[f"train/{i}" for i in range(140)],
         queries=5,
-        neighbours=3,
+        neighbors=3,
     )
     gallery, sprite = read(tmp_path)
     assert gallery["neighbours_from"] == "train"
     for query in gallery["queries"]:
-        first = query["neighbours"][0]
+        first = query["neighbors"][0]
         assert first["name"] == f"train/{query['name']}"  # its own near copy is not left out: it is another image
         assert (shown(gallery, sprite, first["tile"]) == int(query["name"])).all()
 
@@ -115,7 +115,7 @@ def test_few_images(tmp_path, count):
     write_gallery(tmp_path, torch.randn(count, 4), flat_pictures(count), None, None, ["x"] * count)
     gallery, _ = read(tmp_path)
     assert len(gallery["points"]) == count
-    assert all(len(query["neighbours"]) == min(8, count - 1) for query in gallery["queries"])
+    assert all(len(query["neighbors"]) == min(8, count - 1) for query in gallery["queries"])
 
 
 def test_features_that_are_not_finite_stay_out_of_the_json(tmp_path, features):

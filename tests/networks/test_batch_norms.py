@@ -15,7 +15,7 @@ from torch import nn
 from kontrast.errors import UsageError
 from kontrast.networks import convert_split_batch_norm, encoder, shuffle, smallest_batch, unshuffle
 from kontrast.networks.split_batch_norm import mix, permutation
-from kontrast.networks.sync_batch_norm import synchronise_batch_norm
+from kontrast.networks.sync_batch_norm import synchronize_batch_norm
 
 
 def norm(ndim: int) -> nn.Module:
@@ -114,7 +114,7 @@ def on_two_ranks(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     ranks.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     saved = torch.load(f"{folder}/in.pt")
-    module = synchronise_batch_norm(saved_network(saved["state"]))
+    module = synchronize_batch_norm(saved_network(saved["state"]))
     x = saved["x"].chunk(2)[rank].clone().requires_grad_()
     y = module(x)
     (y * saved["weights"].chunk(2)[rank]).sum().backward()

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from kontrast.errors import DataError, UsageError
 from kontrast.probes import knn, logistic, nearest_rows
-from kontrast.probes.logistic import Problem, fit_logistic, in_their_span, standardise
+from kontrast.probes.logistic import Problem, fit_logistic, in_their_span, standardize
 
 
 def features(n: int = 400, width: int = 24, classes: int = 5, noise: float = 1.6, seed: int = 0):
@@ -89,7 +89,7 @@ def test_too_large_a_k_is_lowered_and_said():
 def test_logistic_equals_scikit_learn(classes, strength):
     linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
     train, y, test, labels = features(classes=classes, noise=2.5)
-    x, held = standardise(train.double(), test.double())
+    x, held = standardize(train.double(), test.double())
     fit = fit_logistic(x, y, classes, strength)
     model = linear_model.LogisticRegression(C=strength, max_iter=20_000, tol=1e-12).fit(x.numpy(), y.numpy())
     weight, bias = fit.weight, fit.bias - fit.bias.mean()
@@ -120,7 +120,7 @@ def test_wide_features_take_the_same_way_without_a_preconditioner(monkeypatch):
     from kontrast.probes import logistic as regression
 
     train, y, *_ = features(n=120)
-    (x,) = standardise(train.double())
+    (x,) = standardize(train.double())
     full = fit_logistic(x, y, 5, 1.0)
     monkeypatch.setattr(regression, "LARGEST_PRECONDITIONER", 8)
     plain = fit_logistic(x, y, 5, 1.0, iterations=5000)
@@ -215,7 +215,7 @@ def test_the_features_of_a_collapsed_encoder_are_probed_like_others():
     y = torch.randint(0, 10, (20_000,), generator=generator)
     along = y[:, None] + torch.randn(len(y), 1, generator=generator)
     x = along * torch.randn(1, 512, generator=generator) + 1e-4 * torch.randn(len(y), 512, generator=generator)
-    covariance = Problem(*standardise(x), y, 10).covariance
+    covariance = Problem(*standardize(x), y, 10).covariance
     assert torch.linalg.cholesky_ex(covariance + 1e-6 * torch.eye(512)).info, "this covariance has a factor: no test"
     one = logistic(along, y, along[:500], y[:500]).accuracy
     assert abs(logistic(x, y, x[:500], y[:500]).accuracy - one) < 0.02

@@ -77,7 +77,7 @@ def test_a_finished_run(run, tmp_path):
     assert page.stat().st_size < 5_000_000
     assert data["title"] == "nt-xent on digits"
     assert data["verdict"] == (
-        "The trained encoder names 86.3% of 1,000 test images right by its nearest neighbours, against 49.6% for raw "
+        "The trained encoder names 86.3% of 1,000 test images right by its nearest neighbors, against 49.6% for raw "
         "pixels and 41.8% for the same encoder untrained. Training is worth 36.7 points over the better control."
     )
     assert [plot["id"] for plot in data["curves"]] == [
@@ -251,7 +251,7 @@ def test_pictures_of_another_moment_are_not_shown(run, tmp_path, finished_run):
 def test_hostile_names_stay_data(run, tmp_path):
     evil = "</script><img src=x onerror=alert(1)>&\u2028\udcff@SCRIPT@"
     gallery = json.loads((run / "gallery.json").read_text())
-    gallery["classes"][0] = gallery["points"][0]["name"] = gallery["queries"][0]["neighbours"][0]["name"] = evil
+    gallery["classes"][0] = gallery["points"][0]["name"] = gallery["queries"][0]["neighbors"][0]["name"] = evil
     (run / "gallery.json").write_text(json.dumps(gallery))
     (run / "recipe.toml").write_text(f'[objective]\nname = "{evil[:-9]}"\n', "utf-8", "replace")
     information = json.loads((run / "run.json").read_text())

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from kontrast.data import open_data
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault, Stopped, UsageError
 from kontrast.probes import extract_features
-from kontrast.runs.embed import embed, go_on, opened, stretches
+from kontrast.runs.embed import embed, go_on, open_run, stretches
 from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.image_stream import open_stream
-from kontrast.runs.neighbors import neighbours
+from kontrast.runs.neighbors import neighbors
 from kontrast.training.run_folder import RunFolder
 
 from support import tiny_run
@@ -34,7 +34,7 @@ def silent(_: str) -> None:
 
 @pytest.fixture(scope="module")
 def run():
-    return opened(tiny_run.trained())
+    return open_run(tiny_run.trained())
 
 
 @pytest.fixture(scope="module")
@@ -220,8 +220,8 @@ def test_what_stands_in_for_a_bad_image_in_training_is_not_its_vector(run, digit
 
 
 def test_vectors_of_another_range_are_other_vectors(digits, tmp_path):
-    """Parts of float images read by one range are not gone on with by another, and the command to go on names it."""
-    near, far = (opened(tiny_run.trained(), span) for span in ((0.0, 1.0), (0.0, 2.0)))
+    """Splits of float images read by one range are not gone on with by another, and the command to go on names it."""
+    near, far = (open_run(tiny_run.trained(), span) for span in ((0.0, 1.0), (0.0, 2.0)))
     breaking = dataclasses.replace(digits, images=Breaking(digits.images, 2))
     with pytest.raises(OSError, match="disk went away"):
         embed(near, breaking, tmp_path / "v.npy", batches=1, device="cpu", say=silent)
@@ -285,38 +285,38 @@ def test_runs_that_are_unfinished_damaged_or_newer(tmp_path):
     for content in (b"", b"\x00" * 40, weights.read_bytes()[:200]):
         weights.write_bytes(content)
         with pytest.raises(CheckpointError, match="not a readable safetensors"):
-            embed(opened(run), tiny_run.images(), tmp_path / "v.npy")
+            embed(open_run(run), tiny_run.images(), tmp_path / "v.npy")
     weights.unlink()
     with pytest.raises(CheckpointError, match="has not finished; resume it first"):
-        embed(opened(run), tiny_run.images(), tmp_path / "v.npy")
+        embed(open_run(run), tiny_run.images(), tmp_path / "v.npy")
     facts = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**facts, "version": 2}))
     (run / "recipe.toml").write_text("a_key_of_tomorrow = 1\n" + (run / "recipe.toml").read_text())
     with pytest.raises(CheckpointError, match="newer kontrast: upgrade"):
-        opened(run)
+        open_run(run)
     assert not list(tmp_path.glob("v.npy*"))
 
 
 def test_neighbours_from_a_file_and_from_the_runs_own_images(tmp_path):
-    run = opened(tiny_run.copy(tmp_path))
+    run = open_run(tiny_run.copy(tmp_path))
     image = sorted(tiny_run.images().rglob("*.png"))[17]
     embed(run, tiny_run.images(), tmp_path / "v.npy", device="cpu", say=silent)
-    found = neighbours(run, image, embeddings=tmp_path / "v.npy", k=5, device="cpu", say=silent)
+    found = neighbors(run, image, embeddings=tmp_path / "v.npy", k=5, device="cpu", say=silent)
     assert found[0]["name"] == str(image.relative_to(tiny_run.images())) and found[0]["similarity"] > 0.9999
     rows = torch.nn.functional.normalize(torch.from_numpy(np.load(tmp_path / "v.npy")), dim=1)
     assert [one["row"] for one in found] == (rows @ rows[17]).topk(5).indices.tolist()
     said = []
     for _ in range(2):
-        own = neighbours(run, image, k=3, device="cpu", say=said.append)
+        own = neighbors(run, image, k=3, device="cpu", say=said.append)
     assert len(own) == 3 and len(said) == 1 and "embedding the" in said[0]
     (run.path / "embeddings" / "embeddings.json").write_text('{"version": 1, "encoder": "another"}')
-    assert neighbours(run, image, k=3, device="cpu", say=said.append) == own and len(said) == 2
+    assert neighbors(run, image, k=3, device="cpu", say=said.append) == own and len(said) == 2
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
 def test_neighbours_refuse_the_vectors_of_another_encoder_of_the_same_width(tmp_path, suffix):
     pytest.importorskip("pyarrow")
-    run = opened(tiny_run.copy(tmp_path))
+    run = open_run(tiny_run.copy(tmp_path))
     image = next(tiny_run.images().rglob("*.png"))
     embed(run, tiny_run.images(), tmp_path / f"v{suffix}", device="cpu", say=silent)
     weights = load_file(run.path / "encoder.safetensors")
@@ -324,20 +324,20 @@ def test_neighbours_refuse_the_vectors_of_another_encoder_of_the_same_width(tmp_
     facts = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "encoder_sha256"}))
     with pytest.raises(DataError, match="another encoder"):
-        neighbours(opened(run.path), image, embeddings=tmp_path / f"v{suffix}", device="cpu", say=silent)
+        neighbors(open_run(run.path), image, embeddings=tmp_path / f"v{suffix}", device="cpu", say=silent)
 
 
 def test_neighbours_refuse_what_they_cannot_read(run, tmp_path):
     np.save(tmp_path / "v.npy", np.ones((4, 7), dtype=np.float32))
     image = next(tiny_run.images().rglob("*.png"))
     with pytest.raises(DataError, match="width 7, the run gives 32"):
-        neighbours(run, image, embeddings=tmp_path / "v.npy", device="cpu")
+        neighbors(run, image, embeddings=tmp_path / "v.npy", device="cpu")
     (tmp_path / "bad.png").write_bytes(b"<html>")
     with pytest.raises(DataError, match=r"can't read the image .*bad.png: not an image: an HTML page"):
-        neighbours(run, tmp_path / "bad.png", embeddings=tmp_path / "v.npy", device="cpu")
+        neighbors(run, tmp_path / "bad.png", embeddings=tmp_path / "v.npy", device="cpu")
     with pytest.raises(DataError, match="No such file"):
-        neighbours(run, Path("nowhere.png"), embeddings=tmp_path / "v.npy", device="cpu")
+        neighbors(run, Path("nowhere.png"), embeddings=tmp_path / "v.npy", device="cpu")
     np.save(tmp_path / "v.npy", np.ones((4, 32), dtype=np.float32))
     said = []
-    assert len(neighbours(run, image, embeddings=tmp_path / "v.npy", device="cpu", say=said.append)) == 4
+    assert len(neighbors(run, image, embeddings=tmp_path / "v.npy", device="cpu", say=said.append)) == 4
     assert "has 4 rows, all are given" in said[0]

@@ -17,7 +17,7 @@ from kontrast import networks
 from kontrast.config.recipe import read_recipe
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault, NumbersError, UsageError
 from kontrast.runs import export as exporting
-from kontrast.runs.embed import opened
+from kontrast.runs.embed import open_run
 from kontrast.runs.export import export
 
 from support import tiny_run
@@ -25,7 +25,7 @@ from support import tiny_run
 
 @pytest.fixture(scope="module")
 def run():
-    return opened(tiny_run.trained())
+    return open_run(tiny_run.trained())
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_safetensors_hold_the_encoder_and_its_card(run, tmp_path):
     from safetensors.torch import load_file
 
     probes = [{"probe": "knn", "accuracy": 0.5}]
-    copied = opened(tiny_run.copy(tmp_path))
+    copied = open_run(tiny_run.copy(tmp_path))
     (copied.path / "probes.json").write_text(json.dumps({"version": 1, "probes": probes}))
     made = export(copied, "safetensors", tmp_path / "new" / "e.safetensors")
     card = json.loads(made.card.read_text())
@@ -58,7 +58,7 @@ def test_safetensors_hold_the_encoder_and_its_card(run, tmp_path):
 
 def test_the_card_s_steps_make_the_run_s_input(tmp_path):
     """Followed with Pillow and torchvision alone, a large picture's first resizing too."""
-    run = opened(tiny_run.copy(tmp_path))
+    run = open_run(tiny_run.copy(tmp_path))
     run.recipe = replace(run.recipe, data=replace(run.recipe.data, size=40))
     card = exporting.describe(run, run.encoder())
     assert card["input"]["read"].startswith("a shorter side over 40 px is first resized to 40, bicubic")
@@ -72,7 +72,7 @@ def test_the_card_s_steps_make_the_run_s_input(tmp_path):
 
 
 def test_the_default_place_is_in_the_run(tmp_path):
-    copied = opened(tiny_run.copy(tmp_path))
+    copied = open_run(tiny_run.copy(tmp_path))
     made = export(copied, "safetensors")
     assert made.path == copied.path / "export" / "encoder.safetensors" and made.difference is None
 
@@ -161,5 +161,5 @@ def test_an_unfinished_run_is_refused(tmp_path):
     run = tiny_run.copy(tmp_path)
     (run / "encoder.safetensors").unlink()
     with pytest.raises(CheckpointError, match="resume it first"):
-        export(opened(run), "safetensors", tmp_path / "e.safetensors")
+        export(open_run(run), "safetensors", tmp_path / "e.safetensors")
     assert not (tmp_path / "e.safetensors").exists()

@@ -13,9 +13,9 @@ from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.lens import positive_statistics
 from kontrast.objectives import metrics
 from kontrast.reports.curves import is_plot
-from kontrast.runs.embed import opened
+from kontrast.runs.embed import open_run
 from kontrast.runs.lens import augmented, look, look_at_file, picture, pictures, projected, through
-from kontrast.runs.snapshots import evenly, moments
+from kontrast.runs.snapshots import evenly, snapshots
 from kontrast.views import Views
 
 from support import tiny_run
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def run():
-    return opened(tiny_run.trained())
+    return open_run(tiny_run.trained())
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def views(run):
 
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory):
-    copied = opened(tiny_run.copy(tmp_path_factory.mktemp("looked")))
+    copied = open_run(tiny_run.copy(tmp_path_factory.mktemp("looked")))
     return copied, look(copied, images=40, augmentations=4, device="cpu", say=lambda _: None)
 
 
@@ -49,7 +49,7 @@ def test_lens_json_holds_every_study(looked):
     ids = {p["id"].rstrip("0123456789-") for p in tree["plots"]}
     assert ids == {
         "entropy", "multiplier", "projections", "spectrum", "variance", "positive-cosine", "positive-variance",
-        "positive-weights", "negative-weights", "neighbourhood",
+        "positive-weights", "negative-weights", "neighborhood",
     }  # fmt: skip
     for plot in tree["plots"]:
         assert is_plot(plot) and plot["note"] and plot["name"], plot["id"]
@@ -70,7 +70,7 @@ def test_entropy_curve_goes_through_all_kept_checkpoints(looked):
 
 def test_numbers_are_those_of_the_projections(looked, run, views):
     shown = pictures(run, 40)
-    z = projected(run, moments(run, 9, CPU)[0][-1].student, shown, views, CPU, 2)
+    z = projected(run, snapshots(run, 9, CPU)[0][-1].student, shown, views, CPU, 2)
     found = values(looked[1])
     assert found["alignment"] == pytest.approx(metrics.alignment(z).item(), rel=1e-4)
     assert found["uniformity"] == pytest.approx(metrics.uniformity(z).item(), rel=1e-4)
@@ -100,7 +100,7 @@ def test_weights_come_with_their_images(looked):
 
 
 def test_maps_have_the_query_in_the_middle_at_each_moment(looked):
-    maps = [p for p in looked[1]["plots"] if p["id"].startswith("neighbourhood")]
+    maps = [p for p in looked[1]["plots"] if p["id"].startswith("neighborhood")]
     assert [p["title"].split(":")[0] for p in maps] == ["Before training", "At epoch 1", "At epoch 2"]
     for drawn in maps:
         middle = drawn["series"][0]
@@ -122,22 +122,22 @@ def test_a_view_becomes_a_picture_again(run):
 
 
 def test_moments_restore_the_run(run):
-    steps, word = moments(run, 9, CPU)
+    steps, word = snapshots(run, 9, CPU)
     assert word == "epoch" and [m.at for m in steps] == [0, 1, 2]
     for name, tensor in run.encoder().state_dict().items():
         assert torch.equal(tensor, steps[-1].student.encoder.state_dict()[name])
     for name, tensor in run.encoder(trained=False).state_dict().items():
         assert torch.equal(tensor, steps[0].student.encoder.state_dict()[name])
-    assert [m.at for m in moments(run, 2, CPU)[0]] == [0, 2]
+    assert [m.at for m in snapshots(run, 2, CPU)[0]] == [0, 2]
     assert evenly(list(range(10)), 3) == [2, 6, 9]
 
 
 def test_a_damaged_checkpoint_is_left_out_and_without_any_the_encoder_stands_alone(tmp_path):
-    run = opened(tiny_run.copy(tmp_path))
+    run = open_run(tiny_run.copy(tmp_path))
     first, last = sorted((run.path / "checkpoints").glob("step-*"))
     (first / "state.safetensors").write_bytes(b"torn")
     said = []
-    assert [m.at for m in moments(run, 9, CPU, said.append)[0]] == [0, 2] and "damaged" in said[0]
+    assert [m.at for m in snapshots(run, 9, CPU, said.append)[0]] == [0, 2] and "damaged" in said[0]
     (last / "manifest.json").unlink()
     tree = look(run, images=10, augmentations=2, device="cpu", say=said.append)
     assert "no readable checkpoint" in said[-1]
@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_left_out_and_without_any_the_encoder_stands_alo
 
 
 def test_an_unfinished_run_is_looked_at_and_said_to_be(tmp_path):
-    run = opened(tiny_run.copy(tmp_path))
+    run = open_run(tiny_run.copy(tmp_path))
     (run.path / "encoder.safetensors").unlink()
     del run.info["finished"]
     said = []

@@ -20,7 +20,7 @@ from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
 from kontrast.objectives import objective
 from kontrast.reports import write_report
-from kontrast.studies.audit.audit import audit, base_recipe, in_small_batches, plan, standardised
+from kontrast.studies.audit.audit import audit, base_recipe, in_small_batches, plan, standardized
 from kontrast.studies.audit.autoencoder import VariationalAutoencoder
 from kontrast.studies.audit.baseline_training import fit
 from kontrast.studies.audit.retained_features import bits_read, factor, retrieval
@@ -304,12 +304,12 @@ def test_the_autoencoder_draws_pixels_and_counts_a_bit_once():
 
 def test_pixels_are_standardised_where_the_recipe_leaves_them():
     train = open_data("digits", "train")
-    made = standardised(resolve("quickstart", []), train).views.arguments
+    made = standardized(resolve("quickstart", []), train).views.arguments
     pixels = train.images.double() / 255
     torch.testing.assert_close(torch.tensor(made["mean"]).double(), pixels.mean((0, 2, 3)), atol=0.02, rtol=0)
     torch.testing.assert_close(torch.tensor(made["std"]).double(), pixels.std((0, 2, 3)), atol=0.02, rtol=0)
     own = resolve("quickstart", ["views.policy=moco-v2"])
-    assert standardised(own, train) == own
+    assert standardized(own, train) == own
 
 
 def test_all_learners_start_from_one_encoder():

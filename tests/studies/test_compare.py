@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.lens.measures import conditional_entropy
 from kontrast.probes import extract_features
 from kontrast.probes.intervals import over_images, over_seeds, pack_bits, unpack_bits
@@ -22,7 +22,7 @@ from kontrast.reports.report import payload, read_run
 from kontrast.reports.study_tables import read_study
 from kontrast.runs.probe import evaluate, read_probes
 from kontrast.runs.run import Run
-from kontrast.runs.snapshots import moments
+from kontrast.runs.snapshots import snapshots
 from kontrast.studies.compare.compare import compare
 from kontrast.studies.compare.comparison_table import difference, verdict
 from kontrast.studies.compare.sweep import Cell, parse_sweeps, plan
@@ -376,10 +376,10 @@ def test_the_online_entropy_is_that_of_projections(comparison):
     """The last line of metrics.jsonl is what the finished student's projections of the test images give."""
     out, found, _ = comparison
     run = Run(out / found["runs"][0])
-    saved = moments(run, 1, CPU, lambda _: None)[0][-1].student
+    saved = snapshots(run, 1, CPU, lambda _: None)[0][-1].student
     images = (run.data("test") if run.data("train").has_test else run.data("train")).first(IMAGES)
     value, maximum = conditional_entropy(extract_features(saved, images, run.transform(), device="cpu"))
-    last = [line for line in read_lines(run.path / "metrics.jsonl") if "conditional_entropy" in line][-1]
+    last = [line for line in read_json_lines(run.path / "metrics.jsonl") if "conditional_entropy" in line][-1]
     assert last["conditional_entropy"] == pytest.approx(value, rel=1e-4)
     assert last["conditional_entropy_max"] == pytest.approx(maximum)
     encoder = conditional_entropy(extract_features(saved.encoder, images, run.transform(), device="cpu"))[0]
@@ -388,7 +388,7 @@ def test_the_online_entropy_is_that_of_projections(comparison):
 
 def test_entropy_curves_share_one_plot_with_the_maximum(comparison):
     out, found, _ = comparison
-    lines = read_lines(out / found["runs"][0] / "metrics.jsonl")
+    lines = read_json_lines(out / found["runs"][0] / "metrics.jsonl")
     assert 0 < lines[-1]["conditional_entropy"] <= lines[-1]["conditional_entropy_max"] + 1e-6
     plots = {plot["id"]: plot for plot in payload([read_run(out / run) for run in found["runs"]])["curves"]}
     assert len(plots["conditional_entropy"]["series"]) == 4 and "conditional_entropy_max" not in plots

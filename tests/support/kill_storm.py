@@ -77,7 +77,7 @@ def variants() -> dict[str, list[str]]:
     return OPTIONS | {name: [f"objective.name={name}", *KEYED.get(name, [])] for name in OBJECTIVES}
 
 
-class Board:
+class TensorBoardLog:
     """What a child is doing, in memory that its parent shares: phase, step, and the step it began at."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Storm:
     unequal: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.chance, self.board = random.Random(self.seed), Board()
+        self.chance, self.board = random.Random(self.seed), TensorBoardLog()
         self.pictures, self.shards = make_pictures(self.folder)
 
     def work(self, name: str, out: Path) -> None:

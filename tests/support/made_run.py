@@ -123,6 +123,6 @@ def write_pictures(folder: Path, seed: int) -> None:
 def forget_labels(path: Path) -> None:
     gallery = json.loads(path.read_text())
     gallery["classes"] = None
-    for entry in [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbours"])]:
+    for entry in [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbors"])]:
         entry["label"] = None
     path.write_text(json.dumps(gallery))

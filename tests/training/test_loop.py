@@ -13,12 +13,12 @@ import torch
 from kontrast.config.recipe import Recipe, read_recipe
 from kontrast.data import ImageSet
 from kontrast.errors import Stopped, UsageError
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.training.build import algorithms
 from kontrast.training.checkpoints import checkpoints
 from kontrast.training.loop import Loop
 from kontrast.training.run_folder import RunFolder
-from kontrast.training.signals import StopWatch
+from kontrast.training.signals import StopSignals
 
 TREE = {
     "encoder": {"name": "small-conv", "width": 8},
@@ -44,7 +44,7 @@ def loop(path: Path, chosen: Recipe, say=lambda _: None) -> Loop:
 
 
 def lines(path: Path) -> tuple[list[dict], list[dict]]:
-    found = read_lines(path / "run" / "metrics.jsonl")
+    found = read_json_lines(path / "run" / "metrics.jsonl")
     return [r for r in found if "loss" in r], [r for r in found if "loss" not in r]
 
 
@@ -52,22 +52,22 @@ def lines(path: Path) -> tuple[list[dict], list[dict]]:
 def test_epochs_and_max_steps(tmp_path, training, total):
     """max_steps is a most: fewer epochs than it allows end the run first."""
     made = loop(tmp_path, recipe(training=training))
-    made.run(None, StopWatch(), "")
+    made.run(None, StopSignals(), "")
     assert made.at.step == total == made.at.total
     assert lines(tmp_path)[0][-1]["step"] == total
 
 
 def test_the_schedule_spans_the_steps_that_are_taken(tmp_path):
     training = {"max_steps": 7, "log_every": 1, "schedule": "cosine"}
-    loop(tmp_path, recipe(training=training)).run(None, StopWatch(), "")
+    loop(tmp_path, recipe(training=training)).run(None, StopSignals(), "")
     expected = [0.1 * (1 + math.cos(math.pi * step / 7)) / 2 for step in range(7)]
     assert [r["lr"] for r in lines(tmp_path)[0]] == pytest.approx(expected)
 
 
 def test_the_last_window_of_terms_is_logged(tmp_path):
     """Steps 5 to 7 fill no window of four; their mean is logged all the same, and the means add up."""
-    loop(tmp_path / "a", recipe(training={"max_steps": 7})).run(None, StopWatch(), "")
-    loop(tmp_path / "b", recipe(training={"max_steps": 7, "log_every": 1})).run(None, StopWatch(), "")
+    loop(tmp_path / "a", recipe(training={"max_steps": 7})).run(None, StopSignals(), "")
+    loop(tmp_path / "b", recipe(training={"max_steps": 7, "log_every": 1})).run(None, StopSignals(), "")
     coarse, fine = lines(tmp_path / "a")[0], lines(tmp_path / "b")[0]
     assert [r["step"] for r in coarse] == [4, 7]
     for record, steps in zip(coarse, (fine[:4], fine[4:])):
@@ -76,7 +76,7 @@ def test_the_last_window_of_terms_is_logged(tmp_path):
 
 
 def test_every_line_has_its_step_epoch_terms_and_rate(tmp_path):
-    loop(tmp_path, recipe()).run(None, StopWatch(), "")
+    loop(tmp_path, recipe()).run(None, StopSignals(), "")
     for record in lines(tmp_path)[0]:
         assert record["epoch"] == pytest.approx(record["step"] / 5)
         assert record["loss"] == pytest.approx(record["attraction"] + record["repulsion"], abs=1e-5)
@@ -89,7 +89,7 @@ def test_every_line_has_its_step_epoch_terms_and_rate(tmp_path):
 )
 def test_it_measures_every_few_epochs_and_at_the_end(tmp_path, every, steps, measured):
     made = loop(tmp_path, recipe(training={"max_steps": steps}, evaluation={"every": every}))
-    made.run(lambda student: {"effective_rank": 4.0}, StopWatch(), "")
+    made.run(lambda student: {"effective_rank": 4.0}, StopSignals(), "")
     assert [r["step"] for r in lines(tmp_path)[1]] == measured
     assert lines(tmp_path)[1][-1]["epoch"] == pytest.approx(measured[-1] / 5)
 
@@ -105,7 +105,7 @@ def test_an_evaluation_that_was_cut_is_written_once_however_often_the_run_is_res
 
     chosen = recipe(evaluation={"every": 1}, checkpoints={"every": 0})
     made, resumed = loop(tmp_path, chosen), False
-    with StopWatch() as stop, pytest.raises(Stopped):
+    with StopSignals() as stop, pytest.raises(Stopped):
         stop.patient = True
         made.run(measure, stop, "")
     resumed = True
@@ -114,14 +114,14 @@ def test_an_evaluation_that_was_cut_is_written_once_however_often_the_run_is_res
         made.restore()
         made.feeder = None if killed else made.feeder  # it ends after the evaluation, before another checkpoint
         with contextlib.suppress(AttributeError):
-            made.run(measure, StopWatch(), "")
+            made.run(measure, StopSignals(), "")
     assert [r["step"] for r in lines(tmp_path)[1]] == [5, 10, 15]
 
 
 def test_the_best_checkpoint_by_knn_is_kept(tmp_path):
     scores = iter([0.1, 0.9, 0.3, 0.2])
     made = loop(tmp_path, recipe(training={"epochs": 4}, evaluation={"every": 1}, checkpoints={"keep": 1}))
-    made.run(lambda student: {"effective_rank": 4.0, "knn": next(scores)}, StopWatch(), "")
+    made.run(lambda student: {"effective_rank": 4.0, "knn": next(scores)}, StopSignals(), "")
     assert [p.name for p in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000010", "step-00000020"]
 
 
@@ -129,7 +129,7 @@ def test_collapse_is_said(tmp_path):
     said = []
     made = loop(tmp_path, recipe(training={"epochs": 4}, evaluation={"every": 1}), said.append)
     ranks = iter([3.0, 1.2, 1.6, 1.1])
-    made.run(lambda student: {"effective_rank": next(ranks)}, StopWatch(), "")
+    made.run(lambda student: {"effective_rank": next(ranks)}, StopSignals(), "")
     found = [s for s in said if "collapse" in s]
     assert found[0] == "collapsed: effective rank 1.2 at epoch 2" and "training.warmup=2)" in found[1]
     assert found[2:] == ["collapsed: effective rank 1.1 at epoch 4"], "the remedy is told once"
@@ -142,7 +142,7 @@ def test_an_argument_that_grows(tmp_path):
     judge, seen = made.learner.objective, []
     contrast = judge.contrast
     judge.contrast = lambda pairs: (seen.append(judge._lambda.view(torch.float64).item()), contrast(pairs))[1]
-    made.run(None, StopWatch(), "")
+    made.run(None, StopSignals(), "")
     assert seen == pytest.approx([2 * (epoch + 1) / 3 for epoch in range(3) for _ in range(5)])
 
 
@@ -164,12 +164,12 @@ def test_chance_inside_the_encoder_is_resumed_too(tmp_path):
 
     whole = with_dropout(tmp_path / "whole", 8)
     RunFolder(tmp_path / "whole").create()
-    whole.run(None, StopWatch(), "")
+    whole.run(None, StopSignals(), "")
     RunFolder(tmp_path / "parts").create()
-    with_dropout(tmp_path / "parts", 6).run(None, StopWatch(), "")
+    with_dropout(tmp_path / "parts", 6).run(None, StopSignals(), "")
     rest = with_dropout(tmp_path / "parts", 8)
     rest.restore()
-    rest.run(None, StopWatch(), "")
+    rest.run(None, StopSignals(), "")
     for mine, theirs in zip(rest.learner.parameters(), whole.learner.parameters()):
         assert torch.equal(mine, theirs)
 
@@ -184,7 +184,7 @@ def test_parts_of_a_batch_and_dropout_do_not_go_together(tmp_path):
 def test_tensorboard_holds_the_record_s_numbers(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     made = loop(tmp_path, recipe(training={"epochs": 1, "batch": 8, "log_every": 1, "tensorboard": True}))
-    made.run(None, StopWatch(), "")
+    made.run(None, StopSignals(), "")
     events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     written = [line["loss"] for line in lines(tmp_path)[0]]
@@ -193,7 +193,7 @@ def test_tensorboard_holds_the_record_s_numbers(tmp_path):
 
 def test_the_schedule_can_stand_still_within_an_epoch(tmp_path):
     made = loop(tmp_path, recipe(training={"epochs": 4, "batch": 8, "log_every": 1, "lr_per_epoch": True}))
-    made.run(None, StopWatch(), "")
+    made.run(None, StopSignals(), "")
     rates = [line["lr"] for line in lines(tmp_path)[0]]
     assert len(set(rates)) == 4 and len(rates) > 4
 

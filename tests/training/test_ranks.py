@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from kontrast import distributed
 from kontrast.config.recipe import read_recipe
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.build import build_learner, build_views
 from kontrast.training.step import Step
@@ -50,7 +50,7 @@ def two(tmp_path, options: list[str], codes: tuple[int, int] = (0, 0)):
 
 
 def losses(run) -> list[float]:
-    return [line["loss"] for line in read_lines(run / "metrics.jsonl") if "loss" in line]
+    return [line["loss"] for line in read_json_lines(run / "metrics.jsonl") if "loss" in line]
 
 
 def test_two_ranks_have_the_losses_of_one_process(tmp_path):

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from kontrast.errors import CheckpointError, EnvironmentFault, UsageError
-from kontrast.files import Lines, read_lines, write_atomic
+from kontrast.files import JsonLines, read_json_lines, write_atomic
 from kontrast.training.run_folder import RunFolder
 
 
@@ -63,11 +63,11 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 def test_a_torn_last_line_is_dropped_and_later_steps_go(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "loss": 0.5}\n{"step": 2}\n{"step": 3}\n{"st')
-    lines = Lines(path)
+    lines = JsonLines(path)
     lines.open(keep_until_step=2)
     lines.write(step=3, loss=0.25)
     lines.close()
-    assert read_lines(path) == [{"step": 1, "loss": 0.5}, {"step": 2}, {"step": 3, "loss": 0.25}]
+    assert read_json_lines(path) == [{"step": 1, "loss": 0.5}, {"step": 2}, {"step": 3, "loss": 0.25}]
 
 
 def test_an_atomic_write_leaves_the_old_file_on_failure(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def test_the_reach_of_the_blurs():
 @pytest.mark.parametrize(("name", "fraction"), [("evaluate", 1.0), ("evaluate-imagenet", 224 / 256)])
 def test_evaluation_sees_the_centre(name, fraction):
     (policy,) = POLICIES.build(name)
-    assert (policy.crop_scale, policy.centre_fraction, policy.flip, policy.gray) == (None, fraction, 0.0, 0.0)
+    assert (policy.crop_scale, policy.center_fraction, policy.flip, policy.gray) == (None, fraction, 0.0, 0.0)
     assert policy.jitter == (0.0, 0.0, 0.0, 0.0) and (policy.mean, policy.std) == IMAGENET
 
 
@@ -78,7 +78,7 @@ def test_the_order_is_jitter_gray_blur_solarize_normalise():
 
     red = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
     red[:, 0] = 200
-    turned = made(red, jitter=(0.0, 0.0, 0.0, 0.5), gray=1.0)  # gray has no hue to turn: the colour was turned before
+    turned = made(red, jitter=(0.0, 0.0, 0.0, 0.5), gray=1.0)  # gray has no hue to turn: the color was turned before
     assert (turned - made(red, gray=1.0)).abs().max() > 0.05
     torch.testing.assert_close(turned[:, 0], turned[:, 2])
     stripes = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kontrast.views import POLICIES, Draws, Views, keys
-from kontrast.views import colour as colours
+from kontrast.views import color as colors
 from kontrast.views.blur import blur
 from kontrast.views.resample import planes, taps
 
@@ -35,7 +35,7 @@ def resized(images: torch.Tensor, box: tuple[int, ...], size: int, interpolation
 @pytest.mark.parametrize("name", RANDOM)
 def test_whole_policies(bench, name, source, size):
     count = 6
-    policy_channels = 1 if POLICIES.build(name)[0].colours == 1 else 3
+    policy_channels = 1 if POLICIES.build(name)[0].colors == 1 else 3
     images = bench.pictures(count, max(source))[:, :policy_channels, : source[0], : source[1]].contiguous()
     views = Views(name, 2, size)
     image_keys = keys(0, 0, torch.arange(count))
@@ -75,20 +75,20 @@ def test_blends_as_pil(bench, operation, name, factor):
     images = bench.pictures(4, 40)
     factors = torch.ones(4, 3)
     factors[:, operation] = factor
-    ours = colours.blend(list((images.float() / 255).unbind(1)), torch.full((4,), operation), factors)
+    ours = colors.blend(list((images.float() / 255).unbind(1)), torch.full((4,), operation), factors)
     theirs = [tv.to_tensor(getattr(tv, name)(tv.to_pil_image(image), factor)) for image in images]
     close_to_pil(torch.stack(ours, 1), torch.stack(theirs))
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.3, 0.0, 0.05, 0.4])
 def test_hue_as_tensors(bench, turn):
-    """Also for grey, black, white and pure colours, where hue has ties or is undefined."""
+    """Also for grey, black, white and pure colors, where hue has ties or is undefined."""
     from torchvision.transforms import functional as tv
 
     corners = torch.cartesian_prod(*[torch.tensor([0.0, 0.5, 1.0])] * 3).T.reshape(3, 3, 9)
     pictures = bench.pictures(2, 27).float() / 255
     pictures[0, :, :3, :9] = corners
-    ours = torch.stack(colours.turn_hue(list(pictures.unbind(1)), torch.full((2,), turn)), 1)
+    ours = torch.stack(colors.turn_hue(list(pictures.unbind(1)), torch.full((2,), turn)), 1)
     torch.testing.assert_close(ours, tv.adjust_hue(pictures, turn), atol=1e-4, rtol=0)
 
 
@@ -101,7 +101,7 @@ def test_jitter_in_every_order(bench):
     pictures = bench.pictures(24, 16).float() / 255
     factors = torch.linspace(0.3, 1.7, 72).reshape(24, 3)
     turn = torch.linspace(-0.4, 0.4, 24)
-    ours = torch.stack(colours.jitter([p.clone() for p in pictures.unbind(1)], factors, turn, torch.tensor(ORDERS)), 1)
+    ours = torch.stack(colors.jitter([p.clone() for p in pictures.unbind(1)], factors, turn, torch.tensor(ORDERS)), 1)
     steps = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
     for b, order in enumerate(ORDERS):
         x = pictures[b]
@@ -133,9 +133,9 @@ def test_gray_and_solarize_as_pil(bench):
     pictures = list((images.float() / 255).unbind(1))
     pil = [tv.to_pil_image(image) for image in images]
     close_to_pil(
-        torch.stack(colours.to_gray(pictures), 1), torch.stack([tv.to_tensor(tv.to_grayscale(p, 3)) for p in pil])
+        torch.stack(colors.to_gray(pictures), 1), torch.stack([tv.to_tensor(tv.to_grayscale(p, 3)) for p in pil])
     )
-    ours = torch.stack(colours.solarize(pictures), 1)
+    ours = torch.stack(colors.solarize(pictures), 1)
     torch.testing.assert_close(ours, torch.stack([tv.to_tensor(ImageOps.solarize(p, 128)) for p in pil]))
 
 

@@ -111,7 +111,7 @@ def test_channels_past_the_picture_pass_untouched(channels, picture, image_keys)
 
 
 def test_randbit_mnist_has_one_picture_channel(image_keys):
-    """Two bits beside a digit make three channels, which are no colour picture."""
+    """Two bits beside a digit make three channels, which are no color picture."""
     images = torch.randint(0, 256, (B, 3, 28, 28), dtype=torch.uint8)
     images[:, 1:] = torch.tensor([0, 255], dtype=torch.uint8)[None, :, None, None]
     views = Views("randbit-mnist", 2, 28)(images, image_keys)

@@ -18,7 +18,7 @@ from kontrast.cli.output import (
     keep_streams,
 )
 from kontrast.errors import KontrastError
-from kontrast.training.signals import StopWatch
+from kontrast.training.signals import StopSignals
 
 if TYPE_CHECKING:
     pass
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
     debug = "--debug" in argv
     argv = [a for a in argv if a != "--debug"] or ["--help"]
     try:
-        with StopWatch("stopped; give the same command again"):
+        with StopSignals("stopped; give the same command again"):
             code = app(args=argv, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KontrastError as error:

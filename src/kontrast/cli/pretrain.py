@@ -20,7 +20,7 @@ from kontrast.cli.output import (
     write_page,
 )
 from kontrast.errors import EnvironmentFault
-from kontrast.training.signals import StopWatch
+from kontrast.training.signals import StopSignals
 
 if TYPE_CHECKING:
     from kontrast.probes import ProbeResult
@@ -87,7 +87,7 @@ def probed(run: Run, probes: bool, device: str) -> tuple[list[ProbeResult], Path
 
     words = plugins.program()
     again = " && ".join(shlex.join([*words, word, str(run.path)]) for word in ("probe", "report"))
-    with StopWatch(f"stopped before the probes were done; go on with: {again}"):
+    with StopSignals(f"stopped before the probes were done; go on with: {again}"):
         results = evaluate(run, device=device, say=say) if probes else []
         return results, write_page([run.path], run.path / "report.html")
 

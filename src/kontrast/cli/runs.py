@@ -20,7 +20,7 @@ from kontrast.cli.output import (
     write_page,
 )
 from kontrast.errors import UsageError, refuse_pickle
-from kontrast.training.signals import StopWatch
+from kontrast.training.signals import StopSignals
 
 if TYPE_CHECKING:
     pass
@@ -54,14 +54,14 @@ def probe(
     as_json: Json = False,
 ) -> None:
     """Measure what the frozen encoder of RUN can do, beside raw pixels and the untrained encoder."""
-    from kontrast.runs.embed import opened
+    from kontrast.runs.embed import open_run
     from kontrast.runs.probe import evaluate, result_table
 
     if float_range and not data:
         raise UsageError("--float-range is for the images of --data; the run's own are read as it was trained on them")
     again = shlex.join(["kontrast", *sys.argv[1:]])
-    with StopWatch(f"stopped before the probe was done; what was done is kept; go on with: {again}"):
-        loaded = opened(run, two_numbers(float_range))
+    with StopSignals(f"stopped before the probe was done; what was done is kept; go on with: {again}"):
+        loaded = open_run(run, two_numbers(float_range))
         results = evaluate(
             loaded, kind=probe_named(kind, protocol), data=data or None, labels=labels, device=device, seeds=seeds,
             cached=cached, epochs=epochs, max_bad=max_bad, say=say,
@@ -109,12 +109,12 @@ def lens(
     from kontrast.runs.lens import look, look_at_file, write_lens
 
     if target.is_dir():
-        from kontrast.runs.embed import opened
+        from kontrast.runs.embed import open_run
 
         if labels is not None:
             raise UsageError("--labels is for an embeddings file; a run's images carry their own")
         folder = target
-        tree = look(opened(target), images=images, augmentations=augmentations, device=device, say=say)
+        tree = look(open_run(target), images=images, augmentations=augmentations, device=device, say=say)
     else:
         tree = look_at_file(target, labels, images)
         folder = write_lens(target, tree)
@@ -137,9 +137,9 @@ def embed(
     """Write the vectors of all images of DATA, with id and path; run it again to go on after a kill."""
     from kontrast.data.store_writer import skipped
     from kontrast.runs.embed import embed as work
-    from kontrast.runs.embed import opened
+    from kontrast.runs.embed import open_run
 
-    loaded = opened(run, two_numbers(float_range))
+    loaded = open_run(run, two_numbers(float_range))
     made = work(loaded, data, out, split=split, device=device, max_bad=max_bad, say=say)
     if made.skipped:
         say(skipped(made.skipped, made.images + len(made.skipped)))
@@ -157,11 +157,11 @@ def neighbors(
     as_json: Json = False,
 ) -> None:
     """Find the images most like IMAGE in an embeddings file."""
-    from kontrast.runs.embed import opened
-    from kontrast.runs.neighbors import neighbours
+    from kontrast.runs.embed import open_run
+    from kontrast.runs.neighbors import neighbors
 
     span = two_numbers(float_range)
-    found = neighbours(opened(run), image, embeddings=embeddings, k=k, float_range=span, device=device, say=say)
+    found = neighbors(open_run(run), image, embeddings=embeddings, k=k, float_range=span, device=device, say=say)
     lines = [f"{one['similarity']:7.4f}  {one['name']}" for one in found]
     emit({"image": str(image), "neighbors": found}, lines, as_json)
 
@@ -190,10 +190,10 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the encoder for other programs, with a JSON card; ONNX is checked against torch on real images."""
-    from kontrast.runs.embed import opened
+    from kontrast.runs.embed import open_run
     from kontrast.runs.export import export as work
 
-    made = work(opened(run), format, out, data=data or None)
+    made = work(open_run(run), format, out, data=data or None)
     tree = {"out": str(made.path), "card": str(made.card), "width": made.width, "max_difference": made.difference}
     checked = [] if made.difference is None else [f"largest difference from torch: {made.difference:.3g}"]
     emit(tree, [*checked, f"out     {made.path}", f"card    {made.card}"], as_json)

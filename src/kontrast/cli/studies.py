@@ -29,11 +29,11 @@ def compare(
 ) -> None:
     """Train several recipes on the same data, views, seeds and budget: a table with intervals, and one page."""
     from kontrast.studies.compare.compare import compare as run_comparison
-    from kontrast.training.signals import StopWatch
+    from kontrast.training.signals import StopSignals
 
     names, data, overrides = split_names(arguments)
     out = out or Path("runs") / "-".join(["compare", *(name.replace("/", "-").removesuffix(".toml") for name in names)])
-    with StopWatch(CUT):
+    with StopSignals(CUT):
         found = run_comparison(
             names, data, out=out, seeds=seeds, sweeps=sweep or [], overrides=overrides, device=device, say=say
         )
@@ -60,7 +60,7 @@ def audit(
     """Which features suppress which: easy noise is laid over DATA, and what each objective still learned is probed."""
     from kontrast.studies.audit import audit as room
     from kontrast.studies.audit.saturation import saturate
-    from kontrast.training.signals import StopWatch
+    from kontrast.training.signals import StopSignals
 
     data, overrides = split_arguments(arguments)
     chosen = {"temperatures": listed("--temperatures", temperatures, float), "bits": listed("--bits", bits, int)}
@@ -68,7 +68,7 @@ def audit(
     out = out or Path("runs") / ("saturation" if saturation else "audit")
     names = [name.strip() for name in objectives.split(",") if name.strip()]
     unique = listed("--digits", digits, int)
-    with StopWatch(CUT):
+    with StopSignals(CUT):
         if saturation:
             bits_alone(bool(data or overrides or unique) or seeds != 1 or names != ["nt-xent"])
             found = saturate(out=out, **common)

@@ -42,7 +42,7 @@ class ViewSettings:
 
 
 @dataclass(frozen=True)
-class PartSettings:
+class NetworkSettings:
     """An encoder, head or predictor by name."""
 
     name: str
@@ -136,9 +136,9 @@ class Recipe:
     adapt: bool = False  # choose sizes, batch, epochs and encoder from the images and the device
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     views: ViewSettings = field(default_factory=ViewSettings)
-    encoder: PartSettings = field(default_factory=lambda: PartSettings("resnet-18"))
-    head: PartSettings = field(default_factory=lambda: PartSettings("simclr"))
-    predictor: PartSettings | None = None
+    encoder: NetworkSettings = field(default_factory=lambda: NetworkSettings("resnet-18"))
+    head: NetworkSettings = field(default_factory=lambda: NetworkSettings("simclr"))
+    predictor: NetworkSettings | None = None
     teacher: TeacherSettings | None = None
     bank: BankSettings | None = None
     batch_norm: BatchNormSettings = field(default_factory=BatchNormSettings)
@@ -211,7 +211,7 @@ def _read_section(kind: type, tree: Any, path: str, origin: str) -> Any:
             raise UsageError(f"{origin}: unknown key {where!r}: {nearest_key(key, sorted(fields), Recipe)}")
     if is_open:
         values["arguments"] = arguments
-    if "name" in fields and kind is PartSettings and "name" not in values:
+    if "name" in fields and kind is NetworkSettings and "name" not in values:
         given = f", and has only {', '.join(arguments)}" if arguments else ""
         raise UsageError(f"{origin}: {path} needs a name{given}")
     return kind(**values)

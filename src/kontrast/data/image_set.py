@@ -206,7 +206,7 @@ class ImageSet:
             return self.images.padded(positions)
         return self.images[positions], None
 
-    def mouthfuls(self, positions: Tensor, limit: int = PIXELS) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    def iter_chunks(self, positions: Tensor, limit: int = PIXELS) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """These positions in order, with `batch` of them, as many at once as stay within `limit` bytes of pixels after
         padding; at least one."""
         if not self.ragged:

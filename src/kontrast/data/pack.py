@@ -10,12 +10,12 @@ from typing import Any
 from kontrast.data.decode import MAX_PIXELS, Limits, checked_range
 from kontrast.data.sources import Options, _origin, _packed, _place, find
 from kontrast.data.store import read_bad, refuse_place
-from kontrast.data.store_writer import Progress
+from kontrast.data.store_writer import ProgressCallback
 from kontrast.errors import UsageError
 from kontrast.registry import nearest
 
 
-def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, progress: Progress | None = None,
+def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, progress: ProgressCallback | None = None,
          workers: int | None = None, **options: Any) -> list[Path]:  # fmt: skip
     """Decode a source once into the packed store OUT, a folder for each of its splits; goes on where it was cut."""
     spec = "digits" if spec is None else os.fspath(spec)

@@ -24,12 +24,12 @@ from kontrast.data.lazy_images import Lazy
 from kontrast.data.listing import TEST_NAMES, Listing, cache_home, class_folders, entries, held_out, scan_folder
 from kontrast.data.shards import is_shards, scan_shards
 from kontrast.data.store import DamagedStore, is_store, open_store, read_manifest, shape_up
-from kontrast.data.store_writer import CHUNK, Progress, judge, pack_images, pack_listing
+from kontrast.data.store_writer import CHUNK, ProgressCallback, judge, pack_images, pack_listing
 from kontrast.errors import DataError, UsageError
 from kontrast.registry import Registry, nearest
 
 if TYPE_CHECKING:
-    from kontrast.data.store_writer import Progress
+    from kontrast.data.store_writer import ProgressCallback
 
 
 IN_MEMORY = 1024
@@ -52,7 +52,7 @@ def open_data(
     float_range: Sequence[float] | None = None,
     max_pixels: int = MAX_PIXELS,
     pack: bool = True,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     workers: int | None = None,
     beside: Sequence[tuple[str, str]] = (),
     say: Callable[[str], None] | None = None,
@@ -279,7 +279,7 @@ class Options:
     max_bad: float = 0.05
     follow_links: bool = False
     pack: bool = True
-    progress: Progress | None = None
+    progress: ProgressCallback | None = None
     workers: int | None = None
     limits: Limits = dataclasses.field(default_factory=Limits)
     beside: Sequence[tuple[str, str]] = ()

@@ -28,7 +28,7 @@ from kontrast.data.pack_journal import Journal
 from kontrast.data.store import MANIFEST, VERSION, DamagedStore, digest_of, is_store, open_store, read_manifest
 from kontrast.errors import DataError, EnvironmentFault, printable
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with images done and images in all."""
 CHUNK = 256
 
@@ -87,7 +87,7 @@ def pack_listing(
     origin: dict[str, Any],
     limits: Limits = PLAIN,
     max_bad: float = 0.05,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     workers: int | None = None,
 ) -> Path:
     """Pack what is listed into the folder `out`, or keep it where it is whole and made from the same files.
@@ -112,7 +112,7 @@ def pack_listing(
     return out
 
 
-def _decode_into(journal: Journal, listing: Listing, limits: Limits, max_bad: float, progress: Progress | None,
+def _decode_into(journal: Journal, listing: Listing, limits: Limits, max_bad: float, progress: ProgressCallback | None,
                  workers: int | None) -> list[tuple[str, str]]:  # fmt: skip
     """Decode what the journal has not yet, as long as not too much is bad; what is. A journal without an image, from
     which nothing can go on, does not stay."""
@@ -244,7 +244,7 @@ def _disk_faults(out: Path) -> Iterator[None]:
 
 
 def pack_images(images: Any, out: Path, facts: dict[str, Any], origin: dict[str, Any], size: int | None = None,
-                progress: Progress | None = None) -> Path:  # fmt: skip
+                progress: ProgressCallback | None = None) -> Path:  # fmt: skip
     """Pack an image set that is in memory already (a named or the embedded one)."""
     from safetensors.torch import save
 

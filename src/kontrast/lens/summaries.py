@@ -25,12 +25,12 @@ DEAD = 1e-4
 SHOWN = 12
 
 
-class Findings(NamedTuple):
+class Summary(NamedTuple):
     numbers: list[dict[str, Any]]
     plots: list[dict[str, Any]]
 
 
-def record(found: list[Findings], **more: Any) -> dict[str, Any]:
+def record(found: list[Summary], **more: Any) -> dict[str, Any]:
     """The tree of lens.json."""
     joined = {
         "plots": [p for one in found for p in one.plots],
@@ -39,12 +39,12 @@ def record(found: list[Findings], **more: Any) -> dict[str, Any]:
     return {"version": 1, **joined, **more}
 
 
-def without_direction(count: int, of: int, first: str) -> Findings:
+def without_direction(count: int, of: int, first: str) -> Summary:
     """Rows that are all zeros and that no number here speaks of."""
-    return Findings([number("rows of length zero", count, f"of {of:,}, left out: no direction; first {first}")], [])
+    return Summary([number("rows of length zero", count, f"of {of:,}, left out: no direction; first {first}")], [])
 
 
-def spread(rows: Tensor, what: str) -> Findings:
+def spread(rows: Tensor, what: str) -> Summary:
     """Alignment, where there are several views, and uniformity (Wang and Isola)."""
     z = views(rows)
     found = []
@@ -52,10 +52,10 @@ def spread(rows: Tensor, what: str) -> Findings:
         note = f"mean squared distance of two views of an image, {what}; 0: views agree"
         found.append(number("alignment", metrics.alignment(z).item(), note))
     note = f"log of the mean of exp(-2 d\N{SUPERSCRIPT TWO}) over images, {what}; lower: spread wider"
-    return Findings([*found, number("uniformity", metrics.uniformity(z).item(), note)], [])
+    return Summary([*found, number("uniformity", metrics.uniformity(z).item(), note)], [])
 
 
-def entropy(curve: list[tuple[float, float]], maximum: float, what: str, x: str = "epoch") -> Findings:
+def entropy(curve: list[tuple[float, float]], maximum: float, what: str, x: str = "epoch") -> Summary:
     """H(X-|X) at each moment (epoch, value); the last one is the number."""
     value = curve[-1][1]
     note = f"of {what}, mini-batches of {round(math.exp(maximum)) + 1}, t\N{SUPERSCRIPT MINUS} = {T_MINUS:g}, in nats"
@@ -66,7 +66,7 @@ def entropy(curve: list[tuple[float, float]], maximum: float, what: str, x: str 
     if maximum > 0:
         found.append(number("conditional entropy, share", value / maximum, "of the maximum"))
     if len(curve) < 2:
-        return Findings(found, [])
+        return Summary(found, [])
     share = f"{100 * value / maximum:.1f}% of its maximum" if maximum > 0 else f"{value:.3g}"
     title = f"Conditional entropy went from {curve[0][1]:.3g} to {value:.3g} nats, {share}"
     why = (
@@ -78,10 +78,10 @@ def entropy(curve: list[tuple[float, float]], maximum: float, what: str, x: str 
     top = [(maximum, "maximum")]
     name = "Conditional entropy of the negatives"
     drawn = plot("entropy", name, title, why, x, "entropy (nats)", lines, references=top, x_zero=True)
-    return Findings(found, [drawn])
+    return Summary(found, [drawn])
 
 
-def multiplier(z: Tensor, temperature: float, batch: int) -> Findings:
+def multiplier(z: Tensor, temperature: float, batch: int) -> Summary:
     """The coupling multiplier q: how much of DCL's gradient NT-Xent keeps at each anchor."""
     q = coupling(z, temperature, batch)
     size = min(batch, z.shape[1])
@@ -94,10 +94,10 @@ def multiplier(z: Tensor, temperature: float, batch: int) -> Findings:
         "multiplier", "Coupling multiplier", title, f"The coupling multiplier q of each anchor: {note}.",
         "multiplier q", "share of anchors", lines, kind="bars", percent=True,
     )  # fmt: skip
-    return Findings([number("coupling multiplier", q.mean().item(), note)], [drawn])
+    return Summary([number("coupling multiplier", q.mean().item(), note)], [drawn])
 
 
-def dimensions(features: Tensor, what: str = "features") -> Findings:
+def dimensions(features: Tensor, what: str = "features") -> Summary:
     """Effective rank, spectrum and variance of each dimension."""
     width = features.shape[1]
     share, variance = shares(features), dimension_variance(features).sort(descending=True).values
@@ -124,10 +124,10 @@ def dimensions(features: Tensor, what: str = "features") -> Findings:
             [series(what, ranks, variance)], kind="bars", x_whole=True,
         ),
     ]  # fmt: skip
-    return Findings(found, drawn)
+    return Summary(found, drawn)
 
 
-def positives(found: PositiveStatistics, augmentations: int, width: int) -> Findings:
+def positives(found: PositiveStatistics, augmentations: int, width: int) -> Summary:
     """JCL's figure 3: cosines and variance of the views of each image."""
     cosine, other, variance = (values.mean().item() for values in found)
     note = f"{augmentations} augmentations an image, features"
@@ -152,10 +152,10 @@ def positives(found: PositiveStatistics, augmentations: int, width: int) -> Find
             [series("images", *histogram(found.variance))], kind="bars", percent=True,
         ),
     ]  # fmt: skip
-    return Findings(numbers, drawn)
+    return Summary(numbers, drawn)
 
 
-def projections(rows: Tensor, what: str) -> Findings:
+def projections(rows: Tensor, what: str) -> Summary:
     """GCL's figure 3: random orthogonal projections against the normal distribution."""
     projected = random_projections(rows)
     far = normality(projected)
@@ -180,16 +180,16 @@ def projections(rows: Tensor, what: str) -> Findings:
         ),
         number("excess kurtosis", kurtosis, f"{note}; 0: normal in shape"),
     ]
-    return Findings(numbers, [drawn])
+    return Summary(numbers, [drawn])
 
 
-def classes(rows: Tensor, labels: Tensor) -> Findings:
+def classes(rows: Tensor, labels: Tensor) -> Summary:
     within, between = class_cosines(rows, labels)
     found = [("cosine within a class", within), ("cosine between classes", between)]
-    return Findings([number(name, value, "mean over pairs of images") for name, value in found if value == value], [])
+    return Summary([number(name, value, "mean over pairs of images") for name, value in found if value == value], [])
 
 
-def weights(query: Tensor, near: Tensor, far: Tensor, t_plus: float = 1.0) -> Findings:
+def weights(query: Tensor, near: Tensor, far: Tensor, t_plus: float = 1.0) -> Summary:
     """CACR's figure 6 for one query [D], its positives `near` [K,D] and the negatives `far` [J,D]."""
     up, down = "t\N{SUPERSCRIPT PLUS SIGN}", "t\N{SUPERSCRIPT MINUS}"
     plus, minus = positive_weights(query, near, t_plus), negative_weights(query, far, T_MINUS)
@@ -217,10 +217,10 @@ def weights(query: Tensor, near: Tensor, far: Tensor, t_plus: float = 1.0) -> Fi
             x_zero=True, x_whole=True, references=[(1 / len(minus), "equal")],
         ),
     ]  # fmt: skip
-    return Findings(numbers, drawn)
+    return Summary(numbers, drawn)
 
 
-def neighbourhood(query: Tensor, near: Tensor, far: Tensor, when: str, place: int, seed: int) -> Findings:
+def neighborhood(query: Tensor, near: Tensor, far: Tensor, when: str, place: int, seed: int) -> Summary:
     """CACR's figure 7 at one moment: a map of one query, its positives and negatives, with the query in the middle."""
     hard = costs(query, far).argsort()
     spread_out = hard[SHOWN:][:: max(1, (len(hard) - SHOWN) // SHOWN)][:SHOWN]
@@ -242,9 +242,9 @@ def neighbourhood(query: Tensor, near: Tensor, far: Tensor, when: str, place: in
         f"A map (t-SNE) of {len(rows)} projections around one query (CACR figure 7). Nearness counts, the axes do not."
     )
     drawn = plot(
-        f"neighbourhood-{place}", f"Neighbourhood of one query, {when}", title, note, "map", "map", lines, kind="points"
+        f"neighborhood-{place}", f"Neighbourhood of one query, {when}", title, note, "map", "map", lines, kind="points"
     )
-    return Findings([], [drawn])
+    return Summary([], [drawn])
 
 
 def batch_of(place: int, count: int) -> list[int]:

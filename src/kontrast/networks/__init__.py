@@ -5,7 +5,7 @@
 
 from kontrast.networks import convn, heads, resnet, small_alexnet, small_conv, vit  # noqa: F401  (importing registers)
 from kontrast.networks.bank import MemoryBank
-from kontrast.networks.catalogue import ENCODERS, HEADS, PREDICTORS, Encoder, Head, encoder, head, predictor
+from kontrast.networks.catalog import ENCODERS, HEADS, PREDICTORS, Encoder, Head, encoder, head, predictor
 from kontrast.networks.split_batch_norm import (
     SplitBatchNorm,
     convert_split_batch_norm,
@@ -13,7 +13,7 @@ from kontrast.networks.split_batch_norm import (
     smallest_batch,
     unshuffle,
 )
-from kontrast.networks.sync_batch_norm import synchronise_batch_norm
+from kontrast.networks.sync_batch_norm import synchronize_batch_norm
 from kontrast.networks.teacher import Teacher
 
 __all__ = [
@@ -31,6 +31,6 @@ __all__ = [
     "predictor",
     "shuffle",
     "smallest_batch",
-    "synchronise_batch_norm",
+    "synchronize_batch_norm",
     "unshuffle",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from kontrast.networks.catalogue import whole
+from kontrast.networks.catalog import whole
 
 
 class MemoryBank(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalogue import ENCODERS, HEADS
+from kontrast.networks.catalog import ENCODERS, HEADS
 
 WIDEST = 1000  # times the published width
 KERAS: dict[str, Any] = {"momentum": 0.01, "eps": 1e-3}  # Keras' momentum 0.99 is torch's 1 - 0.99

@@ -11,7 +11,7 @@ from itertools import pairwise
 from torch import nn
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalogue import HEADS, PREDICTORS
+from kontrast.networks.catalog import HEADS, PREDICTORS
 
 
 class Perceptron(nn.Sequential):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalogue import ENCODERS, whole
+from kontrast.networks.catalog import ENCODERS, whole
 from kontrast.networks.max_pool import MaxPool
 from kontrast.registry import nearest
 
@@ -102,7 +102,7 @@ class ResNet(nn.Module):
             self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
         self.stages = len(depths)
         self.width = inputs
-        initialise(self, zero_init)
+        initialize(self, zero_init)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
@@ -111,7 +111,7 @@ class ResNet(nn.Module):
         return x.mean(dim=(2, 3))
 
 
-def initialise(module: nn.Module, zero_init: bool = False) -> None:
+def initialize(module: nn.Module, zero_init: bool = False) -> None:
     """He's normal initialisation by fan-out; with `zero_init` every residual branch starts at zero."""
     for m in module.modules():
         if isinstance(m, nn.Conv2d):

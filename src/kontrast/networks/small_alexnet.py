@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalogue import ENCODERS
+from kontrast.networks.catalog import ENCODERS
 from kontrast.networks.max_pool import MaxPool
 
 SMALLEST = 15  # three poolings of width 3 and stride 2 leave one position

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalogue import ENCODERS, whole
+from kontrast.networks.catalog import ENCODERS, whole
 
 
 @ENCODERS.register("small-conv")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalogue import Module, whole
+from kontrast.networks.catalog import Module, whole
 
 
 def follow(norm: Any, later: int = 0) -> float | Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as ranks
 from torch import Tensor, nn
 
-from kontrast.networks.catalogue import Module
+from kontrast.networks.catalog import Module
 from kontrast.networks.split_batch_norm import follow
 
 
@@ -67,7 +67,7 @@ class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
                 running.lerp_(found.to(running.dtype), follow(self))
 
 
-def synchronise_batch_norm(module: Module) -> Module:
+def synchronize_batch_norm(module: Module) -> Module:
     """The module with batch norm over all ranks: torch's SyncBatchNorm where its parameters are on CUDA."""
     if any(p.is_cuda for p in module.parameters()):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalogue import ENCODERS, whole
+from kontrast.networks.catalog import ENCODERS, whole
 from kontrast.registry import nearest
 
 
@@ -94,11 +94,11 @@ class ViT(nn.Module):
         self.pos_embed = nn.Parameter(place, requires_grad=positions == "learned")
         self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(depth)])
         self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.initialise()
+        self.initialize()
         if frozen_patches:
             self.patch_embed.requires_grad_(False)
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """MoCo v3: Xavier's uniform, with q, k and v as three matrices and the patch projection as one."""
         for m in self.modules():
             if isinstance(m, nn.Linear):

@@ -1,4 +1,4 @@
-"""V query views, W key views, N images of all ranks, D width.  standardised [B,D], C [D,D]."""
+"""V query views, W key views, N images of all ranks, D width.  standardized [B,D], C [D,D]."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BarlowTwins(Objective):
         C = correlation over the batch of view 1's features with view 2's
         loss = sum_d (1 - C_dd)^2 + lambda sum_{d != e} C_de^2
 
-    Each view's features are standardised over the images of all ranks. More than two views: the mean over pairs of
+    Each view's features are standardized over the images of all ranks. More than two views: the mean over pairs of
     views.
 
     Reference: Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, ICML 2021.
@@ -31,8 +31,8 @@ class BarlowTwins(Objective):
         self.off_diagonal_weight = weight("off_diagonal_weight", off_diagonal_weight)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        z = [self.standardised(x, pairs.N) for x in pairs.z]
-        k = [self.standardised(x, pairs.N) for x in pairs.k] if pairs.teacher else z
+        z = [self.standardized(x, pairs.N) for x in pairs.z]
+        k = [self.standardized(x, pairs.N) for x in pairs.k] if pairs.teacher else z
         links = pairs.one_way()
         C = torch.stack([distributed.total(z[v].T @ k[w]) / pairs.N for v, w in links])
         diagonal = C.diagonal(dim1=1, dim2=2)
@@ -42,7 +42,7 @@ class BarlowTwins(Objective):
             repulsion=self.off_diagonal_weight * off_diagonal.square().sum() / len(links),
         )
 
-    def standardised(self, x: Tensor, N: int) -> Tensor:
+    def standardized(self, x: Tensor, N: int) -> Tensor:
         """Features of mean 0 and variance 1 over all images, as batch normalisation has it (eps 1e-5)."""
         centred = x - distributed.total(x.sum(0)) / N
         return centred * torch.rsqrt(distributed.total(centred.square().sum(0)) / N + 1e-5)

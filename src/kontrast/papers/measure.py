@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.lens import plots
 from kontrast.lens.measures import coupling
 from kontrast.probes import PROTOCOLS, linear
 from kontrast.runs.lens import pictures, projected, see
 from kontrast.runs.probe import CROPS, PROBES, CroppedFeatures, Sets, features_of
 from kontrast.runs.run import Run
-from kontrast.runs.snapshots import moments
+from kontrast.runs.snapshots import snapshots
 from kontrast.training.build import views_of
 from kontrast.training.progress import Progress
 from kontrast.training.resolve import temperature_of
@@ -48,7 +48,7 @@ def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[st
 
 def curves_of(run: Run) -> dict[str, list[tuple[float, float]]]:
     """What the run logged of itself as it trained, by epoch."""
-    lines = read_lines(run.path / "metrics.jsonl")
+    lines = read_json_lines(run.path / "metrics.jsonl")
     found = {name: [(line["epoch"], line[name]) for line in lines if name in line] for name in CURVES}
     return {name: points for name, points in found.items() if points}
 
@@ -62,7 +62,7 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
     shown, views = pictures(run, IMAGES), views_of(run.recipe, 2)
     temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
     found, curve = torch.empty(0), []
-    for moment in moments(run, MOMENTS, device, say)[0]:
+    for moment in snapshots(run, MOMENTS, device, say)[0]:
         z = projected(run, moment.student, shown, views, device, 2)
         found = coupling(z, temperature, batch).mean(0)
         curve.append((moment.at, found.mean().item()))
@@ -72,7 +72,7 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
 def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
     """How far the augmentations of an image lie from each other, with both histograms (JCL, figure 3)."""
     shown, views = pictures(run, IMAGES), views_of(run.recipe, AUGMENTATIONS)
-    student = moments(run, 2, device, say)[0][-1].student
+    student = snapshots(run, 2, device, say)[0][-1].student
     with Progress("augmentations", len(shown) * AUGMENTATIONS) as bar:
         found = see(run, student, shown, views, device, bar).positives
     drawn = {"cosine_histogram": histogram(found.cosine), "variance_histogram": histogram(found.variance)}

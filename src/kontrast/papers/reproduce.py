@@ -17,7 +17,7 @@ import torch
 from kontrast.config.recipe import Recipe
 from kontrast.data import ImageSet
 from kontrast.errors import DataError, KontrastError, NumbersError, Stopped, UsageError
-from kontrast.files import disk_faults, read_lines
+from kontrast.files import disk_faults, read_json_lines
 from kontrast.objectives import objective
 from kontrast.papers.gpu_sharing import shared_gpu
 from kontrast.papers.measure import MEASURES, curves_of, mean_and_error, probe_run
@@ -34,7 +34,7 @@ from kontrast.training.build import precision
 from kontrast.training.device import choose_device, device_words
 from kontrast.training.learner import check_options
 from kontrast.training.pretrain import now
-from kontrast.training.signals import Interrupted, StopWatch
+from kontrast.training.signals import Interrupted, StopSignals
 from kontrast.training.splits import open_split
 
 Say = Callable[[str], None]
@@ -144,7 +144,7 @@ class Reproduction:
         are kept as a result."""
         self.say(title)
         try:
-            with StopWatch():
+            with StopSignals():
                 record = self.measured(job)
         except (Stopped, Interrupted) as error:
             raise type(error)(f"stopped in {job.title}; give the same command again to go on") from None
@@ -194,7 +194,7 @@ class Reproduction:
         if curves.get("knn"):
             numbers["knn_area"] = sum(value for _, value in curves["knn"]) / len(curves["knn"])
         took = {key: info[key] for key in ("device", "precision", "seconds", "steps")}
-        took |= {"epochs": read_lines(run.path / "metrics.jsonl")[-1]["epoch"], "images": info["data"]["images"]}
+        took |= {"epochs": read_json_lines(run.path / "metrics.jsonl")[-1]["epoch"], "images": info["data"]["images"]}
         took["probe_seconds"] = time.monotonic() - began
         return {**took, "probes": probes, "numbers": numbers, "errors": errors, "curves": curves}
 

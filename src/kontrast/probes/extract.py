@@ -62,8 +62,8 @@ def measuring(network: nn.Module) -> Iterator[None]:
 def pixels_of(images: Any, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """Images from `start` to `stop`, few at once where they are large: their numbers, pixels, and sizes."""
     positions = torch.arange(start, stop)
-    if hasattr(images, "mouthfuls"):
-        yield from images.mouthfuls(positions)
+    if hasattr(images, "iter_chunks"):
+        yield from images.iter_chunks(positions)
     else:
         yield positions, torch.as_tensor(images[start:stop]), None
 

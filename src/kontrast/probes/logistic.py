@@ -143,7 +143,7 @@ def fit_logistic(
     return Fit(theta[:-1], theta[-1], taken, gap)
 
 
-def standardise(train: Tensor, *others: Tensor) -> list[Tensor]:
+def standardize(train: Tensor, *others: Tensor) -> list[Tensor]:
     """Zero mean and unit variance by train's statistics; a constant column stays zero."""
     mean, deviation = train.mean(0), train.std(0, correction=0)
     deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, 1.0)
@@ -182,7 +182,7 @@ def logistic(
     classes: int | None = None,
     seed: int = 0,
 ) -> ProbeResult:
-    """The quick linear probe: standardised features, C chosen from the grid on a held-out fifth of train, then fitted
+    """The quick linear probe: standardized features, C chosen from the grid on a held-out fifth of train, then fitted
     on all of train. The first best C, that is the strongest regularisation, wins a tie."""
     if not grid or min(grid) <= 0:
         raise UsageError(f"grid = {grid}: give positive inverse strengths")
@@ -191,7 +191,7 @@ def logistic(
     present, y = torch.unique(train_labels, return_inverse=True)
     test_labels, classes = torch.searchsorted(present, test_labels), len(present)
     kind = torch.promote_types(train.dtype, torch.float32)
-    train, test = in_their_span(*standardise(train.to(kind), test.to(kind)))
+    train, test = in_their_span(*standardize(train.to(kind), test.to(kind)))
     scores = choose_strength(train, y, classes, tuple(grid), seed) if len(grid) > 1 else {grid[0]: None}
     best = max(sorted(scores), key=lambda c: scores[c] or 0.0)
     fit = fit_logistic(train, y, classes, best)

@@ -16,7 +16,7 @@ import math
 import statistics
 from typing import Any
 
-from kontrast.reports.run_files import Run, is_number, real, shorten
+from kontrast.reports.run_files import ReportedRun, is_number, real, shorten
 
 MOST_POINTS = 300
 FEWEST_POINTS = 60
@@ -47,7 +47,7 @@ LIMIT = "_max"
 PLACES = ("step", "epoch", "time", "version")
 
 
-def curve_plots(runs: list[Run], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def curve_plots(runs: list[ReportedRun], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One plot a metric, one line a run. Accuracies lead, then the loss and its terms, then schedule and speed."""
     found = [_measured(run) for run in runs]
     keys = {key for metrics in found for key in metrics if not key.endswith(LIMIT)}
@@ -127,7 +127,7 @@ def is_accuracy(key: str) -> bool:
     return key.startswith(ACCURACIES) or key.endswith("accuracy")
 
 
-def _measured(run: Run) -> dict[str, tuple[list[float], list[float]]]:
+def _measured(run: ReportedRun) -> dict[str, tuple[list[float], list[float]]]:
     """Every number of the run by its name, with the epochs (or steps) at which it was taken."""
     metrics: dict[str, tuple[list[float], list[float]]] = {}
     for line, place in zip([*run.lines, *run.speed], _places(run.lines) + _places(run.speed)):

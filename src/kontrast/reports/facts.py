@@ -7,7 +7,7 @@ import json
 import shlex
 from typing import Any
 
-from kontrast.reports.run_files import Run, real, shorten
+from kontrast.reports.run_files import ReportedRun, real, shorten
 
 LABELS = {
     "command": "command",
@@ -23,7 +23,7 @@ LABELS = {
 HIDDEN = ("version", "data_place", "first_checkpoint")  # a page is for others too: not where the images lie here
 
 
-def title(runs: list[Run]) -> str:
+def title(runs: list[ReportedRun]) -> str:
     """What the page is about: objective and data where they are known, else the folder."""
     if not runs:
         return "kontrast"
@@ -36,7 +36,7 @@ def title(runs: list[Run]) -> str:
     return f"{objective} on {source}" if objective and source else str(objective or runs[0].name)
 
 
-def summary(run: Run) -> str:
+def summary(run: ReportedRun) -> str:
     """One line under the title: encoder, length, data, device, time."""
     known = run.info.get("data")
     data = known if isinstance(known, dict) else {}
@@ -52,7 +52,7 @@ def summary(run: Run) -> str:
     return " · ".join(shorten(part).replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
 
 
-def trained_length(run: Run) -> str | None:
+def trained_length(run: ReportedRun) -> str | None:
     """How long the run did train, in epochs: a limit of steps or a stop may end it long before the recipe's length."""
     epochs = next((line["epoch"] for line in reversed(run.lines) if real(line.get("epoch"))), None)
     if epochs is None:
@@ -61,7 +61,7 @@ def trained_length(run: Run) -> str | None:
     return f"{text} epoch{'s' * (text != '1')}"
 
 
-def facts(run: Run) -> list[list[str]]:
+def facts(run: ReportedRun) -> list[list[str]]:
     """Label and value, the well-known first; a table inside run.json becomes one line a key."""
     info = {key: value for key, value in run.info.items() if key not in HIDDEN and value not in (None, "", [], {})}
     tools = {name: info.pop(name) for name in ("kontrast", "torch", "python") if isinstance(info.get(name), str)}
@@ -80,7 +80,7 @@ def facts(run: Run) -> list[list[str]]:
     return [[shorten(label), value[:2000]] for label, value in rows]
 
 
-def differences(runs: list[Run]) -> list[list[str]]:
+def differences(runs: list[ReportedRun]) -> list[list[str]]:
     """The settings that are not the same in all runs: key, then each run's value."""
     flat = [_flatten(run.recipe) for run in runs]
     keys = sorted({key for settings in flat for key in settings})
@@ -97,7 +97,7 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
-def _source(run: Run) -> str | None:
+def _source(run: ReportedRun) -> str | None:
     data = run.info.get("data")
     name = data.get("name") if isinstance(data, dict) else None
     source = name or run.setting("data", "source")

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from kontrast.reports.curves import is_plot
-from kontrast.reports.run_files import Run, shorten
+from kontrast.reports.run_files import ReportedRun, shorten
 
 MOST_QUERIES = 3
 PICTURE = "data:image/png;base64,"
@@ -17,7 +17,7 @@ NOTE = (
 )
 
 
-def lens_plots(runs: list[Run]) -> list[dict[str, Any]]:
+def lens_plots(runs: list[ReportedRun]) -> list[dict[str, Any]]:
     """The plots of lens.json, in the form that curves.py describes; one-line plots of several runs share one frame,
     under the plot's name, and what each run's own title says is told below it."""
     shared: dict[str, dict[str, Any]] = {}
@@ -42,7 +42,7 @@ def _drawable(frame: dict[str, Any]) -> dict[str, Any]:
     return {**frame, "kind": "line"} if frame.get("kind") == "bars" and any(x != places[0] for x in places) else frame
 
 
-def lens_numbers(run: Run, place: int) -> list[dict[str, Any]]:
+def lens_numbers(run: ReportedRun, place: int) -> list[dict[str, Any]]:
     """The single numbers of lens.json: under "numbers", a list of {name, value, note} or a plain table."""
     found = run.lens.get("numbers")
     if isinstance(found, dict):
@@ -55,14 +55,14 @@ def lens_numbers(run: Run, place: int) -> list[dict[str, Any]]:
     ]
 
 
-def lens_weights(runs: list[Run]) -> list[dict[str, Any]]:
+def lens_weights(runs: list[ReportedRun]) -> list[dict[str, Any]]:
     """Of a few queries: the query, its views, its hardest and its easiest negatives, each with its picture; query by
     query, since runs on the same data ask the same ones."""
     by_query = itertools.zip_longest(*(_weights_of(run, place) for place, run in enumerate(runs)))
     return [entry for entries in by_query for entry in entries if entry]
 
 
-def _weights_of(run: Run, place: int) -> list[dict[str, Any]]:
+def _weights_of(run: ReportedRun, place: int) -> list[dict[str, Any]]:
     found = run.lens.get("weights")
     entries = found if isinstance(found, list) else []
     told = [entry for entry in map(_told, entries[:MOST_QUERIES]) if entry]

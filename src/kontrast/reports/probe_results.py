@@ -8,7 +8,7 @@ import statistics
 from typing import Any
 
 from kontrast.reports.curves import number, percent, tenths
-from kontrast.reports.run_files import Run, is_number, shorten
+from kontrast.reports.run_files import ReportedRun, is_number, shorten
 
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -22,7 +22,7 @@ HOW = {
 }
 
 
-def result_groups(runs: list[Run]) -> list[dict[str, Any]]:
+def result_groups(runs: list[ReportedRun]) -> list[dict[str, Any]]:
     """One group a probe, kNN first; in it one row for each run and kind of features."""
     groups: dict[str, dict[str, Any]] = {}
     counts = {count for count in map(_classes, runs) if count}
@@ -42,7 +42,7 @@ def result_groups(runs: list[Run]) -> list[dict[str, Any]]:
     return sorted(groups.values(), key=lambda group: [*WORDS, group["probe"]].index(group["probe"]))
 
 
-def references(run: Run) -> dict[str, list[dict[str, Any]]]:
+def references(run: ReportedRun) -> dict[str, list[dict[str, Any]]]:
     """Horizontal lines for the accuracy curves: what the controls reach."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for probe in run.probes:
@@ -52,14 +52,14 @@ def references(run: Run) -> dict[str, list[dict[str, Any]]]:
     return lines
 
 
-def verdict(runs: list[Run]) -> str:
+def verdict(runs: list[ReportedRun]) -> str:
     """The page's first sentence."""
     if not runs:
         return ""
     return _one(runs[0]) if len(runs) == 1 else _several(runs)
 
 
-def _one(run: Run) -> str:
+def _one(run: ReportedRun) -> str:
     probe, found = _headline(run)
     unfinished = "" if run.finished or not run.info else "This run has not finished. "
     if not found or "trained" not in found:
@@ -86,7 +86,7 @@ def _margin(trained: dict[str, Any], control: dict[str, Any]) -> str:
     return f"Training is worth {tenths(points)} points over the better control."
 
 
-def _without_labels(run: Run) -> str:
+def _without_labels(run: ReportedRun) -> str:
     losses = [line["loss"] for line in run.lines if is_number(line.get("loss"))]
     if not losses and run.lens and not run.recipe_text:  # of a file of embeddings
         return "What the lens found in these vectors; there is no run to them here."
@@ -101,7 +101,7 @@ def _without_labels(run: Run) -> str:
     return text if run.probes else f"{text} No probe has measured it yet."
 
 
-def _several(runs: list[Run]) -> str:
+def _several(runs: list[ReportedRun]) -> str:
     headlines = [(run, *_headline(run)) for run in runs]
     scored = [(run, probe, found["trained"]) for run, probe, found in headlines if "trained" in found]
     probes = {probe for _, probe, _ in scored}
@@ -119,7 +119,7 @@ def _several(runs: list[Run]) -> str:
     return text + ("; their intervals overlap, so the order is not settled." if overlap else ".")
 
 
-def _headline(run: Run) -> tuple[str, dict[str, dict[str, Any]]]:
+def _headline(run: ReportedRun) -> tuple[str, dict[str, dict[str, Any]]]:
     """The probe that the sentence speaks of, with its entry for each kind of features."""
     own = [probe for probe in run.probes if not _elsewhere(probe)]
     own = [probe for probe in own if _labels(probe) == _labels(own[-1])]
@@ -141,7 +141,7 @@ def _labels(probe: dict[str, Any]) -> str:
     return str(protocol.get("labels") or "") if isinstance(protocol, dict) else ""
 
 
-def _labelled(run: Run) -> list[tuple[str, dict[str, Any]]]:
+def _labelled(run: ReportedRun) -> list[tuple[str, dict[str, Any]]]:
     """Probes under their name, and those of data and labels where they are not the run's own, so that a result and its
     controls stand together; where one name stands for several protocols, the protocol is part of it."""
     named = [(_name(probe), probe) for probe in run.probes]
@@ -198,7 +198,7 @@ def _protocol(probe: dict[str, Any]) -> str:
     return shorten(", ".join(parts))
 
 
-def _classes(run: Run) -> int:
+def _classes(run: ReportedRun) -> int:
     """How many classes have images: labels may be numbers between which others are missing."""
     gallery = run.gallery or {}
     present, classes = gallery.get("classes_present"), gallery.get("classes")

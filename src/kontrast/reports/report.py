@@ -20,7 +20,7 @@ from kontrast.reports.curves import curve_plots
 from kontrast.reports.facts import differences, facts, summary, title
 from kontrast.reports.lens_plots import lens_numbers, lens_plots, lens_weights
 from kontrast.reports.probe_results import references, result_groups, verdict
-from kontrast.reports.run_files import ReportError, Run, distinct_names, read_run, shorten, write_atomic
+from kontrast.reports.run_files import ReportedRun, ReportError, distinct_names, read_run, shorten, write_atomic
 from kontrast.reports.study_tables import read_study
 
 SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "weights.js", "page.js")
@@ -41,7 +41,7 @@ def write_report(runs: list[Path], out: Path, study: Path | None = None) -> Path
     return write_atomic(Path(out), render(payload(read, read_study(study) if study else None)))
 
 
-def payload(runs: list[Run], study: dict[str, Any] | None = None) -> dict[str, Any]:
+def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dict[str, Any]:
     """Everything the page shows, as plain tables."""
     shown = [run for run in runs if run.gallery][:MOST_GALLERIES]
     budget = PICTURE_BYTES // max(1, len(shown))
@@ -89,7 +89,7 @@ def render(data: dict[str, Any]) -> bytes:
     return "".join(parts.get(piece, piece) for piece in re.split("(@[A-Z]+@)", page)).encode("utf-8", "replace")
 
 
-def _gallery(run: Run, budget: int) -> dict[str, Any] | None:
+def _gallery(run: ReportedRun, budget: int) -> dict[str, Any] | None:
     gallery = dict(run.gallery or {})
     picture = _fitting(run.sprite, budget)
     if picture is None:

@@ -22,7 +22,7 @@ class ReportError(ValueError):
 
 
 @dataclass
-class Run:
+class ReportedRun:
     """One run folder's contents; what is missing is empty, and `problems` says what a reader should know."""
 
     path: Path
@@ -50,7 +50,7 @@ class Run:
         return value
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> ReportedRun:
     """Everything the page shows of one run."""
     path = Path(path)
     if not path.is_dir():
@@ -58,7 +58,7 @@ def read_run(path: Path) -> Run:
     known = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json")
     if not any((path / name).is_file() for name in known):
         raise ReportError(f"{str(path)!r} holds no run: none of {', '.join(known)} is in it")
-    run = Run(path, path.resolve().name or str(path))
+    run = ReportedRun(path, path.resolve().name or str(path))
     run.recipe_text = _text(path / "recipe.toml")[:LONGEST_RECIPE]
     try:
         if run.recipe_text.count(".") > LONGEST_RECIPE // 100:
@@ -77,7 +77,7 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def _warn_of_collapse(run: Run) -> None:
+def _warn_of_collapse(run: ReportedRun) -> None:
     """The last word on the effective rank, where it is all but one direction."""
     ranks = [line for line in run.lines if is_number(line.get("effective_rank"))]
     if ranks and ranks[-1]["effective_rank"] < COLLAPSED:
@@ -88,7 +88,7 @@ def _warn_of_collapse(run: Run) -> None:
         )
 
 
-def distinct_names(runs: list[Run]) -> None:
+def distinct_names(runs: list[ReportedRun]) -> None:
     """Runs of one name take as many parent folders before it as tell them apart; after that, a number."""
     for depth in (2, 3):
         for run in _repeated(runs):
@@ -122,7 +122,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e308)
 
 
-def _repeated(runs: list[Run]) -> list[Run]:
+def _repeated(runs: list[ReportedRun]) -> list[ReportedRun]:
     names = [run.name for run in runs]
     return [run for run in runs if names.count(run.name) > 1]
 
@@ -138,7 +138,7 @@ def _text(path: Path) -> str:
     return _bytes(path).decode("utf-8", "replace")
 
 
-def _table(run: Run, name: str) -> dict[str, Any]:
+def _table(run: ReportedRun, name: str) -> dict[str, Any]:
     content = _bytes(run.path / name)
     if not content:
         return {}
@@ -156,7 +156,7 @@ def _table(run: Run, name: str) -> dict[str, Any]:
     return table
 
 
-def _lines(run: Run, name: str) -> list[dict[str, Any]]:
+def _lines(run: ReportedRun, name: str) -> list[dict[str, Any]]:
     """The whole lines of a JSON-lines file. A torn last line is what a crash leaves, and nothing to speak of."""
     content = _bytes(run.path / name)
     records, bad = [], 0
@@ -181,7 +181,7 @@ def _is_probe(entry: Any) -> bool:
     return isinstance(number, int | float) and 0 <= number <= 1 and isinstance(entry.get("probe"), str)
 
 
-def _read_gallery(run: Run) -> None:
+def _read_gallery(run: ReportedRun) -> None:
     gallery = _table(run, "gallery.json")
     if not gallery:
         return

@@ -13,7 +13,7 @@ import torch
 
 from kontrast.errors import DataError, UsageError
 from kontrast.lens.measures import directions
-from kontrast.runs.embed import opened, own_embeddings
+from kontrast.runs.embed import open_run, own_embeddings
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
@@ -89,7 +89,7 @@ def alike(
     target: Path, above: float = 0.99, *, device: str = "auto", say: Callable[[str], None] = print
 ) -> list[dict[str, Any]]:
     """Groups of near-duplicates in an embeddings file, or among a run's own train images."""
-    path = own_embeddings(opened(target), device, say) if target.is_dir() else target
+    path = own_embeddings(open_run(target), device, say) if target.is_dir() else target
     file = read_embeddings(path)
     with Progress("compare", len(file)) as bar:
         return duplicates(file, above, choose_device(device), bar.advance)

@@ -34,13 +34,13 @@ from kontrast.files import disk_faults, read_json, write_atomic, write_json
 from kontrast.networks import Encoder
 from kontrast.plugins import program
 from kontrast.runs.embeddings_file import check_suffix, join, names_path, parquet
-from kontrast.runs.image_stream import BATCH, Batch, Stream, open_stream
+from kontrast.runs.image_stream import BATCH, Stream, StreamBatch, open_stream
 from kontrast.runs.run import Run
 from kontrast.training.checkpoints import versions
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
 from kontrast.training.run_folder import RunFolder
-from kontrast.training.signals import StopWatch
+from kontrast.training.signals import StopSignals
 
 PART = 16
 """Batches in a part: what a kill may cost."""
@@ -65,7 +65,7 @@ class Part(NamedTuple):
     bad: list[tuple[str, str]]
 
 
-def opened(path: str | Path, float_range: tuple[float, float] | None = None) -> Run:
+def open_run(path: str | Path, float_range: tuple[float, float] | None = None) -> Run:
     """The run in a folder; one of a newer version is refused before its recipe is read by this version's rules. With a
     range, float images are read by it, whatever those that the run was trained on have."""
     run = Run(path)
@@ -212,7 +212,7 @@ def read_part(parts: Path, number: int) -> Part | None:
         return None
 
 
-def write_part(parts: Path, number: int, vectors: Tensor, made: list[Batch]) -> Part:
+def write_part(parts: Path, number: int, vectors: Tensor, made: list[StreamBatch]) -> Part:
     """The vectors first, then the file that says they are whole."""
     buffer = io.BytesIO()
     np.save(buffer, vectors.numpy())
@@ -238,11 +238,11 @@ def _fill(
         say(f"going on: {len(found) - len(missing)} of {len(found)} parts are there")
     done = sum(len(part.ids) + len(part.bad) for part in found.values() if part)
     transform = run.transform()
-    with StopWatch() as stop, Progress("embed", stream.total, done=done) as bar:
+    with StopSignals() as stop, Progress("embed", stream.total, done=done) as bar:
         stop.patient = True
         for first, last in stretches(missing):
             rows: list[Tensor] = []
-            made: list[Batch] = []
+            made: list[StreamBatch] = []
             for batch in stream.batches(first * batches, min((last + 1) * batches, stream.steps)):
                 rows.append(encode(encoder, batch.images, transform, device))
                 made.append(batch)
@@ -272,7 +272,7 @@ def encode(encoder: Encoder, images: ImageSet, transform: Any, device: torch.dev
     if not len(images):
         return torch.empty(0, encoder.width)
     pictures = []
-    for positions, pixels, sizes in images.mouthfuls(torch.arange(len(images))):
+    for positions, pixels, sizes in images.iter_chunks(torch.arange(len(images))):
         sizes = None if sizes is None else sizes.to(device)
         pictures.append(transform(pixels.to(device), positions.to(device), sizes)[0])
     return encoder(torch.cat(pictures)).float().cpu()

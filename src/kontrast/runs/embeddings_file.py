@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import DataError, EnvironmentFault, UsageError, printable, refuse_pickle
-from kontrast.files import aside
+from kontrast.files import atomic_path
 
 SUFFIXES = (".npy", ".parquet")
 ROWS = 65_536
@@ -214,14 +214,14 @@ def join(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
 
 def _join_npy(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
     # The names first: where the vectors are under their name, the names are too.
-    with aside(names_path(out)) as place, place.open("w", encoding="ascii") as file:
+    with atomic_path(names_path(out)) as place, place.open("w", encoding="ascii") as file:
         encoder = {"encoder": facts["encoder"]}  # on the first line alone: whose vectors they are
         for part in parts:
             for number, name in zip(part.ids, part.names):
                 file.write(json.dumps({"id": number, "path": name} | encoder) + "\n")
                 encoder = {}
     header = {"descr": "<f4", "fortran_order": False, "shape": (sum(len(p.ids) for p in parts), facts["width"])}
-    with aside(out) as place, place.open("wb") as file:
+    with atomic_path(out) as place, place.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for part in parts:
             file.write(np.load(part.vectors, allow_pickle=False).astype("<f4", copy=False).tobytes())
@@ -243,7 +243,7 @@ def _join_parquet(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> No
     fields += [("path_bytes", pyarrow.binary())] if odd else []
     about = {"kontrast": json.dumps({key: facts[key] for key in ("version", "encoder", "recipe", "data")})}
     schema = pyarrow.schema(fields, metadata=about)
-    with aside(out) as place, module.ParquetWriter(place, schema) as writer:
+    with atomic_path(out) as place, module.ParquetWriter(place, schema) as writer:
         for part in parts:
             flat = pyarrow.array(np.load(part.vectors, allow_pickle=False).ravel())
             columns = [

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from kontrast.config.recipe import to_tree
 from kontrast.data import ImageSet
 from kontrast.errors import DataError, EnvironmentFault, NumbersError, UsageError
-from kontrast.files import aside, disk_faults, write_atomic, write_json
+from kontrast.files import atomic_path, disk_faults, write_atomic, write_json
 from kontrast.networks import Encoder
 from kontrast.registry import nearest
 from kontrast.runs.probe import read_probes
@@ -95,7 +95,7 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
             "layout": "NCHW float32",
             **({"read": READ.format(bound)} if bound else {}),
             "resize": f"shorter side and centre crop, {policy.interpolation} with antialiasing, then / 255",
-            "crop": f"the middle {policy.centre_fraction:g} of the shorter side",
+            "crop": f"the middle {policy.center_fraction:g} of the shorter side",
         },
         "normalisation": {"mean": list(policy.mean), "std": list(policy.std)},
         "data": info["data"],
@@ -135,9 +135,9 @@ def real_images(run: Run, data: str | None) -> ImageSet:
 def write_onnx(run: Run, encoder: nn.Module, out: Path, images: ImageSet) -> float:
     """Write the graph, with any number of images a batch, and return its largest difference from torch."""
     view, everyone = run.transform(), torch.arange(len(images))
-    parts = [view(pixels, positions, sizes)[0] for positions, pixels, sizes in images.mouthfuls(everyone)]
+    parts = [view(pixels, positions, sizes)[0] for positions, pixels, sizes in images.iter_chunks(everyone)]
     x = torch.cat(parts).contiguous()
-    with aside(out) as place:
+    with atomic_path(out) as place:
         _to_onnx(encoder, x[:2], place)
         difference = max(_difference(encoder, place, batch) for batch in (x, x[:1]))
         if not difference <= TOLERANCE:

@@ -32,7 +32,7 @@ BATCH = 256
 SPLITS = ("all", "train", "test")
 
 
-class Batch(NamedTuple):
+class StreamBatch(NamedTuple):
     """number: its place in the source; ids: the images' places in the source; bad: (name, reason) of those left out."""
 
     number: int
@@ -50,7 +50,7 @@ class Stream:
     total: int
     steps: int
     fingerprint: str
-    batches: Callable[[int, int], Iterator[Batch]]
+    batches: Callable[[int, int], Iterator[StreamBatch]]
     bad: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -110,13 +110,13 @@ def _listed(run: Run, spec: str, split: str) -> Listing | None:
 
 
 def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
-    def batches(first: int, last: int) -> Iterator[Batch]:
+    def batches(first: int, last: int) -> Iterator[StreamBatch]:
         items = listed.items[: last * BATCH]
         for number, chunk in decode_all(items, _limits(run), BATCH, start=first):
             start = number * BATCH
             bad = [(listed.items[start + place].name, reason) for place, reason in chunk.bad]
             ids = [start + place for place in chunk.kept]
-            yield Batch(number, ids, _decoded(run, chunk, [listed.items[i].name for i in ids], spec), bad)
+            yield StreamBatch(number, ids, _decoded(run, chunk, [listed.items[i].name for i in ids], spec), bad)
 
     steps = -(-len(listed.items) // BATCH)
     return Stream(spec, len(listed.items), steps, listed.fingerprint, batches, list(listed.bad))
@@ -137,10 +137,10 @@ def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
         plan += [(one, start, total + start) for start in range(0, len(one), BATCH)]
         total += len(one)
 
-    def batches(first: int, last: int) -> Iterator[Batch]:
+    def batches(first: int, last: int) -> Iterator[StreamBatch]:
         for number, (one, start, number_of_first) in enumerate(plan[first:last], first):
             inside, images, bad = _readable(one, torch.arange(start, min(start + BATCH, len(one))))
-            yield Batch(number, (inside - start + number_of_first).tolist(), images, bad)
+            yield StreamBatch(number, (inside - start + number_of_first).tolist(), images, bad)
 
     return Stream(sets[0].name, total, len(plan), "+".join(s.fingerprint for s in sets), batches)
 

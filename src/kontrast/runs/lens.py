@@ -20,12 +20,12 @@ from kontrast.lens.gallery import choose_queries
 from kontrast.lens.measures import T_MINUS, conditional_entropy, directions
 from kontrast.lens.pair_weights import data_address, extremes, negative_weights, positive_weights
 from kontrast.lens.positive_spread import PositiveStatistics, positive_statistics
-from kontrast.lens.summaries import Findings, record
+from kontrast.lens.summaries import Summary, record
 from kontrast.probes import extract_features
 from kontrast.runs.embed import encode
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
 from kontrast.runs.run import Run
-from kontrast.runs.snapshots import ENCODER_ALONE, Moment, evenly, moments
+from kontrast.runs.snapshots import ENCODER_ALONE, Snapshot, evenly, snapshots
 from kontrast.training.build import views_of
 from kontrast.training.device import choose_device
 from kontrast.training.learner import Student
@@ -63,7 +63,7 @@ def look(
     if images < 3 or augmentations < 2:
         raise UsageError(f"--images {images}, --augmentations {augmentations}: at least 3 images and 2 augmentations")
     on = choose_device(device)
-    steps, word = moments(run, MOMENTS, on, say)
+    steps, word = snapshots(run, MOMENTS, on, say)
     shown = pictures(run, images)
     if not run.info.get("finished"):
         say(f"{run.path} has not finished: this is its newest checkpoint, {word} {steps[-1].at:g}")
@@ -101,13 +101,13 @@ def look_at_file(path: Path, labels: Path | None = None, images: int = IMAGES) -
     return record(found)
 
 
-def _directed(file: Embeddings, images: int) -> tuple[Tensor, Tensor, Findings]:
+def _directed(file: Embeddings, images: int) -> tuple[Tensor, Tensor, Summary]:
     """A sample's rows and positions, less the rows of length zero, which are counted: they have no direction, and would
     pass for vectors spread perfectly, at right angles to all others."""
     rows, kept = file.sample(images)
     directed = rows.any(1)
     if directed.all():
-        return rows, kept, Findings([], [])
+        return rows, kept, Summary([], [])
     first = int(kept[~directed][0])
     named = f"row {first} ({printable(str(file.names[first]))})"
     if directed.sum() < 3:
@@ -164,7 +164,7 @@ def projected(run: Run, student: nn.Module, shown: ImageSet, views: Views, devic
 def augmented(run: Run, part: ImageSet, views: Views, device: torch.device) -> Tensor:
     """Augmentations [n,B,C,h,w], the same for an image whatever stands beside it."""
     made: list[Any] = []  # tensors: these views have no local crops
-    for positions, pixels, sizes in part.mouthfuls(torch.arange(len(part))):
+    for positions, pixels, sizes in part.iter_chunks(torch.arange(len(part))):
         drawn = keys(run.recipe.seed, DRAWS, part.index[positions])  # type: ignore[index]
         sizes = None if sizes is None else sizes.to(device)
         made.append(views(pixels.to(device), drawn.to(device), sizes))
@@ -176,14 +176,14 @@ def through(network: nn.Module, x: Tensor) -> Tensor:
     return network(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
 
 
-def _entropy(run: Run, moment: Moment, shown: ImageSet, device: Any, bar: Progress) -> tuple[float, float]:
+def _entropy(run: Run, moment: Snapshot, shown: ImageSet, device: Any, bar: Progress) -> tuple[float, float]:
     """Of the plain pictures' projections, as the online probe has it."""
     found = conditional_entropy(extract_features(moment.student, shown, run.transform(), device=device))
     bar.advance(len(shown))
     return found
 
 
-def _of_projections(run: Run, seen: Seen, curve: list[tuple[float, float, float]], word: str) -> list[Findings]:
+def _of_projections(run: Run, seen: Seen, curve: list[tuple[float, float, float]], word: str) -> list[Summary]:
     z, what = seen.projections, "features" if word == ENCODER_ALONE else "projections"
     return [
         findings.spread(z, what),
@@ -193,7 +193,7 @@ def _of_projections(run: Run, seen: Seen, curve: list[tuple[float, float, float]
     ]
 
 
-def _of_features(seen: Seen, shown: ImageSet, augmentations: int) -> list[Findings]:
+def _of_features(seen: Seen, shown: ImageSet, augmentations: int) -> list[Summary]:
     found = [
         findings.dimensions(seen.features),
         findings.positives(seen.positives, augmentations, seen.features.shape[1]),
@@ -204,12 +204,12 @@ def _of_features(seen: Seen, shown: ImageSet, augmentations: int) -> list[Findin
 
 
 def _queries(
-    run: Run, steps: list[Moment], shown: ImageSet, views: Views, device: torch.device, word: str
-) -> tuple[list[Findings], list[dict[str, Any]]]:
-    """Weights and neighbourhood of a few queries, drawn by chance and never by how well they did."""
+    run: Run, steps: list[Snapshot], shown: ImageSet, views: Views, device: torch.device, word: str
+) -> tuple[list[Summary], list[dict[str, Any]]]:
+    """Weights and neighborhood of a few queries, drawn by chance and never by how well they did."""
     generator = torch.Generator().manual_seed(run.recipe.seed)
     chosen = choose_queries(shown.labels, torch.arange(len(shown)), QUERIES, generator)
-    drawn: list[Findings] = []
+    drawn: list[Summary] = []
     told = []
     for order, place in enumerate(chosen):
         others = findings.batch_of(place, len(shown))
@@ -224,12 +224,12 @@ def _queries(
             when = "Before training" if moment.at == 0 else f"At {word} {moment.at:.3g}"
             when = "After training" if word == ENCODER_ALONE else when
             z = _around(run, moment, asked, batch, views, device)
-            drawn.append(findings.neighbourhood(*z, when, number, run.recipe.seed))
+            drawn.append(findings.neighborhood(*z, when, number, run.recipe.seed))
     return drawn, told
 
 
 def _around(
-    run: Run, moment: Moment, asked: ImageSet, batch: ImageSet, views: Views, device: Any
+    run: Run, moment: Snapshot, asked: ImageSet, batch: ImageSet, views: Views, device: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One query [D], its positives [n-1,D] and the negatives [J,D] of its mini-batch, at one moment."""
     own = projected(run, moment.student, asked, views, device, views.count)[:, 0]
@@ -258,9 +258,9 @@ def _told(
 def picture(view: Tensor, views: Views) -> Tensor:
     """Normalised views [n,C,h,w] as pictures again, uint8 [n,c,h,w] of the colour channels."""
     policy = views.policies[0]
-    colours = policy.picture_channels(view.shape[1])
-    mean, std = (torch.tensor(v)[:colours, None, None] for v in (policy.mean, policy.std))
-    return ((view[:, :colours].cpu().float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    colors = policy.picture_channels(view.shape[1])
+    mean, std = (torch.tensor(v)[:colors, None, None] for v in (policy.mean, policy.std))
+    return ((view[:, :colors].cpu().float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _labels(file: Embeddings, path: Path | None) -> Tensor | None:

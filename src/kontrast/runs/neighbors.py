@@ -1,6 +1,6 @@
-"""The nearest neighbours of one image among the vectors of an embeddings file, and its groups of near-duplicates.
+"""The nearest neighbors of one image among the vectors of an embeddings file, and its groups of near-duplicates.
 
-N rows of the file, F width, k neighbours.
+N rows of the file, F width, k neighbors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kontrast.training.device import choose_device
 ROWS = 65_536
 
 
-def neighbours(
+def neighbors(
     run: Run,
     image: str | Path,
     *,

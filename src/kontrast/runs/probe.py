@@ -28,7 +28,7 @@ from kontrast.runs.run import Run
 from kontrast.training.build import build_views, precision
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
-from kontrast.training.splits import Parts, _changes, _words, open_split
+from kontrast.training.splits import Splits, _changes, _words, open_split
 from kontrast.views import Views, keys
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
@@ -132,7 +132,7 @@ def _tell_missing(
     """What keeps probes from being fitted, test images or labels; of images that were given for them, or where a
     probe was asked for by name, an error."""
     share, shown = run.recipe.data.test_share, shlex.join(["kontrast", "report", str(run.path)])
-    shown = f"the map and neighbours are in the report, which `{shown}` writes anew"
+    shown = f"the map and neighbors are in the report, which `{shown}` writes anew"
     if train.labels is not None and test is None:
         why = f"data.test_share of {share:g} holds none out here" if share else "data.test_share is 0"
         if data is not None:
@@ -361,7 +361,7 @@ def changed_since(run: Run, train: ImageSet, test: ImageSet) -> str:
         return ""
     found = None
     with contextlib.suppress(DataError):  # a damaged listing can't tell, and keeps nobody from probing
-        found = _changes(run.folder, Parts(train, train, train, test), whole=True)
+        found = _changes(run.folder, Splits(train, train, train, test), whole=True)
     told = "the images changed since the run was trained" + _words(found)
     if found is not None and not found.added and not found.removed:  # who is held out goes by names
         return told

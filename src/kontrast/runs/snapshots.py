@@ -10,7 +10,7 @@ import torch
 
 from kontrast import networks
 from kontrast.errors import CheckpointError
-from kontrast.files import read_lines
+from kontrast.files import read_json_lines
 from kontrast.runs.run import Run
 from kontrast.training import checkpoints
 from kontrast.training.learner import Student, with_batch_norm
@@ -19,14 +19,16 @@ ENCODER_ALONE = "training"
 """The word of the axis where no checkpoint is left, and features stand in for projections."""
 
 
-class Moment(NamedTuple):
+class Snapshot(NamedTuple):
     """A moment of training: its place on the axis (epochs, or steps where epochs are not known) and its student."""
 
     at: float
     student: Student
 
 
-def moments(run: Run, limit: int, device: torch.device, say: Callable[[str], None] = print) -> tuple[list[Moment], str]:
+def snapshots(
+    run: Run, limit: int, device: torch.device, say: Callable[[str], None] = print
+) -> tuple[list[Snapshot], str]:
     """At most `limit` moments, the untrained network first and the newest last, and the axis' word.
 
     A damaged checkpoint is left out and said. Where none is left, the encoder of a finished run stands alone, without
@@ -38,19 +40,19 @@ def moments(run: Run, limit: int, device: torch.device, say: Callable[[str], Non
         if step.isdigit():
             kept.append((int(step), path))
     rate, word = _epochs_a_step(run)
-    found: list[Moment] = []
+    found: list[Snapshot] = []
     for step, path in evenly(kept, max(1, limit - 1)):
         try:
             tensors, _, _ = checkpoints.load(path)
-            found.append(Moment(step * rate, restored(run, checkpoints.under("learner.student", tensors), device)))
+            found.append(Snapshot(step * rate, restored(run, checkpoints.under("learner.student", tensors), device)))
         except CheckpointError as error:
             say(f"skipped {error}")
     if not found:
         say(f"{run.path} has no readable checkpoint: the encoder's features stand in for projections")
         encoder = run.encoder(device)
-        found.append(Moment(1.0, Student(encoder, networks.head("identity", encoder.width))))
+        found.append(Snapshot(1.0, Student(encoder, networks.head("identity", encoder.width))))
         return found, ENCODER_ALONE
-    return [Moment(0.0, restored(run, None, device)), *found][-limit:], word
+    return [Snapshot(0.0, restored(run, None, device)), *found][-limit:], word
 
 
 def restored(run: Run, tensors: dict | None, device: torch.device) -> Student:
@@ -73,7 +75,7 @@ def evenly(items: list, limit: int) -> list:
 
 def _epochs_a_step(run: Run) -> tuple[float, str]:
     path = run.path / "metrics.jsonl"
-    for line in reversed(read_lines(path) if path.exists() else []):
+    for line in reversed(read_json_lines(path) if path.exists() else []):
         step, epoch = line.get("step"), line.get("epoch")
         if isinstance(step, int) and isinstance(epoch, int | float) and step > 0 and epoch > 0 and "loss" in line:
             return epoch / step, "epoch"

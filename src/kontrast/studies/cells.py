@@ -15,7 +15,7 @@ from kontrast.runs.run import Run
 from kontrast.studies.compare.sweep import changes
 from kontrast.studies.schema import ANY, MAYBE_TEXT, TEXT, fault
 from kontrast.training.pretrain import pretrain
-from kontrast.training.resolve import spelled_out
+from kontrast.training.resolve import with_defaults
 from kontrast.training.run_folder import RunFolder
 from kontrast.training.splits import open_split
 
@@ -48,7 +48,7 @@ def refuse_other_cell(folder: Path, recipe: Recipe, record: dict[str, Any] | Non
 
 def other_settings(folder: Path, recipe: Recipe) -> list[str]:
     """By what the run in this folder, if there is one, differs from the recipe."""
-    return changes(spelled_out(Run(folder).recipe), spelled_out(recipe)) if RunFolder(folder).holds_run else []
+    return changes(with_defaults(Run(folder).recipe), with_defaults(recipe)) if RunFolder(folder).holds_run else []
 
 
 def refuse_other_recipe(folder: Path, recipe: Recipe, option: str = "--out") -> None:

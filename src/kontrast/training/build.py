@@ -14,7 +14,7 @@ from kontrast import distributed
 from kontrast.config.recipe import Recipe
 from kontrast.data import Feeder, ImageSet
 from kontrast.errors import EnvironmentFault, UsageError
-from kontrast.networks import smallest_batch, synchronise_batch_norm
+from kontrast.networks import smallest_batch, synchronize_batch_norm
 from kontrast.optim.optimizers import Optimizer, build_optimizer
 from kontrast.sharding import is_sharded, shard, whole_state
 from kontrast.training.learner import Learner, build_student
@@ -47,7 +47,7 @@ def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learne
     if share * views < least:
         raise UsageError(f"training.batch gives {share} images a rank: batch norm needs at least {-(-least // views)}")
     if recipe.batch_norm.kind == "sync" and distributed.world() > 1:
-        learner = synchronise_batch_norm(learner)
+        learner = synchronize_batch_norm(learner)
     if sharded:
         for part in (learner.student, learner.teacher, learner.predictor):
             if part is not None:
@@ -120,6 +120,6 @@ def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views
     """One view without chance, normalised as the recipe's training views are."""
     trained = views_of(recipe, 1).policies[0]
     return Views(
-        "evaluate", count=1, size=recipe.views.size, dtype=dtype, centre_fraction=recipe.evaluation.crop,
-        **{name: getattr(trained, name) for name in ("mean", "std", "planes", "colours", "interpolation")},
+        "evaluate", count=1, size=recipe.views.size, dtype=dtype, center_fraction=recipe.evaluation.crop,
+        **{name: getattr(trained, name) for name in ("mean", "std", "planes", "colors", "interpolation")},
     )  # fmt: skip

@@ -24,7 +24,7 @@ from kontrast import distributed, networks, sharding
 from kontrast.config.recipe import Recipe
 from kontrast.errors import UsageError
 from kontrast.networks import MemoryBank, SplitBatchNorm, Teacher, convert_split_batch_norm, shuffle, unshuffle
-from kontrast.networks.catalogue import Encoder, Head, Module
+from kontrast.networks.catalog import Encoder, Head, Module
 from kontrast.objectives import Objective, objective
 from kontrast.objectives.base import Terms
 from kontrast.objectives.inputs import unread

@@ -23,11 +23,11 @@ from kontrast.sharding import load_whole, whole_state
 from kontrast.training import checkpoints
 from kontrast.training.build import build_feeder, build_learner, build_views, optimizer_of, precision, whole_student
 from kontrast.training.failures import SKIPS, failure, stopped, words, write_down
-from kontrast.training.metrics_log import Records
+from kontrast.training.metrics_log import MetricsLog
 from kontrast.training.progress import Progress
 from kontrast.training.run_folder import RunFolder
-from kontrast.training.signals import Cut, StopWatch
-from kontrast.training.splits import share_bad
+from kontrast.training.signals import Cut, StopSignals
+from kontrast.training.splits import sync_bad_images
 from kontrast.training.step import Step
 from kontrast.views import keys
 
@@ -67,7 +67,7 @@ class Loop:
         self.owed = False  # an evaluation of this very step was cut by a signal
         self.remedy = REMEDY.format(min(10, max(1, t.epochs // 2)))  # told once
         self.failures: list[dict[str, Any]] = []
-        self.records = Records(folder, t.tensorboard)
+        self.records = MetricsLog(folder, t.tensorboard)
         self.saved, self.has_saved = time.monotonic(), False
         self.step = Step(
             self.learner,
@@ -136,7 +136,7 @@ class Loop:
         machine = {**checkpoints.versions(), "world": distributed.world(), "device": self.device.type}
         return machine | ({"recipe": self.fingerprint} if self.fingerprint else {})
 
-    def run(self, evaluate: Evaluate | None, stop: StopWatch, resume_command: str) -> None:
+    def run(self, evaluate: Evaluate | None, stop: StopSignals, resume_command: str) -> None:
         """Train to the end, or until asked to stop. `evaluate` measures the encoder; only the first rank has it."""
         at, batch = self.at, self.recipe.training.batch
         self.learner.train()
@@ -162,13 +162,13 @@ class Loop:
                     if at.finished or at.step % at.per_epoch == 0:
                         break
         self.save()
-        share_bad(self.feeder.data)
+        sync_bad_images(self.feeder.data)
         self.records.close()
 
     def batches(self) -> Iterator[Batch]:
         """The rest of the epoch; where the images fail, what was learned till then is saved first."""
         try:
-            share_bad(self.feeder.data)
+            sync_bad_images(self.feeder.data)
             yield from self.feeder.batches(self.at.epoch, start=self.at.step % self.at.per_epoch)
         except (EnvironmentFault, DataError):
             if self.at.step and not self.step.sharded:
@@ -183,7 +183,7 @@ class Loop:
         # On a GPU an epoch may take a second and a checkpoint as long. With shards all ranks save, or none.
         return self.device.type == "cpu" or self.step.sharded or time.monotonic() - self.saved > SAVE_SECONDS
 
-    def asked(self, stop: StopWatch) -> bool:
+    def asked(self, stop: StopSignals) -> bool:
         """Whether any rank was asked to stop; ranks on GPUs, where asking waits for the device, ask now and then."""
         often = distributed.world() == 1 or self.device.type == "cpu"
         if not often and self.at.step % self.recipe.training.log_every and not self.at.finished:
@@ -238,7 +238,7 @@ class Loop:
             self.records.write(step=at.step, epoch=epoch, loss=loss, **terms, lr=lr)
             self.records.speed.write(step=at.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
 
-    def evaluate(self, evaluate: Evaluate | None, stop: StopWatch) -> bool:
+    def evaluate(self, evaluate: Evaluate | None, stop: StopSignals) -> bool:
         """Every few epochs and at the end, measure, log and warn; whether this is the best so far by kNN. All ranks
         come here, for the first, which measures, may need their shards."""
         at, every = self.at, self.recipe.evaluation.every
@@ -253,7 +253,7 @@ class Loop:
         distributed.wait_at_most(distributed.training_seconds())
         return improved
 
-    def measure(self, evaluate: Evaluate, student: nn.Module, stop: StopWatch) -> bool:
+    def measure(self, evaluate: Evaluate, student: nn.Module, stop: StopSignals) -> bool:
         """A signal cuts it: it is then the first thing that the resumed run does."""
         at = self.at
         try:

@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from kontrast.errors import EnvironmentFault
-from kontrast.files import Lines
+from kontrast.files import JsonLines
 from kontrast.training.run_folder import RunFolder
 
 
-class Records:
+class MetricsLog:
     """Of a run's ranks only the first opens them, and so writes."""
 
     def __init__(self, folder: RunFolder, tensorboard: bool):
         self.folder, self.tensorboard = folder, tensorboard
-        self.metrics, self.speed = Lines(folder / "metrics.jsonl"), Lines(folder / "speed.jsonl")
-        self.board: Board | None = None
+        self.metrics, self.speed = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "speed.jsonl")
+        self.board: TensorBoardLog | None = None
 
     def open(self, step: int, owed: bool = False) -> int:
         """From this step on, or from its evaluation on where that is owed; how many lines of metrics.jsonl were damaged
         and are left out."""
         damaged = self.metrics.open(keep_until_step=step, owed=owed)
         self.speed.open()
-        self.board = Board(self.folder.path, step) if self.tensorboard else None
+        self.board = TensorBoardLog(self.folder.path, step) if self.tensorboard else None
         return damaged
 
     def write(self, **record: Any) -> None:
@@ -39,7 +39,7 @@ class Records:
             self.board.close()
 
 
-class Board:
+class TensorBoardLog:
     """Scalars by step; a resumed run hides what came after its checkpoint."""
 
     def __init__(self, run: Path, step: int):

@@ -38,8 +38,8 @@ from kontrast.training.resolve import (
     unread,
 )
 from kontrast.training.run_folder import RunFolder, recipe_digest, stored_recipe
-from kontrast.training.signals import StopWatch
-from kontrast.training.splits import Parts, check_data, describe, keep_listing, located, open_parts, place_of
+from kontrast.training.signals import StopSignals
+from kontrast.training.splits import Splits, check_data, describe, keep_listing, located, open_splits, place_of
 
 
 def pretrain(
@@ -65,7 +65,7 @@ def pretrain(
     asked = overrides_as_text(overrides)
     opened: list[tuple[Recipe, ImageSet]] = []
     try:
-        with StopWatch() as stop:
+        with StopSignals() as stop:
             folder, resume = choose_folder(out, resume, recipe, data)
             with held(folder):
                 opened += [open_recipe(folder, resume, data, recipe, asked, on, say)]
@@ -141,7 +141,7 @@ def _train(
     train: ImageSet,
     folder: RunFolder,
     device: torch.device,
-    stop: StopWatch,
+    stop: StopSignals,
     asked: str,
     resume: bool,
     accept: bool,
@@ -149,7 +149,7 @@ def _train(
     say: Callable[[str], None],
 ) -> Path:
     main, command = distributed.is_main(), resume_command(folder, asked, on_nan)
-    parts = open_parts(recipe, located(recipe.data, folder.info()) if resume else recipe.data, train)
+    parts = open_splits(recipe, located(recipe.data, folder.info()) if resume else recipe.data, train)
     if resume:
         check_data(folder, parts, accept)
     loop = Loop(recipe, folder, train, device, say, on_nan)  # refuses impossible recipes before anything is written
@@ -209,7 +209,7 @@ def write_encoder(loop: Loop, folder: RunFolder) -> str:
     return checkpoints.write_weights(folder / "encoder.safetensors", state) if distributed.is_main() else ""
 
 
-def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, parts: Parts, command: str, resume: bool) -> None:
+def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, parts: Splits, command: str, resume: bool) -> None:
     """run.json and then recipe.toml, by which a folder is known to hold a run; a resumed run notes what may change."""
     argv = shlex.join(["kontrast", *sys.argv[1:]])
     text = to_toml(recipe, argv)
@@ -237,7 +237,7 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, parts: Parts, com
     write_atomic(folder / "recipe.toml", text)
 
 
-def build_probe(recipe: Recipe, parts: Parts, device: torch.device) -> Evaluate:
+def build_probe(recipe: Recipe, parts: Splits, device: torch.device) -> Evaluate:
     """kNN, rank and entropy where the recipe evaluates; else without kNN, of a few images, once at the end."""
     if recipe.evaluation.every:
         return OnlineProbe(recipe, parts.train, parts.test, device)

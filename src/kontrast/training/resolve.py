@@ -77,7 +77,7 @@ def fresh_recipe(
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     if seen is not None and MENDED in seen.notes:  # the first look mended it, the second found it whole
         train = replace(train, notes={**train.notes, MENDED: seen.notes[MENDED]})
-    return spelled_out(resolved), train
+    return with_defaults(resolved), train
 
 
 def named_tree(data: Any, recipe: str | None) -> tuple[dict[str, Any], str]:
@@ -123,7 +123,7 @@ def resumed_recipe(
     stored = stored_recipe(folder)
     if recipe is not None:
         tree, origin = named_tree(data, recipe)
-        wanted = spelled_out(read_recipe(apply_overrides(tree, overrides), origin))
+        wanted = with_defaults(read_recipe(apply_overrides(tree, overrides), origin))
         if wanted.adapt:
             refuse_changes(stored, wanted, (*MAY_CHANGE, *CHOSEN))
             wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
@@ -136,7 +136,7 @@ def resumed_recipe(
 
 def refuse_changes(stored: Recipe, wanted: Recipe, may: tuple[str, ...]) -> None:
     """Name every setting that differs, but for those that may."""
-    old, new = flat(to_tree(spelled_out(stored))), flat(to_tree(spelled_out(wanted)))
+    old, new = flat(to_tree(with_defaults(stored))), flat(to_tree(with_defaults(wanted)))
     changed = [k for k in sorted(old | new) if old.get(k) != new.get(k) and not k.startswith(may)]
     if changed:
         words = ", ".join(f"{k} {old.get(k)} -> {new.get(k)}" for k in changed)
@@ -146,7 +146,7 @@ def refuse_changes(stored: Recipe, wanted: Recipe, may: tuple[str, ...]) -> None
 def agree(recipe: Recipe, train: ImageSet) -> None:
     """Refuse to train where a rank has another recipe or other images than the first."""
     for what, own in (("another recipe", fingerprint(recipe)), ("other images", train.fingerprint)):
-        said = distributed.everyone_says(own)
+        said = distributed.gather_texts(own)
         odd = [rank for rank, text in enumerate(said) if text != said[0]]
         if odd:
             raise DataError(f"rank {odd[0]} has {what} than rank 0: give all ranks the same")
@@ -188,7 +188,7 @@ FROM_THE_RUN = ("inputs", "channels", "size")
 """Arguments that the run gives, whatever their defaults are."""
 
 
-def spelled_out(recipe: Recipe) -> Recipe:
+def with_defaults(recipe: Recipe) -> Recipe:
     """The recipe with every argument of its objective and networks. A default of None stays unsaid: TOML has none."""
     changed: dict[str, Any] = {}
     for key, registry in PARTS.items():
@@ -206,4 +206,4 @@ def spelled_out(recipe: Recipe) -> Recipe:
 
 def temperature_of(recipe: Recipe) -> float:
     """The objective's temperature; 0.1 for one that has none."""
-    return float(spelled_out(recipe).objective.arguments.get("temperature", 0.1))
+    return float(with_defaults(recipe).objective.arguments.get("temperature", 0.1))

@@ -28,8 +28,8 @@ class _Left(BaseException):
     """A signal ended the work where it was; the watch that raised it says so in words when it is left."""
 
 
-class StopWatch:
-    """`with StopWatch() as stop: ...; stop.patient = True; ...; if stop.asked: save; raise stop.error(where, command)`.
+class StopSignals:
+    """`with StopSignals() as stop: ...; stop.patient = True; ...; if stop.asked: save; raise stop.error(...)`.
 
     Until it is patient there is nothing to save, and a signal ends the work where it is, saying what `unsaved` says.
     From then on a signal is noted and the loop asks for it after each step; what can be done again another time, such
@@ -48,7 +48,7 @@ class StopWatch:
         self._pipe: tuple[int, int] | None = None
         self._old_pipe = -1
 
-    def __enter__(self) -> StopWatch:
+    def __enter__(self) -> StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
                 self._old[number] = signal.signal(number, self._note)

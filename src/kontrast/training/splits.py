@@ -22,7 +22,7 @@ from kontrast.training.progress import PackingBar, tell
 from kontrast.training.run_folder import RunFolder
 
 
-def check_data(folder: RunFolder, parts: Parts, accept: bool) -> None:
+def check_data(folder: RunFolder, parts: Splits, accept: bool) -> None:
     """Refuse to go on with other images than the run began with. One that an older version began, which noted those it
     trains on alone, is held to these."""
     before, today = folder.info().get("data", {}), describe(parts)
@@ -44,7 +44,7 @@ def _words(found: Changes | None) -> str:
     return "" if found is None else f": {found}"
 
 
-def _changes(folder: RunFolder, parts: Parts, whole: bool) -> Changes | None:
+def _changes(folder: RunFolder, parts: Splits, whole: bool) -> Changes | None:
     """What changed of the run's files, where that can be told."""
     listing, sets = folder / "files.txt.gz", parts.watched if whole else [parts.trained]
     if not listing.is_file() or all(part.stamps is None for part in sets):
@@ -52,14 +52,14 @@ def _changes(folder: RunFolder, parts: Parts, whole: bool) -> Changes | None:
     return changes(listing.read_bytes(), *sets, placed=whole)
 
 
-def keep_listing(folder: RunFolder, parts: Parts) -> None:
+def keep_listing(folder: RunFolder, parts: Splits) -> None:
     """The names and dates of the run's files, by which a resumed run can say which of them changed."""
     listing = file_listing(*parts.watched, placed=True)
     if listing is not None:
         write_atomic(folder / "files.txt.gz", listing)
 
 
-def describe(parts: Parts) -> dict[str, Any]:
+def describe(parts: Splits) -> dict[str, Any]:
     """What run.json keeps. fingerprint: of the images that are trained on; all_fingerprint: of all."""
     trained, watched = parts.trained, parts.watched
     mended = sum(part.notes.get(MENDED, 0) for part in (trained, parts.test) if part is not None)
@@ -134,7 +134,7 @@ def located(settings: DataSettings, info: dict[str, Any]) -> DataSettings:
     return dataclasses.replace(settings, source=place) if there else settings
 
 
-class Parts(NamedTuple):
+class Splits(NamedTuple):
     """trained: what is trained on; source: the same before a label imbalance takes from it; train, test: what the
     probes read, where there is any to hold out."""
 
@@ -152,7 +152,7 @@ class Parts(NamedTuple):
         return list(parts.values())
 
 
-def open_parts(recipe: Recipe, data: DataSettings, trained: ImageSet) -> Parts:
+def open_splits(recipe: Recipe, data: DataSettings, trained: ImageSet) -> Splits:
     """The rest of the images, on every rank: all of them must find out alike that a part can't be read.
 
     data: the recipe's, with the place where its images lie. Of a named set, which comes as one, only what is needed.
@@ -168,14 +168,14 @@ def open_parts(recipe: Recipe, data: DataSettings, trained: ImageSet) -> Parts:
     test = None
     if trained.has_test and (evaluated or data.source not in SOURCES):
         test = open_split(data, "test", seed=seed, beside=train.bad)
-    return Parts(trained, source, train, test)
+    return Splits(trained, source, train, test)
 
 
-def share_bad(trained: ImageSet) -> None:
+def sync_bad_images(trained: ImageSet) -> None:
     """What any rank found bad counts on all: of images that are decoded as they are needed each sees its share alone.
     Refused on all ranks alike where it is too much."""
     if isinstance(trained.base, Lazy) and distributed.world() > 1:
         reader = trained.base.reader
-        for said in distributed.everyone_says(json.dumps(reader.bad)):
+        for said in distributed.gather_texts(json.dumps(reader.bad)):
             reader.learn((name, reason) for name, reason in json.loads(said))
         reader.check()

@@ -108,7 +108,7 @@ def table(policies: Sequence[Policy], device: torch.device | str = "cpu") -> Ten
         high = [1 + s for s in p.jitter[:3]] + [p.jitter[3], p.blur_sigma[1]]
         spans = [h - lo for lo, h in zip(low, high)]
         normal = [p.mean[c % len(p.mean)] for c in range(3)] + [1 / p.std[c % len(p.std)] for c in range(3)]
-        rows.append([*crop, *chances, *low, *spans, float(p.crop_scale is None), p.centre_fraction, *normal])
+        rows.append([*crop, *chances, *low, *spans, float(p.crop_scale is None), p.center_fraction, *normal])
     return torch.tensor(rows, dtype=torch.float32).double().to(device)
 
 
@@ -131,7 +131,7 @@ def draw_rows(rows: Tensor, keys: Tensor, sizes: Tensor, size: int, first_view: 
         return (rows[:, None, LOW + column] + uniforms[..., slot] * rows[:, None, SPAN + column]).float()
 
     box = _boxes(rows, integers, uniforms, sizes)
-    box = torch.where(rows[:, None, None, CENTRE] > 0, _centres(rows, sizes, size), box)
+    box = torch.where(rows[:, None, None, CENTRE] > 0, _centers(rows, sizes, size), box)
     top, left, height, width = box.float().unbind(-1)
     return Draws(
         top,
@@ -185,7 +185,7 @@ def _boxes(rows: Tensor, integers: Tensor, uniforms: Tensor, sizes: Tensor) -> T
     return torch.stack([top.double(), left.double(), height, width], -1)
 
 
-def _centres(rows: Tensor, sizes: Tensor, size: int) -> Tensor:
+def _centers(rows: Tensor, sizes: Tensor, size: int) -> Tensor:
     """The boxes that Resize(size / fraction) and CenterCrop(size) read, in source pixels, float64 [V, B, 4]."""
     resized = torch.floor(size / rows[:, FRACTION] + 0.5)[:, None, None]
     shorter = sizes.amin(-1, keepdim=True).double()

@@ -19,7 +19,7 @@ Pair = tuple[float, float]
 
 
 class Normalisation(TypedDict):
-    """What an image set's colours are brought to mean 0 and deviation 1 by."""
+    """What an image set's colors are brought to mean 0 and deviation 1 by."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -35,9 +35,9 @@ IMAGENET: Normalisation = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 
 class Policy:
     """What happens to one view: probabilities of operations, and strengths as torchvision's ColorJitter takes them."""
 
-    crop_scale: Pair | None = (0.08, 1.0)  # share of the area; None: the centre, without chance
+    crop_scale: Pair | None = (0.08, 1.0)  # share of the area; None: the center, without chance
     crop_ratio: Pair = (3 / 4, 4 / 3)
-    centre_fraction: float = 1.0  # without crop_scale: the side of the centre crop over the resized shorter side
+    center_fraction: float = 1.0  # without crop_scale: the side of the center crop over the resized shorter side
     interpolation: str = "bilinear"  # or "bicubic"; both antialiased as PIL's
     flip: float = 0.5
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue
@@ -50,7 +50,7 @@ class Policy:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     planes: int = 0  # channels behind the picture, which pass untouched
-    colours: int | None = None  # channels that are picture, 1 or 3. None: 3 of 3 or more that are no planes, else 1
+    colors: int | None = None  # channels that are picture, 1 or 3. None: 3 of 3 or more that are no planes, else 1
 
     def __post_init__(self) -> None:
         for name in ("flip", "jitter_p", "gray", "blur", "solarize"):
@@ -63,7 +63,7 @@ class Policy:
                 "0 < low <= high <= 1",
             )
         _check(_ordered(self.crop_ratio), "crop_ratio", self.crop_ratio, "0 < low <= high")
-        _check(0 < self.centre_fraction <= 1, "centre_fraction", self.centre_fraction, "0 < fraction <= 1")
+        _check(0 < self.center_fraction <= 1, "center_fraction", self.center_fraction, "0 < fraction <= 1")
         _check(
             self.interpolation in ("bilinear", "bicubic"), "interpolation", self.interpolation, "bilinear or bicubic"
         )
@@ -74,7 +74,7 @@ class Policy:
         _check(len(self.mean) in (1, 3), "mean", self.mean, "one or three numbers")
         _check(len(self.std) in (1, 3) and min(self.std) > 0, "std", self.std, "one or three positive numbers")
         _check(type(self.planes) is int and self.planes >= 0, "planes", self.planes, "whole numbers from 0")
-        _check(type(self.colours) is not float and self.colours in (None, 1, 3), "colours", self.colours, "1 or 3")
+        _check(type(self.colors) is not float and self.colors in (None, 1, 3), "colors", self.colors, "1 or 3")
 
     def override(self, fields: dict[str, Any]) -> Policy:
         """The policy with some fields replaced; an unknown field is an error that names the nearest."""
@@ -95,7 +95,7 @@ class Policy:
 
     def picture_channels(self, channels: int) -> int:
         """How many of the channels are picture."""
-        return min(self.colours or (3 if channels - self.planes >= 3 else 1), channels)
+        return min(self.colors or (3 if channels - self.planes >= 3 else 1), channels)
 
     def radius(self, size: int) -> int:
         """Reach of the blur in pixels. Past 4 sigma a Gaussian holds less than one part in ten thousand: left out."""
@@ -127,7 +127,7 @@ def _check(fine: bool, name: str, given: Any, allowed: str) -> None:
 
 POLICIES = Registry("policy")
 OF_VIEWS = ("policy", "count", "size", "local_count", "local_size")
-SHARED = ("interpolation", "blur_kernel", "mean", "std", "planes", "colours")
+SHARED = ("interpolation", "blur_kernel", "mean", "std", "planes", "colors")
 
 
 def policies(policy: str | Policy | Sequence[Policy], count: int, overrides: dict[str, Any]) -> tuple[Policy, ...]:
@@ -174,8 +174,8 @@ _named("uniclr", _MOCO)  # strengths and normalisation are not stated in the pap
 _named("dcl", dataclasses.replace(_SIMCLR, blur_kernel=None, **IMAGENET))  # normalisation not stated: ImageNet's
 _named("moco-cifar", dataclasses.replace(_CIFAR, **CIFAR10))
 _named("hcl-cifar", dataclasses.replace(_CIFAR, blur=0.5, blur_kernel=3, **CIFAR10))
-_named("randbit-mnist", Policy(crop_scale=(0.5, 1.0), flip=0.0, colours=1))
+_named("randbit-mnist", Policy(crop_scale=(0.5, 1.0), flip=0.0, colors=1))
 _named("digits", Policy(crop_scale=(0.4, 1.0), flip=0.0, jitter=(0.4, 0.4, 0.4, 0.5), gray=0.3))
 _named("crop-flip", Policy(crop_scale=(0.2, 1.0), **IMAGENET))
 _named("evaluate", Policy(crop_scale=None, flip=0.0, **IMAGENET))
-_named("evaluate-imagenet", Policy(crop_scale=None, centre_fraction=0.875, flip=0.0, **IMAGENET))
+_named("evaluate-imagenet", Policy(crop_scale=None, center_fraction=0.875, flip=0.0, **IMAGENET))

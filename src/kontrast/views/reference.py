@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kontrast.views import colour
+from kontrast.views import color as color
 from kontrast.views.blur import blur
 from kontrast.views.draws import Draws
 from kontrast.views.policies import Policy
@@ -30,23 +30,23 @@ def render_part(images: Tensor, sizes: Tensor, draws: Draws, policies: Sequence[
     """`render` without division into parts."""
     views, batch, channels, size, _ = out.shape
     policy = policies[0]
-    colours = policy.picture_channels(channels)
-    picture = crop(images[:, :colours], sizes, draws, policy, size)
+    colors = policy.picture_channels(channels)
+    picture = crop(images[:, :colors], sizes, draws, policy, size)
     flat = Draws(*(field.reshape(views * batch) for field in draws))
     if any(p.jitter_p and any(p.jitter) for p in policies):
         factors = torch.stack([flat.brightness, flat.contrast, flat.saturation], 1)
         factors = torch.where(flat.jitter[:, None], factors, 1.0)
-        picture = colour.jitter(picture, factors, flat.hue * flat.jitter, flat.operations())
-    if colours == 3 and any(p.gray for p in policies):
-        picture = colour.where(picture, flat.gray, colour.to_gray)
+        picture = color.jitter(picture, factors, flat.hue * flat.jitter, flat.operations())
+    if colors == 3 and any(p.gray for p in policies):
+        picture = color.where(picture, flat.gray, color.to_gray)
     radius = blur_radius(policies, size)
     if radius:
-        picture = colour.where(picture, flat.blur, lambda ps, sigma: blur(ps, sigma, radius), flat.sigma)
+        picture = color.where(picture, flat.blur, lambda ps, sigma: blur(ps, sigma, radius), flat.sigma)
     if any(p.solarize for p in policies):
-        picture = colour.where(picture, flat.solarize, colour.solarize)
+        picture = color.where(picture, flat.solarize, color.solarize)
     store(picture, policy, out)
-    if channels > colours:
-        out[:, :, colours:] = images[:, colours:, :1, :1] / 255.0
+    if channels > colors:
+        out[:, :, colors:] = images[:, colors:, :1, :1] / 255.0
 
 
 def blur_radius(policies: Sequence[Policy], size: int) -> int:

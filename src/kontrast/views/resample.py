@@ -35,12 +35,12 @@ def taps(
     scale = length / size
     place = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5
     if flip is None:
-        centre = start[:, None] + place * scale[:, None]
+        center = start[:, None] + place * scale[:, None]
     else:
-        centre = start[:, None] + torch.where(flip[:, None], size - place, place) * scale[:, None]
+        center = start[:, None] + torch.where(flip[:, None], size - place, place) * scale[:, None]
     pixel = torch.arange(source, device=start.device, dtype=torch.float32)
     narrow = 1 / scale.clamp(min=1)[:, None, None]
-    weights = kernel(((pixel + 0.5) - centre[:, :, None]).mul_(narrow).abs_(), interpolation)
+    weights = kernel(((pixel + 0.5) - center[:, :, None]).mul_(narrow).abs_(), interpolation)
     weights *= ((pixel >= low[:, None]) & (pixel < high[:, None])).float()[:, None, :]
     return weights.mul_(weights.sum(2, keepdim=True).reciprocal_())
 
@@ -48,7 +48,7 @@ def taps(
 def planes(images: Tensor, vertical: Tensor, horizontal: Tensor) -> list[Tensor]:
     """Images float [n, C, H, W] and weights [n, h, H], [n, w, W] to C planes [n, h, w].
 
-    One plane a channel, each contiguous: the operations on colour then run at full width.
+    One plane a channel, each contiguous: the operations on color then run at full width.
     """
     n, channels, high, wide = images.shape
     rows = torch.bmm(images.reshape(n, channels * high, wide), horizontal.transpose(1, 2)).view(n, channels, high, -1)

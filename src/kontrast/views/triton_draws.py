@@ -64,7 +64,7 @@ def within(stream, row, inside, slot: tl.constexpr, column: tl.constexpr):
 
 @triton.jit
 def crop_box(stream, row, inside, high, wide):
-    """Top, left, height, width of the first of ten attempts that fits, else the largest centred box of a fair ratio."""
+    """Top, left, height, width of the first of ten attempts that fits, else the largest centerd box of a fair ratio."""
     scale_low, scale_span = tl.load(row + SCALE_LOW, inside, 0.0), tl.load(row + SCALE_SPAN, inside, 0.0)
     log_low, log_span = tl.load(row + LOG_LOW, inside, 0.0), tl.load(row + LOG_SPAN, inside, 0.0)
     ratio_low, ratio_high = tl.load(row + RATIO_LOW, inside, 1.0), tl.load(row + RATIO_HIGH, inside, 1.0)
@@ -86,7 +86,7 @@ def crop_box(stream, row, inside, high, wide):
 
 
 @triton.jit
-def centre_side(length, shorter, fraction, SIZE: tl.constexpr):
+def center_side(length, shorter, fraction, SIZE: tl.constexpr):
     """Start and length of one side of the box that Resize and CenterCrop read."""
     resized = tl.floor(tl.floor(SIZE / fraction + 0.5) * length / shorter)
     spare = (resized - SIZE).to(tl.int64)
@@ -126,13 +126,13 @@ def draw_kernel(
     top, left, box_height, box_width = crop_box(stream, row, inside, high, wide)
     central = tl.load(row + CENTRE, inside, 0.0) > 0
     fraction = tl.load(row + FRACTION, inside, 1.0)
-    centre_top, centre_height = centre_side(high, tl.minimum(high, wide), fraction, SIZE)
-    centre_left, centre_width = centre_side(wide, tl.minimum(high, wide), fraction, SIZE)
+    center_top, center_height = center_side(high, tl.minimum(high, wide), fraction, SIZE)
+    center_left, center_width = center_side(wide, tl.minimum(high, wide), fraction, SIZE)
     out += place * PARAMETERS
-    tl.store(out, tl.where(central, centre_top, top).to(tl.float32), inside)
-    tl.store(out + 1, tl.where(central, centre_left, left).to(tl.float32), inside)
-    tl.store(out + 2, tl.where(central, centre_height, box_height).to(tl.float32), inside)
-    tl.store(out + 3, tl.where(central, centre_width, box_width).to(tl.float32), inside)
+    tl.store(out, tl.where(central, center_top, top).to(tl.float32), inside)
+    tl.store(out + 1, tl.where(central, center_left, left).to(tl.float32), inside)
+    tl.store(out + 2, tl.where(central, center_height, box_height).to(tl.float32), inside)
+    tl.store(out + 3, tl.where(central, center_width, box_width).to(tl.float32), inside)
     tl.store(out + 4, happens(stream, row, inside, FLIP, FLIP_P), inside)
     tl.store(out + 5, happens(stream, row, inside, JITTER, JITTER_P), inside)
     tl.store(out + 6, within(stream, row, inside, BRIGHTNESS, 0), inside)

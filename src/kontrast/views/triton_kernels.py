@@ -66,7 +66,7 @@ def view_kernel(
 
 
 @triton.jit
-def colour_kernel(
+def color_kernel(
     parameters, out, out_n, out_c, out_h, out_w, buffer, sums, SIZE: tl.constexpr, COLOURS: tl.constexpr,
     BLURS: tl.constexpr, INTERLEAVED: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip

@@ -1,6 +1,6 @@
 """What the fused kernels do to a tile [R, Q] (rows, columns) of red, green and blue, all in registers.
 
-`at` points to the view's parameters as `triton_draws` writes them. The definitions stand in `resample` and `colour`.
+`at` points to the view's parameters as `triton_draws` writes them. The definitions stand in `resample` and `color`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kontrast.views import colour
+from kontrast.views import color as color
 
-RED, GREEN, BLUE = tl.constexpr(colour.RED), tl.constexpr(colour.GREEN), tl.constexpr(colour.BLUE)
+RED, GREEN, BLUE = tl.constexpr(color.RED), tl.constexpr(color.GREEN), tl.constexpr(color.BLUE)
 FLIP, JITTER, FACTORS, HUE, ORDER, GRAY, BLUR, SIGMA, SOLARIZE = (
     tl.constexpr(i) for i in (4, 5, 6, 9, 10, 11, 12, 13, 14)
 )
@@ -46,27 +46,27 @@ def kernel(distance, CUBIC: tl.constexpr):
 
 
 @triton.jit
-def weight(centre, narrow, pixel, low, high, CUBIC: tl.constexpr):
-    return tl.where((pixel >= low) & (pixel < high), kernel(tl.abs(pixel + 0.5 - centre) * narrow, CUBIC), 0.0)
+def weight(center, narrow, pixel, low, high, CUBIC: tl.constexpr):
+    return tl.where((pixel >= low) & (pixel < high), kernel(tl.abs(pixel + 0.5 - center) * narrow, CUBIC), 0.0)
 
 
 @triton.jit
 def side(start, length, extent, place, SIZE: tl.constexpr, CUBIC: tl.constexpr, BOXED: tl.constexpr):
-    """One axis of the resampling: centres, narrowing, first tap, number of taps, limits, one over the weights' sum."""
+    """One axis of the resampling: centers, narrowing, first tap, number of taps, limits, one over the weights' sum."""
     scale = length / SIZE
     narrow = 1 / tl.maximum(scale, 1.0)
     reach = tl.maximum(scale, 1.0) * (2.0 if CUBIC else 1.0)
-    centre = start + (place + 0.5) * scale
-    first = tl.floor(centre - reach + 0.5)
+    center = start + (place + 0.5) * scale
+    first = tl.floor(center - reach + 0.5)
     count = tl.ceil(2 * reach).to(tl.int32)
     low = start if BOXED else start * 0
     high = start + length if BOXED else extent
-    total = tl.zeros_like(centre)
+    total = tl.zeros_like(center)
     tap = 0
     while tap < count:  # `range` of a number from the device fails in the interpreter of Triton 3.6
-        total += weight(centre, narrow, first + tap, low, high, CUBIC)
+        total += weight(center, narrow, first + tap, low, high, CUBIC)
         tap += 1
-    return centre, narrow, first, count, low, high, 1 / tl.where(total == 0, 1.0, total)
+    return center, narrow, first, count, low, high, 1 / tl.where(total == 0, 1.0, total)
 
 
 @triton.jit

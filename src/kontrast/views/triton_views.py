@@ -33,17 +33,17 @@ def render(images: Tensor, sizes: Tensor | None, parameters: Tensor, policies: S
     """Fills out [V, B, C, h, w] as `reference.render` does."""
     views, batch, channels, size, _ = out.shape
     policy, total = policies[0], views * batch
-    colours = policy.picture_channels(channels)
+    colors = policy.picture_channels(channels)
     jitters = any(p.jitter_p and any(p.jitter) for p in policies)
     radius = blur_radius(policies, size)
     high, wide = _tile(size)
     tiles = triton.cdiv(size, high) * triton.cdiv(size, wide)
     split = jitters and tiles > 1
-    buffer = out.new_empty((total, colours, size, size) if split or radius else 1, dtype=torch.int16)
+    buffer = out.new_empty((total, colors, size, size) if split or radius else 1, dtype=torch.int16)
     sums = out.new_empty((total, tiles) if split else 1, dtype=torch.float32)
     flat, grid = out.flatten(0, 1), (total * tiles,)
-    view, interleaved = (flat, *flat.stride()), colours == 3 and flat.stride()[1::2] == (1, 3)
-    tile = {"SIZE": size, "COLOURS": colours, "R": high, "Q": wide, "INTERLEAVED": interleaved}
+    view, interleaved = (flat, *flat.stride()), colors == 3 and flat.stride()[1::2] == (1, 3)
+    tile = {"SIZE": size, "COLOURS": colors, "R": high, "Q": wide, "INTERLEAVED": interleaved}
     tile["num_warps"] = max(1, high * wide // (32 * THREAD))
     triton_kernels.view_kernel[grid](
         images, *images.stride(), images if sizes is None else sizes, *images.shape[2:], parameters, batch,
@@ -52,15 +52,15 @@ def render(images: Tensor, sizes: Tensor | None, parameters: Tensor, policies: S
     )  # fmt: skip
     if split:
         powers = triton.next_power_of_2(tiles)
-        triton_kernels.colour_kernel[grid](parameters, *view, buffer, sums, BLURS=radius > 0, SUMS=powers, **tile)
+        triton_kernels.color_kernel[grid](parameters, *view, buffer, sums, BLURS=radius > 0, SUMS=powers, **tile)
     if radius:
         blurred = torch.empty_like(buffer)
         for source, to, along_lines in ((buffer, blurred, True), (blurred, buffer, False)):
             triton_kernels.blur_kernel[grid](
                 parameters, *view, source, to, RADIUS=radius, ALONG_LINES=along_lines, **tile
             )
-    if channels > colours:
-        out[:, :, colours:] = images[:, colours:, :1, :1] / 255.0
+    if channels > colors:
+        out[:, :, colors:] = images[:, colors:, :1, :1] / 255.0
 
 
 def _tile(size: int) -> tuple[int, int]:

@@ -29,7 +29,7 @@ class Views:
     the global to the local ones, so that adding local views leaves the global ones as they are.
 
     Every draw is a function of the image's key and the view's number alone: the batch it is in, the device, the rank
-    and the order can't change it. Channels past the picture (`colours`, `planes`) hold one value each: they pass as
+    and the order can't change it. Channels past the picture (`colors`, `planes`) hold one value each: they pass as
     value / 255, neither augmented nor normalised. With channels_last, `views.flatten(0, 1)` is channels-last without
     a copy.
     """

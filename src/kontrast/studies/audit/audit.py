@@ -119,7 +119,7 @@ def base_recipe(data: str | None, steps: int, overrides: Sequence[str], device: 
     if data is None or steps:
         own.append(f"training.max_steps={steps or STEPS}")
     recipe, images = fresh_recipe(data, None, [*own, *overrides], device, say)
-    return standardised(lasting(recipe, images, steps), images), images
+    return standardized(lasting(recipe, images, steps), images), images
 
 
 def lasting(recipe: Recipe, images: ImageSet, steps: int) -> Recipe:
@@ -129,7 +129,7 @@ def lasting(recipe: Recipe, images: ImageSet, steps: int) -> Recipe:
     return dataclasses.replace(recipe, training=dataclasses.replace(t, epochs=epochs))
 
 
-def standardised(recipe: Recipe, images: ImageSet) -> Recipe:
+def standardized(recipe: Recipe, images: ImageSet) -> Recipe:
     """The recipe with the images' own mean and deviation, where its views leave pixels in [0,1].
 
     The variance of a pixel as it is is about a sixteenth, of a bit a quarter: ten bits would be fourteen times the

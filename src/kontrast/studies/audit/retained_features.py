@@ -16,7 +16,7 @@ from kontrast.data import ImageSet
 from kontrast.data.image_set import WithPlanes
 from kontrast.probes import logistic
 from kontrast.probes.extract import extract_features
-from kontrast.probes.logistic import fit_logistic, standardise
+from kontrast.probes.logistic import fit_logistic, standardize
 from kontrast.probes.result import result
 from kontrast.runs.probe import features_of
 from kontrast.training.build import build_views, evaluation_view
@@ -61,7 +61,7 @@ def injected(fit: Tensor, train: ImageSet, held: Tensor, test: ImageSet) -> floa
 
 def bits_read(fit: Tensor, bits: Tensor, held: Tensor, asked: Tensor) -> float:
     """Mean accuracy over the bits [N,n], each by its own linear probe."""
-    x, y = standardise(fit, held)
+    x, y = standardize(fit, held)
     right = [(fit_logistic(x, b.long(), 2).predict(y) == a.long()).double().mean() for b, a in zip(bits.T, asked.T)]
     return float(torch.stack(right).mean())
 
@@ -70,7 +70,7 @@ def factor(name: str, fit: Tensor, truth: Tensor, held: Tensor, asked: Tensor) -
     """Accuracy of a linear probe for a factor of classes; R^2 of least squares, at least 0, for a continuous one."""
     if name not in CONTINUOUS:
         return logistic(fit, truth.long(), held, asked.long(), grid=(1.0,)).accuracy
-    x, y = (torch.nn.functional.pad(part.double(), (0, 1), value=1.0) for part in standardise(fit, held))
+    x, y = (torch.nn.functional.pad(part.double(), (0, 1), value=1.0) for part in standardize(fit, held))
     goal, wanted = (t.double().reshape(len(t), -1) for t in (truth, asked))
     penalty = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=torch.float64)
     guess = y @ torch.linalg.solve(x.T @ x + penalty, x.T @ goal)

@@ -15,7 +15,7 @@ import torch
 
 from kontrast.data import ImageSet
 from kontrast.errors import DataError, KontrastError, NumbersError, Stopped
-from kontrast.files import disk_faults, read_lines, write_json
+from kontrast.files import disk_faults, read_json_lines, write_json
 from kontrast.probes import ProbeResult, knn, logistic
 from kontrast.probes.intervals import pack_bits
 from kontrast.runs.probe import features_of
@@ -29,7 +29,7 @@ from kontrast.studies.cells import (
     refuse_other_images,
     stored_cell,
 )
-from kontrast.studies.compare.comparison_table import CELL_FACTS, CELL_NUMBERS, summarise
+from kontrast.studies.compare.comparison_table import CELL_FACTS, CELL_NUMBERS, summarize
 from kontrast.studies.compare.sweep import Cell, parse_sweeps, plan
 from kontrast.training.device import choose_device
 from kontrast.training.peak_memory import PeakMemory
@@ -72,7 +72,7 @@ def compare(
 
 
 def write_comparison(out: Path, names: Sequence[str], grid: Any, records: list[Any], whole: bool) -> dict[str, Any]:
-    summary = summarise(out, list(names), grid, records)
+    summary = summarize(out, list(names), grid, records)
     tree = {"version": VERSION, "kind": "comparison", "finished": whole, **summary}
     write_json(out / "comparison.json", tree)
     return tree
@@ -122,7 +122,7 @@ def train_and_probe(cell: Cell, images: Marks, out: Path, device: str, say: Say)
     if results:
         write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results.values()]})
     info = run.folder.info()
-    last = [line for line in read_lines(run.path / "metrics.jsonl") if "loss" in line]
+    last = [line for line in read_json_lines(run.path / "metrics.jsonl") if "loss" in line]
     return {
         "seconds": info.get("seconds"),
         "steps": info.get("steps"),

@@ -24,7 +24,7 @@ CELL_NUMBERS = {"seconds": NUMBER, "peak_memory_bytes": MAYBE_NUMBER, "probes": 
 Record = dict[str, Any]
 
 
-def summarise(out: Path, names: list[str], grid: dict[str, list[Any]], records: list[Record]) -> dict[str, Any]:
+def summarize(out: Path, names: list[str], grid: dict[str, list[Any]], records: list[Record]) -> dict[str, Any]:
     """Everything comparison.json holds of these cells."""
     groups: dict[str, list[Record]] = {}
     for record in records:

@@ -22,7 +22,7 @@ from kontrast.errors import UsageError
 from kontrast.objectives import OBJECTIVES, objective
 from kontrast.registry import nearest
 from kontrast.training.learner import check_options
-from kontrast.training.resolve import fresh_recipe, spelled_out
+from kontrast.training.resolve import fresh_recipe, with_defaults
 
 METHODS_OWN_VIEWS = ("count", "local_count", "local_size")
 MOST_CELLS = 10_000
@@ -166,7 +166,7 @@ def swept(tree: Mapping[str, Any], sweep: Mapping[str, Any], first: Recipe, seed
         scaled = max(1, round(steps * first.training.batch / batch))
         recipe = read_recipe(apply_overrides(to_tree(recipe), [f"training.max_steps={scaled}"]), "compare")
     check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
-    return spelled_out(recipe)
+    return with_defaults(recipe)
 
 
 def changes(before: Recipe, after: Recipe) -> list[str]:

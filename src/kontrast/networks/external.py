@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kontrast.errors import EnvironmentFault, UsageError
-from kontrast.networks.catalogue import Encoder
+from kontrast.networks.catalog import Encoder
 from kontrast.registry import nearest
 
 LIBRARIES = ("timm", "torchvision")

@@ -30,7 +30,7 @@ def mean(plane: Tensor) -> Tensor:
 def turn_hue(planes: list[Tensor], turn: Tensor) -> list[Tensor]:
     """The hue turned by `turn` [n] (1 is the whole circle), value and saturation kept.
 
-    With v the largest channel and c its distance to the smallest, a channel of the colour with this hue is
+    With v the largest channel and c its distance to the smallest, a channel of the color with this hue is
     v - c clamp(2 - 6 d, 0, 1), d the hue's distance on the circle to the channel's complement (red's 1/2, green's 5/6,
     blue's 1/6).
     No sectors are chosen and nothing branches: torch's `where`, `eq` and `remainder` are many times slower on a CPU.

@@ -45,7 +45,7 @@ def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -
     whole("size", size)
     library, colon, model = name.partition(":")
     if colon:
-        from kontrast.networks.foreign import foreign_encoder
+        from kontrast.networks.external import foreign_encoder
 
         module: Encoder = foreign_encoder(library, model, channels=channels, size=size, **arguments)
     else:
