@@ -1,6 +1,6 @@
 """Train short runs of many recipes and print the SHA-256 of each encoder, to show that a change kept the same bits.
 
-    python benchmarks/same_bits.py OUT [--cifar10 ROOT] [--mnist ROOT]    # train, and write OUT/hashes.json
+    python benchmarks/same_bits.py OUT [--cifar10 FOLDER] [--mnist ROOT]    # train, and write OUT/hashes.json
     python benchmarks/same_bits.py --compare OLD/hashes.json NEW/hashes.json
 
 Every run is on the CPU with two threads. Bits are comparable only between runs of one version of torch on one kind of
@@ -64,9 +64,7 @@ CASES: dict[str, list[str]] = {
     "folder, unpacked": ["{folder}", "training.max_steps=20", "data.pack=false"],
     "shards": ["{shards}", "training.max_steps=20"],
     "shards, unpacked": ["{shards}", "training.max_steps=20", "data.pack=false"],
-    "cifar10 (imbalance)": [
-        "--recipe", "cifar10/cl-exponential", *SHORT, "training.batch=32", "data.root={cifar10}",
-    ],
+    "cifar10 (imbalance)": ["{cifar10}", "--recipe", "cifar10/cl-exponential", *SHORT, "training.batch=32"],
     "mnist (random bits)": ["--recipe", "mnist/randbit", *SHORT, "training.batch=64", "data.root={mnist}"],
 }  # fmt: skip
 
@@ -135,7 +133,7 @@ def compare(old: Path, new: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path)
-    parser.add_argument("--cifar10", default="", help="The folder that holds CIFAR-10.")
+    parser.add_argument("--cifar10", default="", help="CIFAR-10 as a folder of pictures, train/CLASS/*.jpg.")
     parser.add_argument("--mnist", default="", help="The folder that holds MNIST.")
     parser.add_argument("--only", default="", help="Train the cases whose name contains this.")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"))
