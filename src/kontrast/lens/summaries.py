@@ -143,7 +143,7 @@ def positives(found: PositiveStatistics, augmentations: int, width: int) -> Summ
     drawn = [
         plot(
             "positive-cosine", "Cosine between views of one image", title,
-            f"Per image, the mean over all pairs of its views, including a view with itself ({note}). Right: more similar.",
+            f"Per image, the mean over all pairs of its views, also a view with itself ({note}). Right: more similar.",
             "mean cosine of an image's views", "share of images",
             [series("images", *histogram(found.cosine))], kind="bars", percent=True,
         ),
@@ -240,7 +240,7 @@ def neighborhood(query: Tensor, near: Tensor, far: Tensor, when: str, place: int
     closest = costs(query, near).max() < costs(query, far).min()
     views = "all views of the query are" if closest else "not all views of the query are"
     title = f"{when}: {views} closer to it than any of {len(far):,} other images"
-    note = f"A map (t-SNE) of {len(rows)} projections around one query (CACR figure 7). Only closeness matters, not the axes."
+    note = f"A map (t-SNE) of {len(rows)} projections around one query (CACR figure 7). The axes have no meaning."
     drawn = plot(
         f"neighborhood-{place}", f"Neighborhood of one query, {when}", title, note, "map", "map", lines, kind="points"
     )

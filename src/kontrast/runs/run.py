@@ -41,8 +41,8 @@ class Run:
     Example:
         >>> import kontrast
         >>> run = kontrast.Run("runs/digits")
-        >>> print(run)
-        runs/digits: nt-xent, resnet-small, 192 images of images, 12 steps
+        >>> print(run)  # doctest: +ELLIPSIS
+        runs/digits: nt-xent, small-conv, 192 images of ...images, 12 steps
         >>> run.prepare("photo.png").shape
         torch.Size([1, 3, 32, 32])
     """
