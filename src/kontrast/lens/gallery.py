@@ -43,16 +43,12 @@ class Tiles:
 
     def sprite(self) -> bytes:
         """Return all tiles as one PNG, `COLUMNS` wide."""
-        from PIL import Image
-
         rows = max(1, -(-len(self.pictures) // COLUMNS))
         canvas = torch.zeros(3, rows * TILE, COLUMNS * TILE, dtype=torch.uint8)
         for number, picture in enumerate(self.pictures):
             top, left = number // COLUMNS * TILE, number % COLUMNS * TILE
             canvas[:, top : top + TILE, left : left + TILE] = picture
-        buffer = io.BytesIO()
-        Image.fromarray(canvas.permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG")
-        return buffer.getvalue()
+        return encode_png(canvas)
 
 
 @dataclass(frozen=True)
@@ -131,6 +127,15 @@ def write_gallery(
     # ASCII, so that file names with bytes that are not UTF-8 (surrogates) are restored exactly.
     write_atomic(folder / "gallery.json", json.dumps(tree, allow_nan=False).encode("ascii"))
     return folder / "gallery.json"
+
+
+def encode_png(picture: Tensor, optimize: bool = False) -> bytes:
+    """Return a picture uint8 [3,H,W] as a PNG file."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG", optimize=optimize)
+    return buffer.getvalue()
 
 
 def thumbnail(image: Any) -> Tensor:

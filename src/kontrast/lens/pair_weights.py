@@ -6,14 +6,13 @@ K positives, J negatives, D width.  Unit rows; the cost of a pair is c = ||x - y
 from __future__ import annotations
 
 import base64
-import io
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kontrast.lens.gallery import thumbnail
+from kontrast.lens.gallery import encode_png, thumbnail
 
 EXTREMES = 4
 
@@ -62,11 +61,7 @@ def costs(query: Tensor, others: Tensor) -> Tensor:
 
 def image_as_data_url(image: Any) -> str:
     """Encode an image uint8 [C,H,W] as a small PNG in a data URL, which a page shows without a request."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(thumbnail(image).permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(encode_png(thumbnail(image), optimize=True)).decode()}"
 
 
 def extremes(weights: Tensor) -> tuple[list[int], list[int]]:

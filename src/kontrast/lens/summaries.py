@@ -176,7 +176,7 @@ def projections(rows: Tensor, what: str) -> Summary:
         percent=True,
     )  # fmt: skip
     numbers = [
-        number("KS distance to normal", distance, f"{note}; near 0: spread evenly over the sphere, if D is large"),
+        number("KS distance to normal", distance, f"{note}; near 0: spread evenly, if the width is large"),
         number("excess kurtosis", kurtosis, f"{note}; 0: normal in shape"),
     ]
     return Summary(numbers, [drawn])

@@ -6,7 +6,7 @@ N rows, F width.  Cosines are computed in tiles [<= TILE, <= TILE]; the whole ma
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from kontrast.errors import DataError, UsageError, printable
 from kontrast.lens.measures import directions
 from kontrast.runs.embed import train_embeddings
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
+from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import open_run
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
@@ -36,33 +37,24 @@ class DuplicateGroup:
 
 
 @dataclass(frozen=True, repr=False)
-class Duplicates(Sequence[DuplicateGroup]):
+class Duplicates(ResultSequence[DuplicateGroup]):
     """Groups of near-duplicates, most similar first; printed as a table with a summary line."""
 
     target: Path
     above: float
-    groups: tuple[DuplicateGroup, ...]
-
-    def __getitem__(self, place: Any) -> Any:
-        return self.groups[place]
-
-    def __len__(self) -> int:
-        return len(self.groups)
 
     @property
     def repeated(self) -> int:
         """How many images could be removed so that each group keeps one."""
-        return sum(len(group.names) - 1 for group in self.groups)
+        return sum(len(group.names) - 1 for group in self.items)
 
     def __str__(self) -> str:
-        lines = [f"{group.similarity:7.4f}  {'  '.join(map(printable, group.names))}" for group in self.groups]
+        lines = [f"{group.similarity:7.4f}  {'  '.join(map(printable, group.names))}" for group in self.items]
         summary = f"{len(self):,} groups at a cosine of {self.above:g} or more; {self.repeated:,} images repeat another"
         return "\n".join([*lines, summary])
 
-    __repr__ = __str__
-
     def to_dict(self) -> dict[str, Any]:
-        groups = [asdict(group) for group in self.groups]
+        groups = [asdict(group) for group in self.items]
         return {"target": str(self.target), "above": self.above, "repeated": self.repeated, "groups": groups}
 
 
@@ -97,7 +89,7 @@ def duplicates(
     file = read_embeddings(train_embeddings(open_run(target), device, say) if path.is_dir() else path)
     with Progress("compare", len(file)) as bar:
         groups = group_duplicates(file, above, choose_device(device), bar.advance)
-    return Duplicates(path, above, tuple(groups))
+    return Duplicates(tuple(groups), path, above)
 
 
 def group_duplicates(

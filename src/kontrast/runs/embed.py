@@ -15,6 +15,7 @@ import contextlib
 import glob
 import hashlib
 import io
+import itertools
 import json
 import os
 import shlex
@@ -230,12 +231,9 @@ def _check_skipped(stream: Stream, parts: list[Part], allowed: float) -> list[tu
 
 def consecutive_ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
     """[0, 1, 2, 5] -> (0, 2), (5, 5): first and last number of each unbroken range."""
-    start = None
-    for place, number in enumerate(numbers):
-        start = number if start is None else start
-        if place + 1 == len(numbers) or numbers[place + 1] != number + 1:
-            yield start, number
-            start = None
+    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in group]
+        yield members[0], members[-1]
 
 
 class Part(NamedTuple):

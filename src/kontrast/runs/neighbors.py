@@ -6,7 +6,7 @@ N rows of the file, F width, k neighbors.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from kontrast.probes.knn import nearest_rows
 from kontrast.runs.embed import encode, encoder_digest, train_embeddings
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
 from kontrast.runs.image_stream import one_image
+from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import open_run
 from kontrast.training.device import choose_device
 
@@ -36,25 +37,16 @@ class Neighbor:
 
 
 @dataclass(frozen=True, repr=False)
-class Neighbors(Sequence[Neighbor]):
+class Neighbors(ResultSequence[Neighbor]):
     """The neighbors of `image`, nearest first; printed as a table of similarity and name."""
 
     image: Path
-    found: tuple[Neighbor, ...]
-
-    def __getitem__(self, place: Any) -> Any:
-        return self.found[place]
-
-    def __len__(self) -> int:
-        return len(self.found)
 
     def __str__(self) -> str:
-        return "\n".join(f"{one.similarity:7.4f}  {printable(one.name)}" for one in self.found)
-
-    __repr__ = __str__
+        return "\n".join(f"{one.similarity:7.4f}  {printable(one.name)}" for one in self.items)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"image": str(self.image), "neighbors": [asdict(one) for one in self.found]}
+        return {"image": str(self.image), "neighbors": [asdict(one) for one in self.items]}
 
 
 def neighbors(
@@ -100,7 +92,7 @@ def neighbors(
     query = directions(encode(encoder, query_image, run.transform(), on))
     if k > len(file):
         say(f"-k {k}: {path} has only {len(file)} rows")
-    return Neighbors(Path(image), nearest_in_file(query, file, k))
+    return Neighbors(nearest_in_file(query, file, k), Path(image))
 
 
 def nearest_in_file(query: Tensor, file: Embeddings, k: int) -> tuple[Neighbor, ...]:

@@ -26,6 +26,7 @@ from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, 
 from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.registry import nearest
 from kontrast.runs.cropped_features import CROPS, CroppedFeatures
+from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import Run, open_run
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
@@ -46,25 +47,16 @@ Sets = tuple[Tensor, Any, Tensor, Any]  # train features, train labels, test fea
 
 
 @dataclass(frozen=True, repr=False)
-class ProbeResults(Sequence[ProbeResult]):
+class ProbeResults(ResultSequence[ProbeResult]):
     """The results of one call of `probe`, printed as a table of accuracies."""
 
     run: Path
-    results: tuple[ProbeResult, ...]
-
-    def __getitem__(self, place: Any) -> Any:
-        return self.results[place]
-
-    def __len__(self) -> int:
-        return len(self.results)
 
     def __str__(self) -> str:
         return "\n".join(result_table(self))
 
-    __repr__ = __str__
-
     def to_dict(self) -> dict[str, Any]:
-        return {"run": str(self.run), "probes": [result.to_dict() for result in self.results]}
+        return {"run": str(self.run), "probes": [result.to_dict() for result in self.items]}
 
 
 def probe(
@@ -131,7 +123,7 @@ def probe(
             results += save_results(run, found, data, labels)  # at once: the next ones may take long and be interrupted
     if not results:
         _report_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
-    return ProbeResults(run.path, tuple(results))
+    return ProbeResults(tuple(results), run.path)
 
 
 @dataclass(frozen=True)

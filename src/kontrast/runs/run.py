@@ -145,16 +145,15 @@ class Run:
         """
         from kontrast.runs.image_stream import one_image
 
-        view = self.transform()
-        if isinstance(images, str | os.PathLike):
+        view, hint = self.transform(), "give image files, or uint8 pixels [N,C,H,W]"
+        if not isinstance(images, list | tuple) and not hasattr(images, "ndim"):
             images = [images]
-        files = images if isinstance(images, list | tuple) else [] if hasattr(images, "ndim") else [images]
-        for wrong in (image for image in files if not isinstance(image, str | os.PathLike)):
-            kind = type(wrong).__name__
-            raise UsageError(f"can't prepare an image of type {kind}: give image files, or uint8 pixels [N,C,H,W]")
         if not len(images):
-            raise DataError("no images to prepare: give image files, or uint8 pixels [N,C,H,W]")
+            raise DataError(f"no images to prepare: {hint}")
         if isinstance(images, list | tuple):
+            for image in images:
+                if not isinstance(image, str | os.PathLike):
+                    raise UsageError(f"can't prepare an image of type {type(image).__name__}: {hint}")
             return torch.cat([view(one_image(self, path)[:], torch.zeros(1, dtype=torch.int64))[0] for path in images])
         pixels = torch.as_tensor(images)
         pixels = pixels[None] if pixels.ndim == 3 else pixels
