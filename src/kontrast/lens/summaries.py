@@ -58,7 +58,7 @@ def spread(rows: Tensor, what: str) -> Summary:
 
 
 def entropy(curve: list[tuple[float, float]], maximum: float, what: str, x: str = "epoch") -> Summary:
-    """Summarize H(X-|X) over time; curve: pairs (epoch, value), the last of which is the number."""
+    """Summarize H(X-|X) over time; curve: pairs (epoch, value); the last value is the number."""
     value = curve[-1][1]
     note = f"of {what}, mini-batches of {round(math.exp(maximum)) + 1}, t\N{SUPERSCRIPT MINUS} = {T_MINUS:g}, in nats"
     found = [

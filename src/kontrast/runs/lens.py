@@ -328,8 +328,8 @@ def _sample_nonzero(file: Embeddings, images: int) -> tuple[Tensor, Tensor, Summ
     zeros = [f"row {i} ({printable(str(file.names[i]))})" for i in kept[~nonzero][:1].tolist()]
     if nonzero.sum() < 3:
         raise DataError(
-            f"{file.path}: {int(nonzero.sum())} of {len(rows):,} rows are not all zeros"
-            f"{''.join(f' ({name} is)' for name in zeros)}; the lens needs at least 3"
+            f"{file.path}: {int(nonzero.sum())} of {len(rows):,} rows are nonzero"
+            f"{''.join(f' ({name} is zero)' for name in zeros)}; the lens needs at least 3"
         )
     if not zeros:
         return rows, kept, Summary([], [])

@@ -179,7 +179,7 @@ class _Job:
         return results
 
     def _extract(self, encoder: nn.Module | None, bar: Progress) -> Sets:
-        """Return features and labels of both splits; without test images, the train images stand in for them."""
+        """Return features and labels of both splits; without test images, those of the train images twice."""
         transform, test = self.run.transform(), self.test
         train_features = features_of(encoder, self.train, transform, self.device, bar.advance).to(self.device)
         if test is None:
