@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from kontrast.probes import PROTOCOLS, extract_features, knn, linear, logistic
-from kontrast.runs.probe import CROPS, CroppedFeatures
+from kontrast.runs.cropped_features import CROPS, CroppedFeatures
 from kontrast.runs.run import Run
 from kontrast.training.device import choose_device
 from kontrast.training.pretrain import pretrain
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the JSON here too")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        run = Run(given.run) if given.run else pretrain(overrides=["training.epochs=2"], out=Path(place) / "quickstart")
+        run = Run(given.run or pretrain(overrides=["training.epochs=2"], out=Path(place) / "quickstart"))
         found = race(run, given.protocols, choose_device(given.device), given.cached)
     print(f"{found['train']:,} train and {found['test']:,} test images, width {found['width']}, {found['device']}")
     print(f"{'probe':<20}{'seconds':>10}{'accuracy':>10}")

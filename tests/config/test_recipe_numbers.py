@@ -11,7 +11,7 @@ from kontrast.config.overrides import flat
 from kontrast.config.recipe import to_tree
 from kontrast.config.recipe_files import recipe_names, resolve
 from kontrast.optim.schedules import scaled_learning_rate
-from kontrast.runs.probe import CROPS
+from kontrast.runs.cropped_features import CROPS
 from kontrast.training.resolve import with_defaults
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kontrast.data import open_data
-from kontrast.runs.embed import embed, open_run
+from kontrast.runs.embed import embed
 from kontrast.runs.embeddings_file import names_path, read_embeddings
 
 from support import tiny_run
@@ -78,15 +78,16 @@ def test_other_layouts_give_the_same_neighbours(vectors):
 
 
 @pytest.mark.fault(38)
-def test_embed_killed_again_and_again_ends_in_the_same_bytes(tmp_path, tally):
+def test_embed_killed_again_and_again_ends_in_the_same_bytes(tmp_path, tally, monkeypatch):
     """Each start goes on where the last was killed, and the file is that of one undisturbed run, bit for bit."""
     digits = open_data("digits", "test").first(1300)
-    run = open_run(tiny_run.trained())
-    whole = embed(run, digits, tmp_path / "whole.npy", batches=1, device="cpu", say=lambda _: None).path
+    run = tiny_run.trained()
+    monkeypatch.setattr("kontrast.runs.embed.BATCHES_PER_PART", 1)
+    whole = embed(run, digits, tmp_path / "whole.npy", device="cpu", say=lambda _: None).path
     out, parts = tmp_path / "v.npy", tmp_path / "v.npy.parts"
 
     def work() -> int:
-        embed(run, digits, out, batches=1, device="cpu", say=lambda _: None)
+        embed(run, digits, out, device="cpu", say=lambda _: None)
         return 0
 
     for number in range(5):
@@ -98,8 +99,8 @@ def test_embed_killed_again_and_again_ends_in_the_same_bytes(tmp_path, tally):
             break
     said: list[str] = []
     if not out.exists():
-        embed(run, digits, out, batches=1, device="cpu", say=said.append)
-        assert said and said[0].startswith("going on:")
+        embed(run, digits, out, device="cpu", say=said.append)
+        assert said and said[0].startswith("continuing:")
     assert out.read_bytes() == whole.read_bytes() and read_embeddings(out).names == read_embeddings(whole).names
     assert not parts.exists() or said
     tally("kills", number + 1)

@@ -82,7 +82,7 @@ def slow_probe(out: Path, where: str) -> int:
     if where == "evaluation":
         online.knn = sleep
     else:
-        evaluation.USUAL, evaluation.PROBES["knn"] = ("knn",), sleep
+        evaluation.DEFAULT_PROBES, evaluation.PROBES["knn"] = ("knn",), sleep
     argv = [*LONG, "training.batch=512", "training.max_steps=4", "evaluation.every=1", "--out", str(out)]
     return cli.run(["pretrain", *argv, "--device", "cpu"])
 

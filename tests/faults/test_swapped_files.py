@@ -169,11 +169,11 @@ def test_a_signal_to_a_command_without_a_loop_of_its_own(tmp_path, monkeypatch, 
 @pytest.mark.fault(2)
 def test_a_stopped_embedding_says_all_of_its_command(tmp_path):
     """What it says goes on with the same vectors."""
-    from kontrast.runs.embed import go_on
+    from kontrast.runs.embed import resume_command
     from kontrast.runs.image_stream import open_stream
 
     run = Run(tiny_run.trained())
     stream = open_stream(run, str(tiny_run.images()))
-    said = go_on(run, stream, tmp_path / "v.npy", "test", 0.2, "cpu")
+    said = resume_command(run, stream, tmp_path / "v.npy", "test", 0.2, "cpu")
     assert re.search(r"--out \S+v.npy --split test --max-bad 0.2 --device cpu$", said)
-    assert go_on(run, stream, tmp_path / "v.npy", "all", None, "auto").endswith("v.npy")
+    assert resume_command(run, stream, tmp_path / "v.npy", "all", None, "auto").endswith("v.npy")

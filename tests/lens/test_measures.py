@@ -1,4 +1,4 @@
-"""Numbers of representations: against their closed forms, brute force and other libraries."""
+"""Numbers of representations, compared with closed forms, brute force and other libraries."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from kontrast.lens.positive_spread import positive_statistics
 from kontrast.lens.summaries import dimensions
 from kontrast.objectives import metrics
 
+from support.doctests import run_examples
+
 
 @pytest.fixture
 def rows():
@@ -29,10 +31,10 @@ def test_effective_rank_counts_equal_directions():
     assert lens.effective_rank(corners) == pytest.approx(6, abs=1e-6)
     assert lens.effective_rank(corners @ torch.diag(torch.tensor([1.0, 1, 1, 0, 0, 0]))) == pytest.approx(3, abs=1e-6)
     assert lens.effective_rank(torch.ones(5, 4)) == 1.0 == lens.effective_rank(torch.full((5, 4), 0.1))
-    assert lens.effective_rank(1e-8 * corners) == pytest.approx(6, abs=1e-6)  # whatever the scale
+    assert lens.effective_rank(1e-8 * corners) == pytest.approx(6, abs=1e-6)  # at any scale
 
 
-def test_rank_and_dead_dimensions_do_not_ask_for_the_scale(rows):
+def test_rank_and_dead_dimensions_do_not_depend_on_the_scale(rows):
     wanted = lens.effective_rank(rows)
     half_dead = rows * (torch.arange(24) < 12)
     for scale in (3e37, 1e-25):
@@ -54,7 +56,7 @@ def test_entropy_is_at_its_maximum_for_equal_distances():
     assert value == pytest.approx(maximum, abs=1e-5)
 
 
-def test_entropy_is_the_mean_over_whole_mini_batches_that_span_the_set(rows):
+def test_entropy_is_the_mean_over_whole_mini_batches_spread_over_the_set(rows):
     value, maximum = conditional_entropy(rows, t_minus=1.5, batch=100)
     parts = [metrics.conditional_entropy(rows[None, i::3], 1.5).item() for i in (0, 1, 2)]
     assert value == pytest.approx(sum(parts) / 3, rel=1e-5)
@@ -63,13 +65,13 @@ def test_entropy_is_the_mean_over_whole_mini_batches_that_span_the_set(rows):
     assert conditional_entropy(rows[:201], t_minus=1.5, batch=100)[0] == pytest.approx(sum(short) / 2, rel=1e-5)
 
 
-def test_entropy_of_several_views_is_the_objectives_metric(rows):
-    """One definition: what training logs, what the lens shows and what the objectives are made of."""
+def test_entropy_of_several_views_equals_the_metric_of_the_objectives(rows):
+    """Training, the lens and the objectives share one definition."""
     z = torch.stack([rows, rows + 0.5])
     assert conditional_entropy(z, batch=300)[0] == pytest.approx(metrics.conditional_entropy(z, 2.0).item(), rel=1e-5)
 
 
-def test_mini_batches_of_a_sorted_set_meet_all_classes():
+def test_mini_batches_of_a_sorted_set_contain_all_classes():
     labels = torch.arange(1000)[None, :, None] // 100
     assert all(len(part.unique()) == 10 for part in mini_batches(labels, 256))
 
@@ -81,7 +83,7 @@ def test_entropy_equals_its_definition(rows):
     assert conditional_entropy(rows[:50])[0] == pytest.approx(-torch.xlogy(w, w).sum(1).mean().item(), abs=1e-5)
 
 
-def test_coupling_takes_the_batches_of_training(rows):
+def test_coupling_uses_the_batch_size_of_training(rows):
     z = torch.stack([rows, rows + 0.1])
     q = coupling(z, 0.2, 64)
     assert q.shape == (2, 256)
@@ -90,7 +92,7 @@ def test_coupling_takes_the_batches_of_training(rows):
     assert coupling(z, 0.2, 4096).shape == (2, 300)
 
 
-def test_numbers_of_one_image_are_refused():
+def test_one_image_is_an_error():
     with pytest.raises(DataError, match="at least 2 images"):
         conditional_entropy(torch.ones(1, 4))
 
@@ -103,12 +105,12 @@ def test_class_cosines_equal_brute_force(rows):
     wanted = (s[same & other].mean().item(), s[~same].mean().item())
     assert lens.class_cosines(rows, labels) == pytest.approx(wanted)
     assert math.isnan(lens.class_cosines(rows, torch.zeros(300, dtype=torch.int64))[1])
-    for seed in range(20):  # a class an image: no two of one class, whatever rounding leaves of the sums
+    for seed in range(20):  # one class per image: no pair within a class, whatever rounding leaves of the sums
         order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
         assert math.isnan(lens.class_cosines(rows[order], order)[0])
 
 
-def test_cosine_and_variance_of_views_say_the_same(rows):
+def test_cosine_and_variance_of_views_agree(rows):
     """JCL figure 3's two panels: mean cosine over all n x n pairs = 1 - D x mean diagonal of the covariance."""
     features = rows.reshape(5, 60, 24)
     found = positive_statistics(features)
@@ -118,7 +120,7 @@ def test_cosine_and_variance_of_views_say_the_same(rows):
     torch.testing.assert_close(found.other_views, (25 * found.cosine - 5) / 20)
 
 
-def test_normality_equals_scipys(rows):
+def test_normality_equals_scipy(rows):
     stats = pytest.importorskip("scipy.stats", reason="scipy comes with scikit-learn")
     projected = lens.random_projections(rows, 5)
     found = lens.normality(projected)
@@ -127,7 +129,7 @@ def test_normality_equals_scipys(rows):
         assert kurtosis.item() == pytest.approx(stats.kurtosis(column))
 
 
-def test_directions_are_orthogonal_and_the_sphere_is_normal():
+def test_directions_are_orthogonal_and_the_sphere_looks_normal():
     even = normalize(torch.randn(4000, 64, generator=torch.Generator().manual_seed(3)), dim=1)
     all_of_them = lens.random_projections(even, 64)
     torch.testing.assert_close(all_of_them.square().sum(1), torch.full((4000,), 64.0, dtype=torch.float64))
@@ -149,7 +151,7 @@ def test_weights_go_to_far_positives_and_near_negatives(rows):
     assert extremes(torch.tensor([1.0])) == ([0], [])
 
 
-def test_histograms_hold_every_value():
+def test_histograms_count_every_value():
     middles, shares = plots.histogram(torch.tensor([0.0, 0.1, 0.9, 1.0, 7.0]), bins=4, span=(0.0, 1.0))
     assert middles.tolist() == [0.125, 0.375, 0.625, 0.875]
     assert shares.tolist() == pytest.approx([0.4, 0, 0, 0.6])
@@ -158,7 +160,7 @@ def test_histograms_hold_every_value():
 
 
 @pytest.mark.parametrize("scale", [1e25, 1e-25])
-def test_lengths_past_float32_do_not_change_what_is_near(scale):
+def test_lengths_beyond_float32_do_not_change_directions(scale):
     """Squares of such rows overflow or vanish; their directions do not."""
     rows = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(directions(scale * rows), directions(rows))
@@ -167,7 +169,12 @@ def test_lengths_past_float32_do_not_change_what_is_near(scale):
     torch.testing.assert_close(dead, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.6, 0.8]]))
 
 
-def test_arrays_of_numpy_are_taken_as_tensors_are():
+def test_numpy_arrays_work_like_tensors():
     rows = torch.randn(40, 6)
     assert lens.effective_rank(rows.numpy()) == lens.effective_rank(rows)
     assert conditional_entropy(rows.numpy()) == conditional_entropy(rows)
+
+
+@pytest.mark.parametrize("name", sorted(set(lens.__all__) - {"alignment", "coupling_multiplier", "uniformity"}))
+def test_examples_run(name):
+    run_examples(getattr(lens, name))

@@ -1,4 +1,4 @@
-"""Embedding a folder or a set: what is written, what a broken-off one costs, and what bad input gets."""
+"""Embedding a folder or a set: what is written, what an interruption costs, and how bad input is reported."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from safetensors.torch import load_file, save_file
 from kontrast.data import open_data
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault, Stopped, UsageError
 from kontrast.probes import extract_features
-from kontrast.runs.embed import embed, go_on, open_run, stretches
+from kontrast.runs import embed as embed_module
+from kontrast.runs.embed import consecutive_ranges, embed, resume_command
 from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.neighbors import neighbors
+from kontrast.runs.run import Run, open_run
 from kontrast.training.run_folder import RunFolder
 
 from support import tiny_run
@@ -32,9 +35,15 @@ def silent(_: str) -> None:
     pass
 
 
+def embed_in_parts(run, images, out, batches: int = 1, say=silent):
+    """Embed with so many batches per part."""
+    with mock.patch.object(embed_module, "BATCHES_PER_PART", batches):
+        return embed(run, images, out, device="cpu", say=say)
+
+
 @pytest.fixture(scope="module")
 def run():
-    return open_run(tiny_run.trained())
+    return Run(tiny_run.trained())
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +53,14 @@ def digits():
 
 @pytest.fixture(scope="module")
 def whole(run, digits, tmp_path_factory):
-    """The file of a run that nothing disturbed, a batch a part."""
+    """The file of an undisturbed run, one batch per part."""
     out = tmp_path_factory.mktemp("whole") / "v.npy"
-    embed(run, digits, out, batches=1, device="cpu", say=silent)
+    embed_in_parts(run, digits, out)
     return out
 
 
 class Breaking:
-    """Pixels that can't be read any more after some batches, as on a disk that goes away."""
+    """Pixels that can no longer be read after some batches, as on a disk that goes away."""
 
     def __init__(self, images, batches):
         self.images, self.left = images, batches
@@ -69,7 +78,7 @@ class Breaking:
         return self.images[indices]
 
 
-def test_vectors_are_the_encoders_own(run, digits, whole):
+def test_vectors_are_the_output_of_the_encoder(run, digits, whole):
     found = read_embeddings(whole)
     expected = extract_features(run.encoder(), digits, run.transform())
     torch.testing.assert_close(found.rows(), expected, rtol=1e-4, atol=1e-5)
@@ -77,24 +86,24 @@ def test_vectors_are_the_encoders_own(run, digits, whole):
     assert not whole.with_name("v.npy.parts").exists()
 
 
-def test_what_a_part_holds_changes_no_bit(run, digits, whole, tmp_path):
-    embed(run, digits, tmp_path / "v.npy", batches=4, device="cpu", say=silent)
+def test_the_size_of_a_part_changes_no_bit(run, digits, whole, tmp_path):
+    embed_in_parts(run, digits, tmp_path / "v.npy", batches=4)
     assert (tmp_path / "v.npy").read_bytes() == whole.read_bytes()
 
 
-def test_broken_off_and_damaged_parts_end_in_the_same_bytes(run, digits, whole, tmp_path):
+def test_interrupted_and_damaged_parts_end_in_the_same_bytes(run, digits, whole, tmp_path):
     out, parts = tmp_path / "v.npy", tmp_path / "v.npy.parts"
     breaking = dataclasses.replace(digits, images=Breaking(digits.images, 3))
     with pytest.raises(OSError, match="disk went away"):
-        embed(run, breaking, out, batches=1, device="cpu", say=silent)
+        embed_in_parts(run, breaking, out)
     assert not out.exists() and len(list(parts.glob("part-*.json"))) == 3
     damaged = bytearray((parts / "part-000001.npy").read_bytes())
     damaged[-1] ^= 1
     (parts / "part-000001.npy").write_bytes(damaged)
     (parts / "part-000002.json").unlink()
     said = []
-    embed(run, digits, out, batches=1, device="cpu", say=said.append)
-    assert said == ["going on: 1 of 6 parts are there"]
+    embed_in_parts(run, digits, out, say=said.append)
+    assert len(said) == 1 and "1 of 6 parts" in said[0]
     assert out.read_bytes() == whole.read_bytes()
     assert out.with_suffix(".names.jsonl").read_bytes() == whole.with_suffix(".names.jsonl").read_bytes()
 
@@ -103,14 +112,14 @@ def test_parts_of_other_work_are_not_used(run, digits, tmp_path):
     out = tmp_path / "v.npy"
     breaking = dataclasses.replace(digits, images=Breaking(digits.images, 2))
     with pytest.raises(OSError, match="disk went away"):
-        embed(run, breaking, out, batches=1, device="cpu", say=silent)
+        embed_in_parts(run, breaking, out)
     fewer, said = digits.first(300), []
-    embed(run, fewer, out, batches=1, device="cpu", say=said.append)
-    assert "starting afresh" in said[0] and len(read_embeddings(out)) == 300
+    embed_in_parts(run, fewer, out, say=said.append)
+    assert "starting over" in said[0] and len(read_embeddings(out)) == 300
 
 
-def test_asked_to_stop_it_says_how_to_go_on(run, digits, tmp_path):
-    class Asking(Breaking):
+def test_a_signal_stops_it_with_the_command_to_continue(run, digits, tmp_path):
+    class Signaling(Breaking):
         def select(self, indices):
             self.left -= 1
             if self.left == 0:
@@ -118,9 +127,9 @@ def test_asked_to_stop_it_says_how_to_go_on(run, digits, tmp_path):
             return self.images[indices]
 
     out = tmp_path / "v.npy"
-    asking = dataclasses.replace(digits, images=Asking(digits.images, 2))
-    with pytest.raises(Stopped, match=r"stopped and saved at part 2 of 6; go on with: kontrast embed .* --out"):
-        embed(run, asking, out, batches=1, device="cpu", say=silent)
+    signaling = dataclasses.replace(digits, images=Signaling(digits.images, 2))
+    with pytest.raises(Stopped, match=r"part 2 of 6.* kontrast embed .* --out"):
+        embed_in_parts(run, signaling, out)
     assert not out.exists()
 
 
@@ -132,7 +141,7 @@ def test_parquet_has_id_path_and_vector_and_the_same_bytes_each_time(run, digits
     names = [f"a/\udcff{i}" if i == 5 else name for i, name in enumerate(digits.names)]
     strange = dataclasses.replace(digits, names=names)
     for name in ("v.parquet", "again.parquet"):
-        embed(run, strange, tmp_path / name, batches=1, device="cpu", say=silent)
+        embed_in_parts(run, strange, tmp_path / name)
     assert (tmp_path / "v.parquet").read_bytes() == (tmp_path / "again.parquet").read_bytes()
     table = pyarrow.parquet.read_table(tmp_path / "v.parquet")
     assert table.column_names == ["id", "path", "vector", "path_bytes"]  # the last since a name is no UTF-8
@@ -151,7 +160,7 @@ def test_without_pyarrow_parquet_is_refused_before_any_work(run, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_decoded_as_it_is_needed_and_bad_files_are_left_out(run, tmp_path):
+def test_a_folder_is_decoded_in_batches_and_bad_files_are_skipped(run, tmp_path):
     folder = tmp_path / "pictures"
     shutil.copytree(tiny_run.images(), folder)
     (folder / "0" / "000-broken.png").write_bytes(b"no picture")
@@ -165,7 +174,7 @@ def test_a_folder_is_decoded_as_it_is_needed_and_bad_files_are_left_out(run, tmp
     torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "v.npy")), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_too_many_bad_files_keep_the_parts_until_they_are_allowed(run, tmp_path):
+def test_too_many_bad_files_keep_the_parts_for_a_call_that_allows_them(run, tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
     for number, path in enumerate(sorted(tiny_run.images().rglob("*.png"))[:6]):
@@ -176,11 +185,12 @@ def test_too_many_bad_files_keep_the_parts_until_they_are_allowed(run, tmp_path)
         embed(run, folder, tmp_path / "v.npy", device="cpu", say=silent)
     said = []
     made = embed(run, folder, tmp_path / "v.npy", device="cpu", max_bad=1.0, say=said.append)
-    assert said == ["going on: 1 of 1 parts are there"] and made.images == 6 and len(made.skipped) == 6
+    assert "1 of 1 parts" in said[0] and "skipped 6 of 12" in said[1]
+    assert made.images == 6 and len(made.skipped) == 6
 
 
-def test_an_embedding_without_a_vector_leaves_nothing(run, digits, tmp_path):
-    """Nothing can go on from images that could not be read, or from work that broke before its first part."""
+def test_a_failure_before_the_first_part_leaves_nothing(run, digits, tmp_path):
+    """Unreadable images, or an error in the first part, leave nothing to continue from."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for number in range(6):
@@ -193,7 +203,7 @@ def test_an_embedding_without_a_vector_leaves_nothing(run, digits, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
-def test_a_named_set_of_files_goes_on_with_the_share_of_damaged_ones_that_is_given(run, tmp_path, monkeypatch):
+def test_a_named_set_allows_the_given_share_of_damaged_files(run, tmp_path, monkeypatch):
     monkeypatch.setenv("KONTRAST_DATA", str(tmp_path))
     monkeypatch.setenv("KONTRAST_CACHE", str(tmp_path / "cache"))
     originals = sorted(tiny_run.images().rglob("*.png"))[:8]
@@ -207,8 +217,8 @@ def test_a_named_set_of_files_goes_on_with_the_share_of_damaged_ones_that_is_giv
     assert embed(run, "imagenet", tmp_path / "v.npy", device="cpu", max_bad=0.5, say=silent).images == 12
 
 
-def test_what_stands_in_for_a_bad_image_in_training_is_not_its_vector(run, digits, tmp_path):
-    """Of shards that are decoded as needed, which a run's own embeddings read: the two would be duplicates."""
+def test_a_bad_image_is_skipped_and_not_replaced_as_in_training(run, digits, tmp_path):
+    """In shards that are decoded on the fly, the replacement would show up as a duplicate."""
     members = [(f"{n}.png", encoded(Image.fromarray(digits[n].permute(1, 2, 0).numpy()), "PNG")) for n in range(30)]
     members[7] = ("7.png", members[7][1][:40])
     write_tar(tmp_path / "s.tar", members)
@@ -219,20 +229,20 @@ def test_what_stands_in_for_a_bad_image_in_training_is_not_its_vector(run, digit
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), np.load(tmp_path / "w.npy"), rtol=1e-5, atol=1e-6)
 
 
-def test_vectors_of_another_range_are_other_vectors(digits, tmp_path):
-    """Splits of float images read by one range are not gone on with by another, and the command to go on names it."""
+def test_parts_of_another_float_range_are_not_used(digits, tmp_path):
+    """And the command to continue names the range."""
     near, far = (open_run(tiny_run.trained(), span) for span in ((0.0, 1.0), (0.0, 2.0)))
     breaking = dataclasses.replace(digits, images=Breaking(digits.images, 2))
     with pytest.raises(OSError, match="disk went away"):
-        embed(near, breaking, tmp_path / "v.npy", batches=1, device="cpu", say=silent)
+        embed_in_parts(near, breaking, tmp_path / "v.npy")
     said = []
-    embed(far, digits, tmp_path / "v.npy", batches=1, device="cpu", say=said.append)
-    assert "starting afresh" in said[0]
+    embed_in_parts(far, digits, tmp_path / "v.npy", say=said.append)
+    assert "starting over" in said[0]
     stream = open_stream(far, digits)
-    assert "--float-range=0.0,2.0" in go_on(far, stream, tmp_path / "v.npy", "all", None, "auto")
+    assert "--float-range=0.0,2.0" in resume_command(far, stream, tmp_path / "v.npy", "all", None, "auto")
 
 
-def test_pictures_of_many_sizes_do_not_change_each_other(run, tmp_path):
+def test_images_of_many_sizes_do_not_affect_each_other(run, tmp_path):
     from PIL import Image
 
     folder = tmp_path / "pictures"
@@ -249,34 +259,34 @@ def test_pictures_of_many_sizes_do_not_change_each_other(run, tmp_path):
         np.testing.assert_allclose(np.load(tmp_path / "all.npy")[number], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_stretches():
-    assert list(stretches([0, 1, 2, 5, 7, 8])) == [(0, 2), (5, 5), (7, 8)]
+def test_consecutive_ranges():
+    assert list(consecutive_ranges([0, 1, 2, 5, 7, 8])) == [(0, 2), (5, 5), (7, 8)]
 
 
-def test_what_is_there_is_not_overwritten_and_two_do_not_write_at_once(run, whole, tmp_path):
-    with pytest.raises(UsageError, match="exists already"):
+def test_a_file_is_not_overwritten_and_two_processes_do_not_write_at_once(run, whole, tmp_path):
+    with pytest.raises(UsageError, match="already exists"):
         embed(run, tiny_run.images(), whole)
     (tmp_path / "v.npy.parts").mkdir()
     holder = RunFolder(tmp_path / "v.npy.parts")
     holder.hold()
     try:
-        with pytest.raises(EnvironmentFault, match="is held by"):
+        with pytest.raises(EnvironmentFault, match="pid"):
             embed(run, tiny_run.images(), tmp_path / "v.npy", device="cpu", say=silent)
     finally:
         holder.release()
 
 
-def test_bad_requests_get_a_line(run, tmp_path):
+def test_bad_arguments_are_errors(run, tmp_path):
     with pytest.raises(UsageError, match=r"\.npy or \.parquet"):
         embed(run, tiny_run.images(), tmp_path / "v.csv")
     with pytest.raises(UsageError, match="unknown split"):
         embed(run, tiny_run.images(), tmp_path / "v.npy", split="tests")
     with pytest.raises(DataError, match="no folder"):
         embed(run, tmp_path / "nowhere", tmp_path / "v.npy")
-    grey = dataclasses.replace(open_data("digits", "test").first(4))
-    grey = dataclasses.replace(grey, images=grey.images[:, :1])
-    with pytest.raises(DataError, match="1 channels, the run's encoder takes 3"):
-        embed(run, grey, tmp_path / "v.npy")
+    few = open_data("digits", "test").first(4)
+    gray = dataclasses.replace(few, images=few.images[:, :1])
+    with pytest.raises(DataError, match=r"1 channels.* takes 3"):
+        embed(run, gray, tmp_path / "v.npy")
 
 
 def test_runs_that_are_unfinished_damaged_or_newer(tmp_path):
@@ -285,26 +295,26 @@ def test_runs_that_are_unfinished_damaged_or_newer(tmp_path):
     for content in (b"", b"\x00" * 40, weights.read_bytes()[:200]):
         weights.write_bytes(content)
         with pytest.raises(CheckpointError, match="not a readable safetensors"):
-            embed(open_run(run), tiny_run.images(), tmp_path / "v.npy")
+            embed(run, tiny_run.images(), tmp_path / "v.npy")
     weights.unlink()
-    with pytest.raises(CheckpointError, match="has not finished; resume it first"):
-        embed(open_run(run), tiny_run.images(), tmp_path / "v.npy")
+    with pytest.raises(CheckpointError, match=r"not finished.*resume"):
+        embed(run, tiny_run.images(), tmp_path / "v.npy")
     facts = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**facts, "version": 2}))
     (run / "recipe.toml").write_text("a_key_of_tomorrow = 1\n" + (run / "recipe.toml").read_text())
-    with pytest.raises(CheckpointError, match="newer kontrast: upgrade"):
-        open_run(run)
+    with pytest.raises(CheckpointError, match="newer kontrast"):
+        embed(run, tiny_run.images(), tmp_path / "v.npy")
     assert not list(tmp_path.glob("v.npy*"))
 
 
-def test_neighbours_from_a_file_and_from_the_runs_own_images(tmp_path):
-    run = open_run(tiny_run.copy(tmp_path))
+def test_neighbors_from_a_file_and_from_the_runs_own_images(tmp_path):
+    run = Run(tiny_run.copy(tmp_path))
     image = sorted(tiny_run.images().rglob("*.png"))[17]
     embed(run, tiny_run.images(), tmp_path / "v.npy", device="cpu", say=silent)
     found = neighbors(run, image, embeddings=tmp_path / "v.npy", k=5, device="cpu", say=silent)
-    assert found[0]["name"] == str(image.relative_to(tiny_run.images())) and found[0]["similarity"] > 0.9999
+    assert found[0].name == str(image.relative_to(tiny_run.images())) and found[0].similarity > 0.9999
     rows = torch.nn.functional.normalize(torch.from_numpy(np.load(tmp_path / "v.npy")), dim=1)
-    assert [one["row"] for one in found] == (rows @ rows[17]).topk(5).indices.tolist()
+    assert [one.row for one in found] == (rows @ rows[17]).topk(5).indices.tolist()
     said = []
     for _ in range(2):
         own = neighbors(run, image, k=3, device="cpu", say=said.append)
@@ -314,9 +324,9 @@ def test_neighbours_from_a_file_and_from_the_runs_own_images(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
-def test_neighbours_refuse_the_vectors_of_another_encoder_of_the_same_width(tmp_path, suffix):
+def test_neighbors_refuse_the_vectors_of_another_encoder_of_the_same_width(tmp_path, suffix):
     pytest.importorskip("pyarrow")
-    run = open_run(tiny_run.copy(tmp_path))
+    run = Run(tiny_run.copy(tmp_path))
     image = next(tiny_run.images().rglob("*.png"))
     embed(run, tiny_run.images(), tmp_path / f"v{suffix}", device="cpu", say=silent)
     weights = load_file(run.path / "encoder.safetensors")
@@ -324,20 +334,20 @@ def test_neighbours_refuse_the_vectors_of_another_encoder_of_the_same_width(tmp_
     facts = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "encoder_sha256"}))
     with pytest.raises(DataError, match="another encoder"):
-        neighbors(open_run(run.path), image, embeddings=tmp_path / f"v{suffix}", device="cpu", say=silent)
+        neighbors(run.path, image, embeddings=tmp_path / f"v{suffix}", device="cpu", say=silent)
 
 
-def test_neighbours_refuse_what_they_cannot_read(run, tmp_path):
+def test_neighbors_report_what_they_cannot_read(run, tmp_path):
     np.save(tmp_path / "v.npy", np.ones((4, 7), dtype=np.float32))
     image = next(tiny_run.images().rglob("*.png"))
-    with pytest.raises(DataError, match="width 7, the run gives 32"):
+    with pytest.raises(DataError, match=r"width 7.* 32"):
         neighbors(run, image, embeddings=tmp_path / "v.npy", device="cpu")
     (tmp_path / "bad.png").write_bytes(b"<html>")
-    with pytest.raises(DataError, match=r"can't read the image .*bad.png: not an image: an HTML page"):
+    with pytest.raises(DataError, match=r"bad\.png.*HTML"):
         neighbors(run, tmp_path / "bad.png", embeddings=tmp_path / "v.npy", device="cpu")
     with pytest.raises(DataError, match="No such file"):
         neighbors(run, Path("nowhere.png"), embeddings=tmp_path / "v.npy", device="cpu")
     np.save(tmp_path / "v.npy", np.ones((4, 32), dtype=np.float32))
     said = []
     assert len(neighbors(run, image, embeddings=tmp_path / "v.npy", device="cpu", say=said.append)) == 4
-    assert "has 4 rows, all are given" in said[0]
+    assert "4 rows" in said[0]

@@ -1,4 +1,4 @@
-"""Embeddings files: what is read, and that every fault is named with its row."""
+"""Embeddings files: what is read, and that every error names its row."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_other_layouts_and_types_read_the_same(tmp_path, vectors):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_row_that_is_not_finite_is_named(tmp_path, vectors, bad):
+def test_a_row_that_is_not_finite_is_an_error_with_its_name(tmp_path, vectors, bad):
     vectors[13, 2] = bad
     with pytest.raises(DataError, match=r"row 13 \(cat-13.png\): NaN or infinity"):
         read_embeddings(named(tmp_path / "v.npy", vectors, [f"cat-{i}.png" for i in range(20)]))
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_float32_cant_hold_is_named_and_not_warned_of(tmp_path, vectors):
+def test_a_value_too_large_for_float32_is_an_error_without_a_warning(tmp_path, vectors):
     large = vectors.astype(np.float64)
     large[7, 1] = -1e300
     with pytest.raises(DataError, match=r"row 7 \(cat-7.png\): NaN or infinity as float32"):
@@ -58,7 +58,7 @@ def test_what_float32_cant_hold_is_named_and_not_warned_of(tmp_path, vectors):
 def test_wrong_shapes_are_refused(tmp_path, vectors):
     path = tmp_path / "v.npy"
     np.save(path, vectors)
-    with pytest.raises(DataError, match="width 6, the run gives 8"):
+    with pytest.raises(DataError, match=r"width 6.* 8"):
         read_embeddings(path, width=8)
     for shape in [(20,), (0, 6), (4, 5, 6)]:
         np.save(path, np.resize(vectors, shape))
@@ -82,8 +82,8 @@ def test_damaged_files_are_refused_and_never_unpickled(tmp_path, vectors):
         read_embeddings(path)
 
 
-def test_names_must_fit_their_vectors(tmp_path, vectors):
-    with pytest.raises(DataError, match="names 19 rows"):
+def test_the_number_of_names_must_match(tmp_path, vectors):
+    with pytest.raises(DataError, match="19 rows"):
         read_embeddings(named(tmp_path / "v.npy", vectors, ["x"] * 19))
     names_path(tmp_path / "v.npy").write_text('{"id": 0}\n')
     with pytest.raises(DataError, match="line 1"):
@@ -125,27 +125,27 @@ class TestParquet:
             assert found.classes == ["cat", "dog"] and found.labels.tolist() == [0, 1] * 10
             assert found.names[19] == "row 19"
 
-    def test_rows_of_another_width_are_named(self, tmp_path, vectors):
+    def test_rows_of_another_width_are_errors(self, tmp_path, vectors):
         lists = vectors.tolist()
         lists[17] = lists[17][:3]
-        with pytest.raises(DataError, match="row 17: not a vector of width 6"):
+        with pytest.raises(DataError, match=r"row 17: .*width 6"):
             read_embeddings(self.write(tmp_path / "v.parquet", {"vector": lists}))
         lists[17] = None
         with pytest.raises(DataError, match="row 17"):
             read_embeddings(self.write(tmp_path / "v.parquet", {"vector": lists}))
 
-    def test_a_nan_is_named_and_a_missing_column_too(self, tmp_path, vectors):
+    def test_a_nan_and_a_missing_column_are_errors(self, tmp_path, vectors):
         vectors[9, 0] = np.nan
         names = [f"{i}.png" for i in range(20)]
         with pytest.raises(DataError, match=r"row 9 \(9.png\)"):
             read_embeddings(self.write(tmp_path / "v.parquet", {"vector": vectors.tolist(), "path": names}))
-        with pytest.raises(DataError, match="give rows with a `vector`"):
+        with pytest.raises(DataError, match="`vector`"):
             read_embeddings(self.write(tmp_path / "v.parquet", {"path": names}))
         with pytest.raises(DataError, match="lists of numbers"):
             read_embeddings(self.write(tmp_path / "v.parquet", {"vector": names}))
 
     @pytest.mark.filterwarnings("error")
-    def test_what_float32_cant_hold_is_named(self, tmp_path, vectors):
+    def test_a_value_too_large_for_float32_is_an_error(self, tmp_path, vectors):
         large = vectors.astype(np.float64)
         large[7, 1] = 1e300
         with pytest.raises(DataError, match=r"row 7 \(row 7\): NaN or infinity as float32"):

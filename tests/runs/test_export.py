@@ -1,4 +1,4 @@
-"""Export: the file gives what the run's encoder gives, and its card says how to feed it."""
+"""Export: the file computes what the run's encoder computes, and its card describes the input."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kontrast import networks
 from kontrast.config.recipe import read_recipe
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault, NumbersError, UsageError
 from kontrast.runs import export as exporting
-from kontrast.runs.embed import open_run
 from kontrast.runs.export import export
+from kontrast.runs.run import Run
 
 from support import tiny_run
 
 
 @pytest.fixture(scope="module")
 def run():
-    return open_run(tiny_run.trained())
+    return Run(tiny_run.trained())
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_safetensors_hold_the_encoder_and_its_card(run, tmp_path):
     from safetensors.torch import load_file
 
     probes = [{"probe": "knn", "accuracy": 0.5}]
-    copied = open_run(tiny_run.copy(tmp_path))
+    copied = Run(tiny_run.copy(tmp_path))
     (copied.path / "probes.json").write_text(json.dumps({"version": 1, "probes": probes}))
     made = export(copied, "safetensors", tmp_path / "new" / "e.safetensors")
     card = json.loads(made.card.read_text())
@@ -56,9 +56,9 @@ def test_safetensors_hold_the_encoder_and_its_card(run, tmp_path):
     torch.testing.assert_close(encoder(x), run.encoder()(x), rtol=0, atol=0)
 
 
-def test_the_card_s_steps_make_the_run_s_input(tmp_path):
-    """Followed with Pillow and torchvision alone, a large picture's first resizing too."""
-    run = open_run(tiny_run.copy(tmp_path))
+def test_the_steps_on_the_card_make_the_input_of_the_run(tmp_path):
+    """Followed with only Pillow and torchvision, including the first resizing of a large picture."""
+    run = Run(tiny_run.copy(tmp_path))
     run.recipe = replace(run.recipe, data=replace(run.recipe.data, size=40))
     card = exporting.describe(run, run.encoder())
     assert card["input"]["read"].startswith("a shorter side over 40 px is first resized to 40, bicubic")
@@ -72,12 +72,12 @@ def test_the_card_s_steps_make_the_run_s_input(tmp_path):
 
 
 def test_the_default_place_is_in_the_run(tmp_path):
-    copied = open_run(tiny_run.copy(tmp_path))
+    copied = Run(tiny_run.copy(tmp_path))
     made = export(copied, "safetensors")
     assert made.path == copied.path / "export" / "encoder.safetensors" and made.difference is None
 
 
-def test_onnx_gives_what_torch_gives_for_any_batch(run, onnx_file):
+def test_onnx_agrees_with_torch_for_any_batch_size(run, onnx_file):
     import onnxruntime
 
     assert onnx_file.difference <= 1e-5
@@ -91,7 +91,7 @@ def test_onnx_gives_what_torch_gives_for_any_batch(run, onnx_file):
 
 
 def test_onnx_that_differs_from_torch_is_not_written(run, onnx_file, tmp_path, monkeypatch):
-    """A file of other weights than the encoder's, held against it by the real check."""
+    """A file with other weights than the encoder's, compared by the real check."""
     monkeypatch.setattr(exporting, "_to_onnx", lambda encoder, x, path: shutil.copy(onnx_file.path, path))
     untrained = run.encoder(trained=False)
     with pytest.raises(NumbersError, match="differs from torch by"):
@@ -106,32 +106,32 @@ def test_onnx_that_differs_from_torch_is_not_written(run, onnx_file, tmp_path, m
 
 def test_onnx_that_cannot_be_run_is_not_written(run, onnx_file, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_to_onnx", lambda encoder, x, path: path.write_bytes(b"no graph"))
-    with pytest.raises(NumbersError, match=r"onnxruntime can't run the file \(.*\): not written"):
+    with pytest.raises(NumbersError, match=r"onnxruntime .*not written"):
         exporting.write_onnx(run, run.encoder(), tmp_path / "e.onnx", exporting.real_images(run, None))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet-18", "small-alexnet", "vit-tiny"])
-def test_onnx_takes_any_batch_of_every_kind_of_encoder(name, onnx_file, tmp_path):
+def test_onnx_takes_any_batch_size_with_every_kind_of_encoder(name, onnx_file, tmp_path):
     encoder, x = networks.encoder(name, channels=3, size=32).eval(), torch.rand(5, 3, 32, 32)
     exporting._to_onnx(encoder, x[:2], tmp_path / "e.onnx")
     for batch in (x, x[:1]):
         assert exporting._difference(encoder, tmp_path / "e.onnx", batch) < 1e-4
 
 
-def test_onnx_may_be_checked_on_other_images(run, tmp_path):
-    assert len(exporting.real_images(run, str(tiny_run.images()))) == exporting.CHECKED
-    with pytest.raises(DataError, match="checked on real images"):
+def test_onnx_can_be_compared_on_other_images(run, tmp_path):
+    assert len(exporting.real_images(run, str(tiny_run.images()))) == exporting.MOST_IMAGES
+    with pytest.raises(DataError, match=r"real images.*/nowhere/at/all"):
         exporting.real_images(run, "/nowhere/at/all")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "0.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"there are none: the first of .* can't be read: 0\.png \(empty file\)"):
+    with pytest.raises(DataError, match=r"real images.* 0\.png \(empty file\)"):
         exporting.real_images(run, str(tmp_path / "broken"))
 
 
-def test_the_card_says_on_how_many_images_onnx_was_checked(run, onnx_file, tmp_path):
-    assert json.loads(onnx_file.card.read_text())["onnx"]["images"] == exporting.CHECKED
+def test_the_card_has_the_number_of_images_that_onnx_was_compared_on(run, onnx_file, tmp_path):
+    assert json.loads(onnx_file.card.read_text())["onnx"]["images"] == exporting.MOST_IMAGES
     for image in sorted(tiny_run.images().rglob("*.png"))[:3]:
         shutil.copy(image, tmp_path)
     made = export(run, "onnx", tmp_path / "e.onnx", data=str(tmp_path))
@@ -139,16 +139,16 @@ def test_the_card_says_on_how_many_images_onnx_was_checked(run, onnx_file, tmp_p
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])
-def test_without_the_extra_onnx_says_how_to_get_it(run, tmp_path, monkeypatch, missing):
+def test_without_the_extra_the_error_says_how_to_install_it(run, tmp_path, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     for name in {"onnx", "onnxruntime", "onnxscript"} - {missing}:
         monkeypatch.setitem(sys.modules, name, type(sys)(name))
-    with pytest.raises(EnvironmentFault, match=f"ONNX needs {missing}: pip install onnx onnxscript onnxruntime"):
+    with pytest.raises(EnvironmentFault, match=f"{missing}: pip install onnx onnxscript onnxruntime"):
         export(run, "onnx", tmp_path / "e.onnx")
     assert not list(tmp_path.iterdir())
 
 
-def test_bad_requests_get_a_line(run, tmp_path):
+def test_bad_arguments_are_errors(run, tmp_path):
     with pytest.raises(UsageError, match="did you mean 'onnx'"):
         export(run, "onx")
     with pytest.raises(UsageError, match=r"ends in \.onnx"):
@@ -157,9 +157,9 @@ def test_bad_requests_get_a_line(run, tmp_path):
         export(run, "safetensors", run.path / "encoder.safetensors")
 
 
-def test_an_unfinished_run_is_refused(tmp_path):
+def test_an_unfinished_run_is_an_error(tmp_path):
     run = tiny_run.copy(tmp_path)
     (run / "encoder.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="resume it first"):
-        export(open_run(run), "safetensors", tmp_path / "e.safetensors")
+    with pytest.raises(CheckpointError, match="resume"):
+        export(Run(run), "safetensors", tmp_path / "e.safetensors")
     assert not (tmp_path / "e.safetensors").exists()

@@ -1,75 +1,20 @@
-"""A person's own pictures: how a run's encoder takes them in code, and what `pretrain` says it took a folder for."""
+"""A person's own images: what `pretrain` reports about a folder."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-import kontrast
 from kontrast.config.recipe import TrainingSettings
 from kontrast.config.recipe_files import resolve
 from kontrast.data.pack import pack
-from kontrast.errors import DataError, UsageError
-from kontrast.runs.embed import embed
-from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.training import progress
 from kontrast.training.auto_recipe import beside_train, length, taken_for
 from kontrast.training.pretrain import warn_of_bank
 from kontrast.training.progress import PackingBar, Progress
 from kontrast.training.splits import open_split
 
-from support import tiny_run
 from support.made_images import encoded, write_tar
-
-
-@pytest.fixture(scope="module")
-def run():
-    return kontrast.Run(tiny_run.trained())
-
-
-def test_prepared_pictures_have_the_vectors_that_embed_writes(run, tmp_path):
-    """Files of several sizes, normalised as in training, in one batch."""
-    for number, side in enumerate((20, 32, 51)):
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (side, 40, 3), np.uint8)).save(
-            tmp_path / f"{number}.png"
-        )
-    files = sorted(tmp_path.glob("*.png"))
-    embed(run, tmp_path, tmp_path / "v.npy", device="cpu", say=lambda _: None)
-    encoder = kontrast.load(run.path)
-    with torch.no_grad():
-        vectors = encoder(run.prepare(files))
-        alone = encoder(run.prepare(str(files[1])))
-    torch.testing.assert_close(vectors, read_embeddings(tmp_path / "v.npy").rows(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(alone, vectors[1:2], rtol=1e-4, atol=1e-5)
-
-
-def test_pixels_are_prepared_as_files_are(run, tmp_path):
-    pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    for number, picture in enumerate(pixels):
-        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
-    expected = run.prepare([tmp_path / "0.png", tmp_path / "1.png"])
-    for given in (pixels, pixels.numpy()):
-        torch.testing.assert_close(run.prepare(given), expected)
-    torch.testing.assert_close(run.prepare(pixels[0]), expected[:1])
-
-
-@pytest.mark.parametrize(
-    ("images", "error", "reason"),
-    [
-        ([], DataError, "no images"),
-        (torch.rand(2, 3, 32, 32), UsageError, "from 0 to 255"),
-        (torch.zeros(2, 4, 32, 32, dtype=torch.uint8), DataError, "4 channels"),
-        ("missing.png", DataError, "missing.png"),
-        (Image.new("RGB", (32, 32)), UsageError, "an image is Image: give picture files"),
-        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], UsageError, "an image is Tensor"),
-        (iter(["cat.png"]), UsageError, "an image is list_iterator"),
-    ],
-)
-def test_what_can_not_be_prepared_is_refused(run, images, error, reason):
-    with pytest.raises(error, match=reason):
-        run.prepare(images)
 
 
 def test_a_folder_s_labels_and_other_files_are_told(tmp_path):

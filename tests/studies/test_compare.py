@@ -20,7 +20,8 @@ from kontrast.probes.intervals import over_images, over_seeds, pack_bits, unpack
 from kontrast.reports import ReportError, write_report
 from kontrast.reports.report import payload, read_run
 from kontrast.reports.study_tables import read_study
-from kontrast.runs.probe import evaluate, read_probes
+from kontrast.runs.probe import probe as probe_run
+from kontrast.runs.probe import read_probes
 from kontrast.runs.run import Run
 from kontrast.runs.snapshots import snapshots
 from kontrast.studies.compare.compare import compare
@@ -132,7 +133,7 @@ def test_probing_a_compared_run_again_gives_its_numbers(comparison, tmp_path):
     out, _, _ = comparison
     run = Run(shutil.copytree(out / "runs" / "dcl-seed1", tmp_path / "run"))
     compared = read_probes(run.path / "probes.json")
-    evaluate(run, device="cpu", say=lambda _: None)
+    probe_run(run, device="cpu", say=lambda _: None)
     assert [p for p in read_probes(run.path / "probes.json") if p["features"] == "trained"] == compared
 
 

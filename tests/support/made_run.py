@@ -112,17 +112,17 @@ def write_run(
 
 
 def write_pictures(folder: Path, seed: int) -> None:
-    from kontrast.lens.gallery import write_gallery
+    from kontrast.lens.gallery import GallerySplit, write_gallery
 
     features, pictures, labels = digit_pictures()
     features = features[600:] + 0.5 * torch.randn(1197, 9, generator=torch.Generator().manual_seed(seed))
     names = [f"test/{int(label)}/{number:05d}.png" for number, label in enumerate(labels[600:])]
-    write_gallery(folder, features, pictures[600:], labels[600:], CLASSES, names)
+    write_gallery(folder, GallerySplit("test", features, pictures[600:], labels[600:], names), CLASSES)
 
 
 def forget_labels(path: Path) -> None:
     gallery = json.loads(path.read_text())
     gallery["classes"] = None
-    for entry in [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbors"])]:
+    for entry in [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbours"])]:
         entry["label"] = None
     path.write_text(json.dumps(gallery))

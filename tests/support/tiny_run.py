@@ -48,12 +48,21 @@ def trained() -> Path:
         "checkpoints": {"every": 1.0, "keep": 5},
     }
     torch.set_num_threads(1)
-    run = pretrain(
+    return pretrain(
         images(), recipe="quickstart", overrides=overrides, out=home() / "run", device="cpu", say=lambda _: None
     )
-    return run.path
 
 
 def copy(target: Path) -> Path:
     """The run in a folder of its own."""
     return Path(shutil.copytree(trained(), target / "run"))
+
+
+def example_folder(folder: Path) -> None:
+    """Fill a working folder with what the examples in docstrings use: a run, photos and vectors."""
+    import numpy as np
+
+    shutil.copytree(trained(), folder / "runs" / "digits")
+    shutil.copytree(images(), folder / "photos")
+    shutil.copy(next(images().rglob("*.png")), folder / "photo.png")
+    np.save(folder / "vectors.npy", np.array([[1, 0], [0, 1], [1, 0]], dtype=np.float32))

@@ -11,7 +11,7 @@ import pytest
 
 from kontrast.data import file_listing, open_data
 from kontrast.errors import DataError
-from kontrast.runs.probe import evaluate
+from kontrast.runs.probe import probe
 from kontrast.runs.run import Run
 from kontrast.training.pretrain import pretrain
 
@@ -133,18 +133,18 @@ def test_the_held_out_images_are_found_from_any_folder(root, tmp_path, monkeypat
 def test_a_probe_by_changed_images_tells_it(root, tmp_path):
     """With more images other ones are held out, some of which the encoder was trained on."""
     run, said = Run(begin(root, tmp_path / "run")), []
-    evaluate(run, "knn", device="cpu", say=said.append)
+    probe(run, "knn", device="cpu", say=said.append)
     assert not any("changed" in line for line in said), said
     known = set(open_data(root, "train").names)
     for number in range(20):
         picture(number).save(root / "class1" / f"new{number:02d}.png")
     assert known & set(open_data(root, "test").names), "the boundary did not move: this tests nothing"
-    evaluate(run, "knn", device="cpu", say=said.append)
-    words = "since the run was trained: 20 added (class1/new00.png, class1/new01.png, class1/new02.png, ...); it may"
+    probe(run, "knn", device="cpu", say=said.append)
+    words = "since the run was trained: 20 added (class1/new00.png, class1/new01.png, class1/new02.png, ...); some"
     assert any(words in line for line in said), said
     (run.path / "files.txt.gz").write_bytes(b"no listing")
-    evaluate(run, "knn", device="cpu", say=said.append)
-    assert said[-1].startswith("the images changed since the run was trained; it may")
+    probe(run, "knn", device="cpu", say=said.append)
+    assert said[-1].startswith("the images changed since the run was trained; some")
 
 
 def test_files_that_only_have_new_dates_move_no_boundary(root, tmp_path):
@@ -152,6 +152,6 @@ def test_files_that_only_have_new_dates_move_no_boundary(root, tmp_path):
     run, said = Run(begin(root, tmp_path / "run")), []
     for path in root.rglob("*.png"):
         os.utime(path, (1e9, 1e9))
-    evaluate(run, "knn", device="cpu", say=said.append)
+    probe(run, "knn", device="cpu", say=said.append)
     told = next(line for line in said if "changed" in line)
-    assert "modified (class0/" in told and "it may know" not in told
+    assert "modified (class0/" in told and "trained on" not in told

@@ -83,12 +83,12 @@ def data_overrides(max_bad: float | None, allow_small: bool, follow_links: bool)
 
 def probed(run: Run, probes: bool, device: str) -> tuple[list[ProbeResult], Path]:
     """A finished run's probes, if they are wanted, and its report."""
-    from kontrast.runs.probe import evaluate
+    from kontrast.runs.probe import probe
 
     words = plugins.program()
     again = " && ".join(shlex.join([*words, word, str(run.path)]) for word in ("probe", "report"))
     with StopSignals(f"stopped before the probes were done; go on with: {again}"):
-        results = evaluate(run, device=device, say=say) if probes else []
+        results = list(probe(run, device=device, say=say)) if probes else []
         return results, write_page([run.path], run.path / "report.html")
 
 

@@ -14,9 +14,9 @@ from torch.nn.functional import normalize
 
 
 class Normality(NamedTuple):
-    """Of each direction [P]: the Kolmogorov-Smirnov distance to N(0,1), 0 to 1, and the excess kurtosis, 0 if normal.
+    """Per direction [P]: the Kolmogorov-Smirnov distance to N(0,1), 0 to 1, and the excess kurtosis, 0 if normal.
 
-    The distance sees a shift or a wrong width too; the kurtosis sees the shape alone.
+    The distance also measures a shift or a wrong width; the kurtosis measures only the shape.
     """
 
     distance: Tensor
@@ -24,7 +24,21 @@ class Normality(NamedTuple):
 
 
 def random_projections(rows: Tensor, count: int = 16, seed: int = 0) -> Tensor:
-    """Projections [N,P] of unit rows on random orthogonal directions, times sqrt(D): N(0,1) if spread evenly."""
+    """Project unit rows on random orthogonal directions, times sqrt(D): N(0,1) if they are spread evenly.
+
+    Args:
+        rows: Features or projections; they are normalized first.
+        count: The number of directions P, at most D.
+        seed: Determines the directions.
+
+    Shape:
+        rows: [N,D] -> [N,P].
+
+    Example:
+        >>> import torch, kontrast
+        >>> kontrast.lens.random_projections(torch.eye(32), count=4).shape
+        torch.Size([32, 4])
+    """
     unit = normalize(rows.double(), dim=1)
     width = unit.shape[1]
     noise = torch.randn(width, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -33,12 +47,25 @@ def random_projections(rows: Tensor, count: int = 16, seed: int = 0) -> Tensor:
 
 
 def normality(projections: Tensor) -> Normality:
-    """How far each column of projections [N,P] is from N(0,1)."""
+    """Measure how far each column is from N(0,1).
+
+    Args:
+        projections: What `random_projections` returns.
+
+    Shape:
+        projections: [N,P] -> distance [P] and kurtosis [P].
+
+    Example:
+        >>> import torch, kontrast
+        >>> even = torch.special.ndtri(torch.linspace(0.001, 0.999, 999, dtype=torch.float64))
+        >>> kontrast.lens.normality(even[:, None]).distance.item() < 0.01
+        True
+    """
     x = projections.sort(0).values
-    places = torch.arange(1, len(x) + 1, dtype=x.dtype)[:, None] / len(x)
-    below = torch.special.ndtr(x)
-    distance = torch.maximum((places - below).amax(0), (below - places + 1 / len(x)).amax(0))
-    centred = x - x.mean(0)
-    variance = centred.square().mean(0)
-    kurtosis = centred.pow(4).mean(0) / variance.square().clamp_min(1e-30) - 3
+    share = torch.arange(1, len(x) + 1, dtype=x.dtype)[:, None] / len(x)
+    normal = torch.special.ndtr(x)
+    distance = torch.maximum((share - normal).amax(0), (normal - share + 1 / len(x)).amax(0))
+    centered = x - x.mean(0)
+    variance = centered.square().mean(0)
+    kurtosis = centered.pow(4).mean(0) / variance.square().clamp_min(1e-30) - 3
     return Normality(distance, kurtosis)

@@ -1,7 +1,7 @@
-"""Plots as plain tables, in the form that a report's page draws: lines, bars, histograms and points.
+"""Plots as plain data, in the form that a report's page draws: lines, bars, histograms and points.
 
-Every plot has an id (runs with one line each are laid over each other by it), a title that says what to see, axes with
-their units, and the numbers themselves.
+Every plot has an id (the page joins plots of several runs by it), a title that states what to see, axes with their
+units, and the numbers themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BINS = 40
 
 
 def series(name: str, x: Sequence[float] | Tensor, y: Sequence[float | None] | Tensor) -> dict[str, Any]:
-    return {"name": name, "x": _short(x), "y": _short(y)}
+    return {"name": name, "x": _six_digits(x), "y": _six_digits(y)}
 
 
 def plot(
@@ -34,7 +34,7 @@ def plot(
     references: Sequence[tuple[float, str]] = (),
     **axes: bool,
 ) -> dict[str, Any]:
-    """One plot. axes: `x_zero`, `x_whole`, `y_zero`, `y_log`, as the page knows them."""
+    """Return one plot. axes: the flags `x_zero`, `x_whole`, `y_zero` and `y_log` that the page knows."""
     flags: dict[str, dict[str, bool]] = {"x": {}, "y": {}}
     for key, value in axes.items():
         flags[key[0]][key[2:]] = value
@@ -52,31 +52,31 @@ def plot(
 
 
 def histogram(values: Tensor, bins: int = BINS, span: tuple[float, float] | None = None) -> tuple[Tensor, Tensor]:
-    """Middles of the bins and the share of values in each; what lies outside the span counts in its outermost bin."""
+    """Return the center of each bin and its share of the values; values outside the span count in the outermost bin."""
     values = values.double().flatten()
     low, high = span or (values.min().item(), values.max().item())
     if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):
         low, high = low - 0.5 * max(abs(low), 1e-6), high + 0.5 * max(abs(high), 1e-6)
     width = (high - low) / bins
-    places = ((values - low) / width).floor().long().clamp(0, bins - 1)
-    shares = torch.bincount(places, minlength=bins).double() / len(values)
+    numbers = ((values - low) / width).floor().long().clamp(0, bins - 1)
+    shares = torch.bincount(numbers, minlength=bins).double() / len(values)
     return low + width * (torch.arange(bins, dtype=torch.float64) + 0.5), shares
 
 
-def apart(places: Tensor) -> tuple[list[float], list[float | None]]:
-    """Points [N,2] as x and y with a gap after each, so that a page draws points and no line through them."""
+def separate_points(points: Tensor) -> tuple[list[float], list[float | None]]:
+    """Return x and y of points [N,2] with a gap after each, so that the page draws no line through them."""
     x, y = [], []
-    for one in places.tolist():
-        x += [one[0], one[0]]
-        y += [one[1], None]
+    for point in points.tolist():
+        x += [point[0], point[0]]
+        y += [point[1], None]
     return x, y
 
 
 def number(name: str, value: float, note: str = "") -> dict[str, Any]:
-    """An entry of the table of numbers."""
+    """Return an entry of the table of numbers."""
     return {"name": name, "value": float(f"{value:.6g}"), "note": note}
 
 
-def _short(values: Sequence[float | None] | Tensor) -> list[float | None]:
+def _six_digits(values: Sequence[float | None] | Tensor) -> list[float | None]:
     plain = values.tolist() if isinstance(values, Tensor) else values
     return [None if v is None or not math.isfinite(v) else float(f"{v:.6g}") for v in plain]

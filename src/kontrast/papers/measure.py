@@ -15,8 +15,9 @@ from kontrast.files import read_json_lines
 from kontrast.lens import plots
 from kontrast.lens.measures import coupling
 from kontrast.probes import PROTOCOLS, linear
-from kontrast.runs.lens import pictures, projected, see
-from kontrast.runs.probe import CROPS, PROBES, CroppedFeatures, Sets, features_of
+from kontrast.runs.cropped_features import CROPS, CroppedFeatures
+from kontrast.runs.lens import encode_views, lens_images, project_views
+from kontrast.runs.probe import PROBES, Sets, features_of
 from kontrast.runs.run import Run
 from kontrast.runs.snapshots import snapshots
 from kontrast.training.build import views_of
@@ -59,22 +60,22 @@ Measured = tuple[dict[str, Tensor], dict[str, Any]]  # numbers, each of every im
 def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
     """The mean coupling multiplier before training, at every kept checkpoint and at the end, in mini-batches of the
     training batch and at the run's own temperature (DCL, proposition 1)."""
-    shown, views = pictures(run, IMAGES), views_of(run.recipe, 2)
+    shown, views = lens_images(run, IMAGES), views_of(run.recipe, 2)
     temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
     found, curve = torch.empty(0), []
     for moment in snapshots(run, MOMENTS, device, say)[0]:
-        z = projected(run, moment.student, shown, views, device, 2)
+        z = project_views(run, moment.student, shown, views, device, 2)
         found = coupling(z, temperature, batch).mean(0)
-        curve.append((moment.at, found.mean().item()))
+        curve.append((moment.time, found.mean().item()))
     return {"multiplier": found}, {"multiplier": curve}
 
 
 def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
     """How far the augmentations of an image lie from each other, with both histograms (JCL, figure 3)."""
-    shown, views = pictures(run, IMAGES), views_of(run.recipe, AUGMENTATIONS)
+    shown, views = lens_images(run, IMAGES), views_of(run.recipe, AUGMENTATIONS)
     student = snapshots(run, 2, device, say)[0][-1].student
     with Progress("augmentations", len(shown) * AUGMENTATIONS) as bar:
-        found = see(run, student, shown, views, device, bar).positives
+        found = encode_views(run, student, shown, views, device, bar).positives
     drawn = {"cosine_histogram": histogram(found.cosine), "variance_histogram": histogram(found.variance)}
     return {"positive_cosine": found.cosine, "positive_variance": found.variance}, drawn
 

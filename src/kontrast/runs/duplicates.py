@@ -1,95 +1,150 @@
-"""Images that are all but the same to an encoder: groups whose vectors point in one direction.
+"""Groups of images that are nearly the same to an encoder: their vectors point in the same direction.
 
-N rows, F width.  A tile is [at most TILE, at most TILE] cosines; the whole matrix is never stored.
+N rows, F width.  Cosines are computed in tiles [<= TILE, <= TILE]; the whole matrix is never stored.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kontrast.errors import DataError, UsageError
+from kontrast.errors import DataError, UsageError, printable
 from kontrast.lens.measures import directions
-from kontrast.runs.embed import open_run, own_embeddings
+from kontrast.runs.embed import train_embeddings
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
+from kontrast.runs.result_sequence import ResultSequence
+from kontrast.runs.run import open_run
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
 
 TILE = 4_096
 MOST_PAIRS = 1_000_000
-ROUNDING = 1e-6  # of a cosine in float32: one of two equal rows may stand at 0.9999998
+ROUNDING = 1e-6  # the float32 cosine of two equal rows may be 0.9999998
 Pair = tuple[int, int, float]
 
 
+@dataclass(frozen=True)
+class DuplicateGroup:
+    """Names in the file's order, and the least cosine among the pairs that connect them."""
+
+    similarity: float
+    names: list[str]
+
+
+@dataclass(frozen=True, repr=False)
+class Duplicates(ResultSequence[DuplicateGroup]):
+    """Groups of near-duplicates, most similar first; printed as a table with a summary line."""
+
+    target: Path
+    above: float
+
+    @property
+    def repeated(self) -> int:
+        """How many images could be removed so that each group keeps one."""
+        return sum(len(group.names) - 1 for group in self.items)
+
+    def __str__(self) -> str:
+        lines = [f"{group.similarity:7.4f}  {'  '.join(map(printable, group.names))}" for group in self.items]
+        summary = f"{len(self):,} groups at a cosine of {self.above:g} or more; {self.repeated:,} images repeat another"
+        return "\n".join([*lines, summary])
+
+    def to_dict(self) -> dict[str, Any]:
+        groups = [asdict(group) for group in self.items]
+        return {"target": str(self.target), "above": self.above, "repeated": self.repeated, "groups": groups}
+
+
 def duplicates(
+    target: str | os.PathLike[str],
+    above: float = 0.99,
+    *,
+    device: str = "auto",
+    say: Callable[[str], None] = print,
+) -> Duplicates:
+    """Find groups of near-duplicates: copies, bursts, other sizes of one picture.
+
+    Args:
+        target: An embeddings file, or a run (folder or `kontrast.Run`) for its train images.
+        above: The least cosine similarity of two images that count as the same; default: 0.99.
+        device: "auto" (default), "cpu" or "cuda".
+        say: Called with each line of progress and each warning; default: print.
+
+    Returns:
+        A sequence of groups, most similar first, each with `similarity` and `names`.
+
+    Example:
+        >>> import kontrast
+        >>> groups = kontrast.duplicates("vectors.npy", above=0.999, device="cpu")
+        >>> print(groups)
+         1.0000  row 0  row 2
+        1 groups at a cosine of 0.999 or more; 1 images repeat another
+    """
+    if not -1 <= above <= 1:
+        raise UsageError(f"--above {above:g}: a cosine lies between -1 and 1; give one near 1")
+    path = Path(target)
+    file = read_embeddings(train_embeddings(open_run(target), device, say) if path.is_dir() else path)
+    with Progress("compare", len(file)) as bar:
+        groups = group_duplicates(file, above, choose_device(device), bar.advance)
+    return Duplicates(tuple(groups), path, above)
+
+
+def group_duplicates(
     file: Embeddings,
     above: float = 0.99,
     device: torch.device | str = "cpu",
     advance: Callable[[int], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Groups of images, each like another of its group by a cosine of at least `above`; the most alike first.
+) -> list[DuplicateGroup]:
+    """Group rows that are connected by pairs with a cosine of at least `above`; the most similar group first.
 
-    A group has its `names` in the file's order and the least `similarity` of the pairs that join it. advance: told how
-    many rows were compared with all that follow.
+    advance: called with the number of rows that have been compared with all later ones.
     """
-    if not -1 <= above <= 1:
-        raise UsageError(f"--above {above:g}: a cosine lies between -1 and 1; give one near 1")
     pairs = list(pairs_above(file, above, device, advance))
+    group = connected_groups(pairs)
     least: dict[int, float] = {}
     members: dict[int, list[int]] = {}
-    group = joined(pairs)
     for first, _, cosine in pairs:
         least[group[first]] = min(cosine, least.get(group[first], 1.0))
     for row in sorted(group):
         members.setdefault(group[row], []).append(row)
-    order = sorted(members, key=lambda top: (-least[top], members[top]))
-    return [{"similarity": round(least[n], 6), "names": [str(file.names[row]) for row in members[n]]} for n in order]
+    order = sorted(members, key=lambda root: (-least[root], members[root]))
+    return [DuplicateGroup(round(least[n], 6), [str(file.names[row]) for row in members[n]]) for n in order]
 
 
 def pairs_above(
     file: Embeddings, above: float, device: torch.device | str, advance: Callable[[int], None] | None
 ) -> Iterator[Pair]:
-    """Every pair of rows, the earlier first, whose cosine is at least `above`."""
+    """Yield every pair of rows (i < j) whose cosine is at least `above`, with the cosine."""
     count = 0
     for start in range(0, len(file), TILE):
         rows = directions(file.rows(slice(start, start + TILE))).to(device)
         for other in range(start, len(file), TILE):
             columns = rows if other == start else directions(file.rows(slice(other, other + TILE))).to(device)
             cosines = rows @ columns.T
-            alike = cosines >= above - ROUNDING
-            alike = alike.triu(1) if other == start else alike
-            count += int(alike.sum())
+            similar = cosines >= above - ROUNDING
+            similar = similar.triu(1) if other == start else similar
+            count += int(similar.sum())
             if count > MOST_PAIRS:
                 raise DataError(f"more than {MOST_PAIRS:,} pairs have a cosine of {above:g} or more: raise --above")
-            for (i, j), cosine in zip(alike.nonzero().tolist(), cosines[alike].tolist()):
+            for (i, j), cosine in zip(similar.nonzero().tolist(), cosines[similar].tolist()):
                 yield start + i, other + j, min(1.0, cosine)
         if advance:
             advance(len(rows))
 
 
-def joined(pairs: list[Pair]) -> dict[int, int]:
-    """Each row of some pair, with the one that stands for its group: rows of one chain of pairs are one group."""
-    above: dict[int, int] = {}
+def connected_groups(pairs: list[Pair]) -> dict[int, int]:
+    """Map each row of a pair to the root row of its group (union-find)."""
+    parent: dict[int, int] = {}
 
-    def top(row: int) -> int:
-        while above.setdefault(row, row) != row:
-            above[row] = above[above[row]]
-            row = above[row]
+    def root(row: int) -> int:
+        while parent.setdefault(row, row) != row:
+            parent[row] = parent[parent[row]]
+            row = parent[row]
         return row
 
     for first, second, _ in pairs:
-        above[top(second)] = top(first)
-    return {row: top(row) for row in list(above)}
-
-
-def alike(
-    target: Path, above: float = 0.99, *, device: str = "auto", say: Callable[[str], None] = print
-) -> list[dict[str, Any]]:
-    """Groups of near-duplicates in an embeddings file, or among a run's own train images."""
-    path = own_embeddings(open_run(target), device, say) if target.is_dir() else target
-    file = read_embeddings(path)
-    with Progress("compare", len(file)) as bar:
-        return duplicates(file, above, choose_device(device), bar.advance)
+        parent[root(second)] = root(first)
+    return {row: root(row) for row in list(parent)}

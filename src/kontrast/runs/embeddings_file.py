@@ -1,6 +1,6 @@
-"""Embeddings files read back: .npy with names beside it, or .parquet with the columns id, path, vector (and label).
+"""Embeddings files, read and written: .npy with names beside it, or .parquet with columns id, path, vector (and label).
 
-N rows, F width.  A row that is no vector of finite numbers, as float32, is refused by its number and name.
+N rows, F width.  Every row must be a vector of numbers that are finite as float32; one that is not is named.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from kontrast.errors import DataError, EnvironmentFault, UsageError, printable, 
 from kontrast.files import atomic_path
 
 SUFFIXES = (".npy", ".parquet")
-ROWS = 65_536
+CHUNK = 65_536
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """vectors: float32 [N,F], of a .npy file memory-mapped and for reading alone; names: one a row, or row numbers."""
+    """The content of an embeddings file.
+
+    vectors: [N,F], memory-mapped read-only for .npy files. names: one per row, "row N" if the file has none.
+    """
 
     path: Path
     vectors: np.ndarray
     names: Sequence[str]
     labels: Tensor | None = None
     classes: list[str] | None = None
-    encoder: str | None = None  # SHA-256 of the encoder's file, where the file tells it
+    encoder: str | None = None  # SHA-256 of the encoder's file, if known
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -42,13 +45,14 @@ class Embeddings:
         return int(self.vectors.shape[1])
 
     def rows(self, positions: Any = slice(None)) -> Tensor:
-        """Rows as a float32 tensor of its own."""
+        """Copy rows to a float32 tensor."""
         return torch.from_numpy(np.array(self.vectors[positions], dtype=np.float32))
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
-        """At most `count` rows, evenly over the file, and their positions."""
-        kept = torch.arange(min(count, len(self))) * len(self) // min(count, len(self))
-        return self.rows(kept.numpy()), kept
+        """Return at most `count` rows, evenly spread over the file, and their positions."""
+        count = min(count, len(self))
+        positions = torch.arange(count) * len(self) // count
+        return self.rows(positions.numpy()), positions
 
 
 def check_suffix(path: Path) -> str:
@@ -58,12 +62,24 @@ def check_suffix(path: Path) -> str:
 
 
 def names_path(path: Path) -> Path:
-    """Where the names of a .npy file lie: vectors.npy has vectors.names.jsonl."""
+    """Return the path of the names of a .npy file: vectors.names.jsonl for vectors.npy."""
     return path.with_suffix(".names.jsonl")
 
 
-def read_embeddings(path: str | Path, width: int | None = None) -> Embeddings:
-    """The file, checked: shape, width where one is asked for, and every row finite."""
+def import_parquet() -> Any:
+    """Import pyarrow's parquet module, or raise an error that says how to install it."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise EnvironmentFault("parquet files need pyarrow: pip install pyarrow, or use .npy") from None
+    return pyarrow.parquet
+
+
+# Reading
+
+
+def read_embeddings(path: str | os.PathLike[str], width: int | None = None) -> Embeddings:
+    """Read a file and check its shape, its width if one is given, and that every row is finite."""
     path = Path(path)
     refuse_pickle(path)
     if path.suffix not in SUFFIXES and not path.exists():
@@ -71,30 +87,32 @@ def read_embeddings(path: str | Path, width: int | None = None) -> Embeddings:
     suffix = check_suffix(path)
     if not path.is_file():
         raise DataError(f"no embeddings file {path}: make one with `kontrast embed RUN DATA --out {path.name}`")
-    found = _read_npy(path) if suffix == ".npy" else _read_parquet(path)
-    if width is not None and found.width != width:
-        raise DataError(f"{path} has vectors of width {found.width}, the run gives {width}: it is of another run")
-    _finite(found)
-    return found
+    file = _read_npy(path) if suffix == ".npy" else _read_parquet(path)
+    if width is not None and file.width != width:
+        raise DataError(f"{path} has vectors of width {file.width}, the run gives {width}: another run wrote it")
+    _check_finite(file)
+    return file
 
 
 def _read_npy(path: Path) -> Embeddings:
     try:
-        vectors = np.lib.format.open_memmap(path, mode="r")  # of an array of objects it refuses: nothing is unpickled
-    except Exception as error:  # its header is parsed as Python, by way of nearly every built-in exception
-        raise DataError(f"{path} is damaged or cut short, or is no .npy file: {str(error)[:100]}") from None
-    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
-        raise DataError(f"{path} holds {vectors.dtype} {list(vectors.shape)}: give numbers [rows, width]")
-    if not all(vectors.shape):
-        raise DataError(f"{path} is empty: shape {list(vectors.shape)}")
-    beside = names_path(path)
-    names, encoder = _names(beside) if beside.is_file() else ([f"row {i}" for i in range(len(vectors))], None)
+        vectors = np.lib.format.open_memmap(path, mode="r")  # refuses arrays of objects, so nothing is unpickled
+    except Exception as error:  # numpy parses the header as Python and lets nearly every built-in exception through
+        raise DataError(f"{path} is damaged or cut short, or is not a .npy file: {str(error)[:100]}") from None
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not all(vectors.shape):
+        raise DataError(f"{path} holds {vectors.dtype} {list(vectors.shape)}: give numbers [rows, width], not empty")
+    names_file = names_path(path)
+    names, encoder = _read_names(names_file) if names_file.is_file() else (_row_numbers(len(vectors)), None)
     if len(names) != len(vectors):
-        raise DataError(f"{beside} names {len(names)} rows, {path} has {len(vectors)}: they are of different files")
+        raise DataError(f"{names_file} names {len(names)} rows, {path} has {len(vectors)}: they don't belong together")
     return Embeddings(path, vectors, names, encoder=encoder)
 
 
-def _names(path: Path) -> tuple[list[str], str | None]:
+def _row_numbers(count: int) -> list[str]:
+    return [f"row {i}" for i in range(count)]
+
+
+def _read_names(path: Path) -> tuple[list[str], str | None]:
     names, encoder = [], None
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
@@ -107,46 +125,34 @@ def _names(path: Path) -> tuple[list[str], str | None]:
     return names, encoder
 
 
-def parquet() -> Any:
-    """pyarrow's parquet module, or a line that says how to get it."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise EnvironmentFault("parquet files need pyarrow: pip install pyarrow, or use .npy") from None
-    return pyarrow.parquet
-
-
 def _read_parquet(path: Path) -> Embeddings:
-    module = parquet()
+    module = import_parquet()
     try:
-        return _of_table(module.read_table(path), path)
+        return _convert_table(module.read_table(path), path)
     except DataError:
         raise
-    except Exception as error:  # damage shows anywhere: in the footer, a page, a string that is no UTF-8
-        raise DataError(f"{path} is damaged or cut short, or is no parquet file: {str(error)[:100]}") from None
+    except Exception as error:  # damage can show up anywhere: in the footer, in a page, in a string that is not UTF-8
+        raise DataError(f"{path} is damaged or cut short, or is not a parquet file: {str(error)[:100]}") from None
 
 
-def _of_table(table: Any, path: Path) -> Embeddings:
-    if "vector" not in table.column_names or table.num_rows == 0:
-        raise DataError(f"{path} has {table.num_rows} rows and columns {table.column_names}: give rows with a `vector`")
-    vectors = _stacked(table["vector"], path)
-    names = _parquet_names(table)
-    labels, classes = _coded(table["label"].to_pylist()) if "label" in table.column_names else (None, None)
+def _convert_table(table: Any, path: Path) -> Embeddings:
+    columns = table.column_names
+    if "vector" not in columns or table.num_rows == 0:
+        raise DataError(f"{path} has {table.num_rows} rows and columns {columns}: give rows with a `vector`")
+    vectors = _stack_lists(table["vector"], path)
+    if "path_bytes" in columns:  # written if some name is not UTF-8
+        names = [os.fsdecode(n) if isinstance(n, bytes) else str(n) for n in table["path_bytes"].to_pylist()]
+    elif "path" in columns:
+        names = [str(n) for n in table["path"].to_pylist()]
+    else:
+        names = _row_numbers(table.num_rows)
+    labels, classes = _encode_labels(table["label"].to_pylist()) if "label" in columns else (None, None)
     about = (table.schema.metadata or {}).get(b"kontrast", b"{}")
     return Embeddings(path, vectors, names, labels, classes, json.loads(about).get("encoder"))
 
 
-def _parquet_names(table: Any) -> list[str]:
-    """Of `path_bytes`, which is there where a name is no UTF-8; of `path`; or numbers."""
-    if "path_bytes" in table.column_names:
-        return [os.fsdecode(n) if isinstance(n, bytes) else str(n) for n in table["path_bytes"].to_pylist()]
-    if "path" in table.column_names:
-        return [str(n) for n in table["path"].to_pylist()]
-    return [f"row {i}" for i in range(table.num_rows)]
-
-
-def _stacked(column: Any, path: Path) -> np.ndarray:
-    """A column of lists as float32 [N,F]; the first row of another length is named."""
+def _stack_lists(column: Any, path: Path) -> np.ndarray:
+    """Convert a column of lists to float32 [N,F]; the first row of another length is an error."""
     parts: list[np.ndarray] = []
     width = None
     for chunk in column.chunks:
@@ -156,45 +162,48 @@ def _stacked(column: Any, path: Path) -> np.ndarray:
         width = width or (chunk.type.list_size if lengths is None else int(lengths[0]) if len(lengths) else None)
         if chunk.null_count or (lengths is not None and (lengths != width).any()):
             valid = chunk.is_valid().to_numpy(zero_copy_only=False)
-            odd = ~valid if lengths is None else ~valid | (lengths != width)
-            row = sum(map(len, parts)) + int(odd.argmax())
-            raise DataError(f"{path}, row {row}: not a vector of width {width} as the first is")
+            wrong = ~valid if lengths is None else ~valid | (lengths != width)
+            row = sum(map(len, parts)) + int(wrong.argmax())
+            raise DataError(f"{path}, row {row}: not a vector of width {width} like the first row")
         flat = chunk.flatten().to_numpy(zero_copy_only=False)
-        parts.append(_single(flat).reshape(-1, width or 1))
+        parts.append(_to_float32(flat).reshape(-1, width or 1))
     if not width:
-        raise DataError(f"{path}: its vectors have no numbers")
+        raise DataError(f"{path}: its vectors are empty")
     return np.concatenate(parts)
 
 
-def _coded(values: list[Any]) -> tuple[Tensor | None, list[str] | None]:
-    """Labels as numbers, with the classes' names; none where a row has none."""
+def _encode_labels(values: list[Any]) -> tuple[Tensor | None, list[str] | None]:
+    """Return labels as integers and the class names, or None if some row has no label."""
     if any(v is None for v in values):
         return None, None
-    words = [str(v) for v in values]
-    classes = sorted(set(words))
-    place = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([place[word] for word in words]), classes
+    names = [str(v) for v in values]
+    classes = sorted(set(names))
+    number = {name: i for i, name in enumerate(classes)}
+    return torch.tensor([number[name] for name in names]), classes
 
 
-def _single(values: Any) -> np.ndarray:
-    """As float32; what it can't hold (1e300) becomes infinity without a warning, and `_finite` names its row."""
+def _to_float32(values: Any) -> np.ndarray:
+    """Convert without numpy's overflow warning: 1e300 becomes infinity, and `_check_finite` names its row."""
     with np.errstate(over="ignore"):
         return np.asarray(values, dtype=np.float32)
 
 
-def _finite(found: Embeddings) -> None:
-    for start in range(0, len(found), ROWS):
-        good = np.isfinite(_single(found.vectors[start : start + ROWS])).all(1)
-        if not good.all():
-            row = start + int(good.argmin())
+def _check_finite(file: Embeddings) -> None:
+    for start in range(0, len(file), CHUNK):
+        finite = np.isfinite(_to_float32(file.vectors[start : start + CHUNK])).all(1)
+        if not finite.all():
+            row = start + int(finite.argmin())
             raise DataError(
-                f"{found.path}, row {row} ({printable(found.names[row])}): NaN or infinity as float32; remove the row, "
+                f"{file.path}, row {row} ({printable(file.names[row])}): NaN or infinity as float32; remove the row, "
                 "or embed again with a run whose numbers are finite"
             )
 
 
-class Rows(Protocol):
-    """What is joined: a .npy file of vectors, and the id and name of each."""
+# Writing
+
+
+class VectorPart(Protocol):
+    """Consecutive rows of the output: a .npy file of vectors, and the id and name of each."""
 
     @property
     def vectors(self) -> Path: ...
@@ -204,18 +213,18 @@ class Rows(Protocol):
     def names(self) -> list[str]: ...
 
 
-def join(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
-    """Write `out` from its parts, in their order; the bytes depend on parts and facts alone."""
+def write_embeddings(out: Path, parts: Sequence[VectorPart], facts: dict[str, Any]) -> None:
+    """Join the parts, in order, into `out`. Its bytes depend only on the parts and the facts."""
     if out.suffix == ".npy":
-        _join_npy(out, parts, facts)
+        _write_npy(out, parts, facts)
     else:
-        _join_parquet(out, parts, facts)
+        _write_parquet(out, parts, facts)
 
 
-def _join_npy(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
-    # The names first: where the vectors are under their name, the names are too.
+def _write_npy(out: Path, parts: Sequence[VectorPart], facts: dict[str, Any]) -> None:
+    # Names first: if the vectors exist under their final name, so do the names.
     with atomic_path(names_path(out)) as place, place.open("w", encoding="ascii") as file:
-        encoder = {"encoder": facts["encoder"]}  # on the first line alone: whose vectors they are
+        encoder = {"encoder": facts["encoder"]}  # only on the first line
         for part in parts:
             for number, name in zip(part.ids, part.names):
                 file.write(json.dumps({"id": number, "path": name} | encoder) + "\n")
@@ -227,20 +236,16 @@ def _join_npy(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
             file.write(np.load(part.vectors, allow_pickle=False).astype("<f4", copy=False).tobytes())
 
 
-def _as_text(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
-def _join_parquet(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> None:
-    module = parquet()
+def _write_parquet(out: Path, parts: Sequence[VectorPart], facts: dict[str, Any]) -> None:
+    module = import_parquet()
     import pyarrow
 
     vector = pyarrow.list_(pyarrow.float32(), facts["width"])
     fields = [("id", pyarrow.int64()), ("path", pyarrow.string()), ("vector", vector)]
-    # Parquet's strings are UTF-8: bytes of a name that are none (surrogates) are written as \udcXX there, and whole in
-    # a column of their own.
-    odd = any(_as_text(name) != name for part in parts for name in part.names)
-    fields += [("path_bytes", pyarrow.binary())] if odd else []
+    # Parquet strings are UTF-8. A name with other bytes (surrogates) is escaped as \udcXX in `path`, and `path_bytes`
+    # holds the exact bytes of all names.
+    raw_names = any(_as_utf8(name) != name for part in parts for name in part.names)
+    fields += [("path_bytes", pyarrow.binary())] if raw_names else []
     about = {"kontrast": json.dumps({key: facts[key] for key in ("version", "encoder", "recipe", "data")})}
     schema = pyarrow.schema(fields, metadata=about)
     with atomic_path(out) as place, module.ParquetWriter(place, schema) as writer:
@@ -248,9 +253,13 @@ def _join_parquet(out: Path, parts: Sequence[Rows], facts: dict[str, Any]) -> No
             flat = pyarrow.array(np.load(part.vectors, allow_pickle=False).ravel())
             columns = [
                 pyarrow.array(part.ids, pyarrow.int64()),
-                pyarrow.array(map(_as_text, part.names), pyarrow.string()),
+                pyarrow.array(map(_as_utf8, part.names), pyarrow.string()),
                 pyarrow.FixedSizeListArray.from_arrays(flat, facts["width"]),
             ]
-            if odd:
+            if raw_names:
                 columns.append(pyarrow.array([os.fsencode(name) for name in part.names], pyarrow.binary()))
             writer.write_table(pyarrow.table(columns, schema=schema))
+
+
+def _as_utf8(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()

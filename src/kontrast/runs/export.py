@@ -1,6 +1,6 @@
-"""A run's encoder as a file for other programs: safetensors or ONNX, each with a card that says what it is.
+"""Write a run's encoder for other programs: safetensors or ONNX, each with a JSON card that describes it.
 
-N images [N,C,h,w], float32, normalised as the card says -> features [N,F].
+images [N,C,h,w] float32, normalized as the card says -> features [N,F].
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import hashlib
 import io
 import json
 import logging
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,68 +22,96 @@ from torch import Tensor, nn
 
 from kontrast.config.recipe import to_tree
 from kontrast.data import ImageSet
-from kontrast.errors import DataError, EnvironmentFault, NumbersError, UsageError
+from kontrast.errors import DataError, EnvironmentFault, NumbersError, UsageError, printable
 from kontrast.files import atomic_path, disk_faults, write_atomic, write_json
 from kontrast.networks import Encoder
 from kontrast.registry import nearest
 from kontrast.runs.probe import read_probes
-from kontrast.runs.run import Run
+from kontrast.runs.run import Run, open_run
 from kontrast.training.checkpoints import versions
 
 FORMATS = ("safetensors", "onnx")
-CHECKED = 32
-"""At most so many real images an ONNX file must agree with torch on."""
+MOST_IMAGES = 32
+"""An ONNX file must agree with torch on at most so many real images."""
 TOLERANCE = 1e-3
-READ = "a shorter side over {0} px is first resized to {0}, bicubic; of a JPEG, from the next scale its decoder has"
+READ = "a shorter side over {0} px is first resized to {0}, bicubic; a JPEG from the next larger scale of its decoder"
 
 
 @dataclass(frozen=True)
-class Exported:
-    """The file, its card beside it, and how far ONNX lies from torch (None for safetensors, which holds the bits)."""
+class ExportResult:
+    """The exported file, its card, the number of features, and the largest difference of ONNX from torch on real
+    images (None for safetensors, which holds the exact weights)."""
 
     path: Path
     card: Path
     width: int
     difference: float | None
 
+    def __str__(self) -> str:
+        checked = "" if self.difference is None else f"largest difference from torch: {self.difference:.3g}\n"
+        out, card = printable(str(self.path)), printable(str(self.card))
+        return f"{checked}out     {out}\ncard    {card}"
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = {"out": str(self.path), "card": str(self.card), "width": self.width}
+        return {**facts, "max_difference": self.difference}
+
 
 def export(
-    run: Run,
-    format: str,
-    out: str | Path | None = None,
+    run: str | os.PathLike[str],
+    format: str = "safetensors",
+    out: str | os.PathLike[str] | None = None,
     *,
     data: str | None = None,
-    say: Callable[[str], None] = print,
-) -> Exported:
-    """Write the encoder to `out` and a JSON card beside it; an ONNX file that disagrees with torch is not written."""
+) -> ExportResult:
+    """Write the encoder to a file for other programs, and a JSON card beside it.
+
+    An ONNX file is run on real images and compared with torch; one that disagrees is not written.
+
+    Args:
+        run: A run folder or a `kontrast.Run`.
+        format: "safetensors" (default) or "onnx".
+        out: The file to write; default: export/encoder.FORMAT in the run folder.
+        data: The images to compare ONNX with torch on; default: the run's own.
+
+    Returns:
+        The paths of the file and its card, the number of features, and ONNX's largest difference from torch.
+
+    Example:
+        >>> import kontrast
+        >>> result = kontrast.export("runs/digits", out="encoder.safetensors")
+        >>> print(result)
+        out     encoder.safetensors
+        card    encoder.safetensors.json
+    """
+    run = open_run(run)
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
     out = Path(out) if out is not None else run.path / "export" / f"encoder.{format}"
     if out.suffix != f".{format}":
         raise UsageError(f"--out {out}: a {format} file ends in .{format}")
     if out.resolve() == (run.path / "encoder.safetensors").resolve():
-        raise UsageError(f"--out {out} is the run's own file: give another")
+        raise UsageError(f"--out {out} is the run's own file: give another path")
     encoder = run.encoder("cpu")
     card = describe(run, encoder)
     with disk_faults(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     difference = None
     if format == "safetensors":
-        write_atomic(out, safetensors(encoder, card))
+        write_atomic(out, safetensors_bytes(encoder, card))
     else:
         images = real_images(run, data)
         difference = write_onnx(run, encoder, out, images)
         card["onnx"] = {"max_difference": difference, "images": len(images), "tolerance": TOLERANCE}
     card |= {"format": format, "file": out.name, "sha256": hashlib.sha256(out.read_bytes()).hexdigest()}
-    place = out.with_name(f"{out.name}.json")
-    write_json(place, card)
-    return Exported(out, place, encoder.width, difference)
+    card_path = out.with_name(f"{out.name}.json")
+    write_json(card_path, card)
+    return ExportResult(out, card_path, encoder.width, difference)
 
 
 def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
-    """The card: how it was made, what it takes and gives, and what it was measured to do."""
-    transform = run.transform()
-    policy, info, bound = transform.policies[0], run.info, run.recipe.data.size
+    """Return the card: how the encoder was trained, its input and output, and its probe results."""
+    policy, info, bound = run.transform().policies[0], run.info, run.recipe.data.size
     probes = run.path / "probes.json"
     return {
         "version": 1,
@@ -94,7 +123,7 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
             "size": run.recipe.views.size,
             "layout": "NCHW float32",
             **({"read": READ.format(bound)} if bound else {}),
-            "resize": f"shorter side and centre crop, {policy.interpolation} with antialiasing, then / 255",
+            "resize": f"shorter side and center crop, {policy.interpolation} with antialiasing, then / 255",
             "crop": f"the middle {policy.center_fraction:g} of the shorter side",
         },
         "normalisation": {"mean": list(policy.mean), "std": list(policy.std)},
@@ -108,8 +137,8 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
     }
 
 
-def safetensors(encoder: nn.Module, card: dict[str, Any]) -> bytes:
-    """The weights' bytes, with the card in the header too."""
+def safetensors_bytes(encoder: nn.Module, card: dict[str, Any]) -> bytes:
+    """Return the content of the safetensors file, with the card in its header."""
     from safetensors.torch import save
 
     tensors = {name: t.detach().cpu().contiguous() for name, t in encoder.state_dict().items()}
@@ -117,23 +146,23 @@ def safetensors(encoder: nn.Module, card: dict[str, Any]) -> bytes:
 
 
 def real_images(run: Run, data: str | None) -> ImageSet:
-    """Some of the run's own images, or of `data`, on which ONNX is held against torch."""
+    """Return a few of the run's own images, or of `data`, to compare ONNX with torch on."""
     from kontrast.runs.image_stream import open_stream
 
     try:
         if data is None:
-            return run.data("train").first(CHECKED)
+            return run.data("train").first(MOST_IMAGES)
         batch = next(iter(open_stream(run, data).batches(0, 1)))
         if not len(batch.images):
-            raise DataError(f"the first of {data} can't be read: {batch.bad[0][0]} ({batch.bad[0][1]})")
-        return batch.images.first(CHECKED)
+            raise DataError(f"the first images of {data} can't be read: {batch.bad[0][0]} ({batch.bad[0][1]})")
+        return batch.images.first(MOST_IMAGES)
     except DataError as error:
         hint = "" if data else "; give others with --data DIR"
-        raise DataError(f"ONNX is checked on real images, and there are none: {error}{hint}") from None
+        raise DataError(f"ONNX is compared with torch on real images, and there are none: {error}{hint}") from None
 
 
 def write_onnx(run: Run, encoder: nn.Module, out: Path, images: ImageSet) -> float:
-    """Write the graph, with any number of images a batch, and return its largest difference from torch."""
+    """Write the graph, for any batch size, and return its largest difference from torch."""
     view, everyone = run.transform(), torch.arange(len(images))
     parts = [view(pixels, positions, sizes)[0] for positions, pixels, sizes in images.iter_chunks(everyone)]
     x = torch.cat(parts).contiguous()
@@ -142,7 +171,7 @@ def write_onnx(run: Run, encoder: nn.Module, out: Path, images: ImageSet) -> flo
         difference = max(_difference(encoder, place, batch) for batch in (x, x[:1]))
         if not difference <= TOLERANCE:
             raise NumbersError(
-                f"the ONNX file differs from torch by {difference:.3g} on {len(x)} images, over {TOLERANCE:g}: "
+                f"the ONNX file differs from torch by {difference:.3g} on {len(x)} images, more than {TOLERANCE:g}: "
                 "not written; export to safetensors instead"
             )
     return difference
@@ -156,8 +185,8 @@ def _to_onnx(encoder: nn.Module, x: Tensor, path: Path) -> None:
     except ImportError as error:
         raise EnvironmentFault(f"ONNX needs {error.name}: pip install onnx onnxscript onnxruntime") from None
     shapes = ({0: torch.export.Dim("images", min=1)},)
-    with quiet(), foreign("torch can't write this encoder as ONNX"):
-        # Strict: the other way takes len(x) for a constant and the batch with it.
+    with silence_exporter(), one_line_errors("torch can't write this encoder as ONNX"):
+        # strict=True: otherwise torch takes len(x), and so the batch size, for a constant.
         program = torch.export.export(encoder, (x,), dynamic_shapes=shapes, strict=True)
         torch.onnx.export(
             program, (x,), str(path), dynamo=True, external_data=False, verbose=False,
@@ -166,20 +195,20 @@ def _to_onnx(encoder: nn.Module, x: Tensor, path: Path) -> None:
 
 
 def _difference(encoder: nn.Module, path: Path, x: Tensor) -> float:
-    """The largest absolute difference; NaN where either gives one, which no tolerance admits."""
+    """Return the largest absolute difference, NaN if either output has one (no tolerance admits it)."""
     import onnxruntime
 
     with torch.inference_mode():
-        wanted = encoder(x)
-    with foreign("onnxruntime can't run the file"):
+        expected = encoder(x)
+    with one_line_errors("onnxruntime can't run the file"):
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         given = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-    return (given - wanted).abs().max().item()
+    return (given - expected).abs().max().item()
 
 
 @contextlib.contextmanager
-def foreign(what: str) -> Iterator[None]:
-    """Exporter and runtime raise kinds of their own by the dozen; a disk's refusal stays what it is."""
+def one_line_errors(what: str) -> Iterator[None]:
+    """Turn the many exception types of exporter and runtime into one line; a disk error stays an OSError."""
     try:
         yield
     except OSError:
@@ -191,8 +220,8 @@ def foreign(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The exporter speaks of its own progress and of torch's future; a command's output is its own."""
+def silence_exporter() -> Iterator[None]:
+    """Keep the exporter's progress and deprecation messages out of the command's output."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -87,7 +87,7 @@ def one_image(run: Run, path: str | Path, float_range: tuple[float, float] | Non
         pixels, _ = decode_file(os.fspath(path), limits=_limits(run, float_range))
     except BadImage as error:
         raise DataError(f"can't read the image {path}: {error.reason}") from None
-    return run.fitting(ImageSet(torch.from_numpy(pixels)[None], [os.fspath(path)]), os.fspath(path))
+    return run.check_channels(ImageSet(torch.from_numpy(pixels)[None], [os.fspath(path)]), os.fspath(path))
 
 
 def _limits(run: Run, float_range: tuple[float, float] | None = None) -> Limits:
@@ -126,14 +126,14 @@ def _decoded(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
     if not names:
         return ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), [])
     flat = torch.from_numpy(np.frombuffer(chunk.pixels, dtype=np.uint8).copy())
-    return run.fitting(ImageSet(shape_up(flat, torch.tensor(chunk.sizes), 3), names), spec)
+    return run.check_channels(ImageSet(shape_up(flat, torch.tensor(chunk.sizes), 3), names), spec)
 
 
 def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
     plan: list[tuple[ImageSet, int, int]] = []  # a batch's set, its first image there and that image's id
     total = 0
     for one in sets:
-        run.fitting(one, one.name)
+        run.check_channels(one, one.name)
         plan += [(one, start, total + start) for start in range(0, len(one), BATCH)]
         total += len(one)
 

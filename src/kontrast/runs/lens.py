@@ -1,11 +1,14 @@
-"""The lens on a run or on an embeddings file: lens.json, with a number and a plot for each study.
+"""Look at the representation of a run or of an embeddings file: a number and a plot for each question, in lens.json.
 
 N images, n augmentations of each, F width of features, D width of projections.
 """
 
 from __future__ import annotations
 
+import os
+import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +18,17 @@ from torch import Tensor, nn
 from kontrast.data import ImageSet, read_labels
 from kontrast.errors import DataError, UsageError, printable
 from kontrast.files import disk_faults, write_json
-from kontrast.lens import summaries as findings
+from kontrast.lens import summaries
 from kontrast.lens.gallery import choose_queries
 from kontrast.lens.measures import T_MINUS, conditional_entropy, directions
-from kontrast.lens.pair_weights import data_address, extremes, negative_weights, positive_weights
+from kontrast.lens.pair_weights import extremes, image_as_data_url, negative_weights, positive_weights
 from kontrast.lens.positive_spread import PositiveStatistics, positive_statistics
-from kontrast.lens.summaries import Summary, record
+from kontrast.lens.summaries import Summary
 from kontrast.probes import extract_features
 from kontrast.runs.embed import encode
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
-from kontrast.runs.run import Run
-from kontrast.runs.snapshots import ENCODER_ALONE, Snapshot, evenly, snapshots
+from kontrast.runs.run import Run, open_run
+from kontrast.runs.snapshots import ENCODER_ALONE, Snapshot, snapshots, spread_evenly
 from kontrast.training.build import views_of
 from kontrast.training.device import choose_device
 from kontrast.training.learner import Student
@@ -35,98 +38,127 @@ from kontrast.training.resolve import temperature_of
 from kontrast.views import Views, keys
 
 AUGMENTATIONS = 8
-MOMENTS, MAPS, QUERIES = 9, 4, 3
-ROWS = 256
-"""Pictures through a network at once."""
-DRAWS = 1 << 40
-"""The epoch whose draws the lens takes: augmentations that no training has seen."""
+SNAPSHOTS, MAPS, QUERIES = 9, 4, 3
+BATCH = 256
+EPOCH = 1 << 40
+"""The epoch of the random draws, which no training reaches: the encoder has not seen these augmentations."""
 
 
-class Seen(NamedTuple):
-    """What a student makes of the images: features of the plain pictures [N,F], projections of two augmentations
-    [2,N,D], and the statistics of all n augmentations."""
+@dataclass(frozen=True, repr=False)
+class LensResult:
+    """What `lens` found, printed as a table. path: lens.json; tree: its content, with all numbers and plots."""
+
+    path: Path
+    tree: dict[str, Any]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The value of each number by its name, for example `result.numbers["effective rank"]`."""
+        return {number["name"]: number["value"] for number in self.tree["numbers"]}
+
+    def lines(self, width: int | None = None) -> list[str]:
+        """Return the lines of the table, broken between words if they are longer than `width`."""
+        longest = max(map(len, self.numbers), default=0)
+        lines = [f"{n['name']:<{longest}}  {n['value']:>9.4g}  {n['note']}" for n in self.tree["numbers"]]
+        if width is not None:
+            room, indent = max(width, longest + 33), " " * (longest + 13)
+            options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+            lines = [part for text in lines for part in textwrap.wrap(text, room, subsequent_indent=indent, **options)]
+        return [*lines, f"lens    {self.path}"]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    __repr__ = __str__
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"lens": str(self.path), "numbers": self.numbers}
+
+
+def lens(
+    target: str | os.PathLike[str],
+    *,
+    images: int = IMAGES,
+    augmentations: int = AUGMENTATIONS,
+    labels: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    say: Callable[[str], None] = print,
+) -> LensResult:
+    """Measure what a representation is like: alignment, uniformity, entropy, multiplier, rank, histograms, weights.
+
+    Writes lens.json, with a plot for each, into the run folder, or into the folder FILE.lens beside an embeddings file.
+    What needs augmentations or checkpoints (alignment, for example) is measured only for runs.
+
+    Args:
+        target: A run (folder or `kontrast.Run`), or an embeddings file (.npy, .parquet).
+        images: How many images, or rows of the file, to measure at most; default: 1024.
+        augmentations: How many augmentations of each image to compare; default: 8.
+        labels: Only for an embeddings file: a CSV file with the columns name,label.
+        device: "auto" (default), "cpu" or "cuda".
+        say: Called with each warning; default: print.
+
+    Returns:
+        The numbers by name, the content of lens.json and its path.
+
+    Example:
+        >>> import kontrast
+        >>> result = kontrast.lens("runs/digits", images=30, augmentations=2, device="cpu")
+        >>> 1 <= result.numbers["effective rank"] <= 32
+        True
+    """
+    if images < 3 or augmentations < 2:
+        raise UsageError(f"--images {images}, --augmentations {augmentations}: give at least 3 images, 2 augmentations")
+    path = Path(target)
+    if path.is_dir():
+        if labels is not None:
+            raise UsageError("--labels is for an embeddings file; a run's images have their own labels")
+        folder = path
+        tree = measure_run(open_run(target), images, augmentations, choose_device(device), say)
+    else:
+        tree = measure_file(path, None if labels is None else Path(labels), images)
+        folder = path.with_name(f"{path.name}.lens")
+        with disk_faults(folder):
+            folder.mkdir(exist_ok=True)
+    write_json(folder / "lens.json", tree)
+    return LensResult(folder / "lens.json", tree)
+
+
+# A run
+
+
+class EncodedViews(NamedTuple):
+    """A student's features of the plain images [N,F], projections of two augmentations [2,N,D], and the statistics of
+    all n augmentations."""
 
     features: Tensor
     projections: Tensor
     positives: PositiveStatistics
 
 
-def look(
-    run: Run,
-    *,
-    images: int = IMAGES,
-    augmentations: int = AUGMENTATIONS,
-    device: str = "auto",
-    say: Callable[[str], None] = print,
+def measure_run(
+    run: Run, images: int, augmentations: int, device: torch.device, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Look at a run, write its lens.json and return it."""
-    if images < 3 or augmentations < 2:
-        raise UsageError(f"--images {images}, --augmentations {augmentations}: at least 3 images and 2 augmentations")
-    on = choose_device(device)
-    steps, word = snapshots(run, MOMENTS, on, say)
-    shown = pictures(run, images)
+    """Return the content of lens.json for a run."""
+    history, unit = snapshots(run, SNAPSHOTS, device, say)
+    shown = lens_images(run, images)
     if not run.info.get("finished"):
-        say(f"{run.path} has not finished: this is its newest checkpoint, {word} {steps[-1].at:g}")
+        say(f"{run.path} has not finished: measuring its newest checkpoint, {unit} {history[-1].time:g}")
     views = views_of(run.recipe, augmentations)
-    with Progress("lens", len(shown) * (len(steps) + augmentations)) as bar:
-        seen = see(run, steps[-1].student, shown, views, on, bar)
-        curve = [(m.at, *_entropy(run, m, shown, on, bar)) for m in steps]
-    found = [*_of_projections(run, seen, curve, word), *_of_features(seen, shown, augmentations)]
-    drawn, illustrated = _queries(run, steps, shown, views, on, word)
-    tree = record([*found, *drawn], weights=illustrated)
-    write_json(run.path / "lens.json", tree)
-    return tree
+    with Progress("lens", len(shown) * (len(history) + augmentations)) as bar:
+        encoded = encode_views(run, history[-1].student, shown, views, device, bar)
+        curve = []
+        for snapshot in history:
+            # Of the plain images' projections, like the number that training logs.
+            z = extract_features(snapshot.student, shown, run.transform(), device=device)
+            curve.append((snapshot.time, *conditional_entropy(z)))
+            bar.advance(len(shown))
+    found = [*_summarize_projections(run, encoded, curve, unit), *_summarize_features(encoded, shown, augmentations)]
+    drawn, weights = _summarize_queries(run, history, shown, views, device, unit)
+    return summaries.lens_tree([*found, *drawn], weights=weights)
 
 
-def look_at_file(path: Path, labels: Path | None = None, images: int = IMAGES) -> dict[str, Any]:
-    """What the vectors of an embeddings file are like; what needs augmentations (alignment, ...) needs a run."""
-    if images < 3:
-        raise UsageError(f"--images {images}: the lens compares images, give at least 3")
-    file = read_embeddings(path)
-    if len(file) < 3:
-        raise DataError(f"{path} has {len(file)} rows: the lens compares images, give at least 3")
-    rows, kept, left_out = _directed(file, images)
-    unit, what = directions(rows), f"{path.name}, {len(rows):,} rows"
-    value, maximum = conditional_entropy(unit)
-    found = [
-        findings.spread(unit, what),
-        findings.entropy([(0.0, value)], maximum, what),
-        findings.dimensions(rows, "vectors"),
-        findings.projections(unit, "vectors"),
-        left_out,
-    ]
-    numbers = _labels(file, labels)
-    if numbers is not None:
-        found.append(findings.classes(unit, numbers[kept]))
-    return record(found)
-
-
-def _directed(file: Embeddings, images: int) -> tuple[Tensor, Tensor, Summary]:
-    """A sample's rows and positions, less the rows of length zero, which are counted: they have no direction, and would
-    pass for vectors spread perfectly, at right angles to all others."""
-    rows, kept = file.sample(images)
-    directed = rows.any(1)
-    if directed.all():
-        return rows, kept, Summary([], [])
-    first = int(kept[~directed][0])
-    named = f"row {first} ({printable(str(file.names[first]))})"
-    if directed.sum() < 3:
-        few = f"{int(directed.sum())} of {len(rows):,} rows are not all zeros"
-        raise DataError(f"{file.path}: {few}, and zeros have no direction, {named} first; give at least 3 others")
-    return rows[directed], kept[directed], findings.without_direction(int((~directed).sum()), len(rows), named)
-
-
-def write_lens(path: Path, tree: dict[str, Any]) -> Path:
-    """The folder vectors.npy.lens beside an embeddings file, with the tree as its lens.json: a page can read it."""
-    folder = path.with_name(f"{path.name}.lens")
-    with disk_faults(folder):
-        folder.mkdir(exist_ok=True)
-    write_json(folder / "lens.json", tree)
-    return folder
-
-
-def pictures(run: Run, count: int) -> ImageSet:
-    """At most `count` images of the run's test part, or of the train part where there is no other."""
+def lens_images(run: Run, count: int) -> ImageSet:
+    """Return at most `count` test images of the run, or train images if it has no others."""
     train = run.data("train")
     shown = (run.data("test") if train.has_test else train).first(count)
     if len(shown) < 3:
@@ -135,136 +167,170 @@ def pictures(run: Run, count: int) -> ImageSet:
 
 
 @torch.inference_mode()
-def see(run: Run, student: Student, shown: ImageSet, views: Views, device: torch.device, bar: Progress) -> Seen:
+def encode_views(
+    run: Run, student: Student, shown: ImageSet, views: Views, device: torch.device, bar: Progress
+) -> EncodedViews:
     plain, pairs, spread = [], [], []
     transform = run.transform()
-    per = max(1, ROWS // views.count)
-    for start in range(0, len(shown), per):
-        part = shown.subset(range(start, min(start + per, len(shown))))
+    size = max(1, BATCH // views.count)
+    for start in range(0, len(shown), size):
+        part = shown.subset(range(start, min(start + size, len(shown))))
         plain.append(encode(student.encoder, part, transform, device))
-        features = through(student.encoder, augmented(run, part, views, device))
-        pairs.append(through(student.head, features[:2].to(device)).cpu())
+        features = apply_to_views(student.encoder, augment(run, part, views, device))
+        pairs.append(apply_to_views(student.head, features[:2].to(device)).cpu())
         spread.append(positive_statistics(features.cpu()))
         bar.advance(len(part) * views.count)
-    joined = PositiveStatistics(*(torch.cat(column) for column in zip(*spread)))
-    return Seen(torch.cat(plain), torch.cat(pairs, 1), joined)
+    statistics = PositiveStatistics(*(torch.cat(column) for column in zip(*spread)))
+    return EncodedViews(torch.cat(plain), torch.cat(pairs, 1), statistics)
 
 
 @torch.inference_mode()
-def projected(run: Run, student: nn.Module, shown: ImageSet, views: Views, device: torch.device, count: int) -> Tensor:
-    """Projections [count,N,D] on the CPU of the first `count` augmentations."""
+def project_views(
+    run: Run, student: nn.Module, shown: ImageSet, views: Views, device: torch.device, count: int
+) -> Tensor:
+    """Return projections [count,N,D] of the first `count` augmentations, on the CPU."""
     rows = []
     few = Views(list(views.policies[:count]), count=count, size=views.size)
-    for start in range(0, len(shown), ROWS // 2):
-        part = shown.subset(range(start, min(start + ROWS // 2, len(shown))))
-        rows.append(through(student, augmented(run, part, few, device)).float().cpu())
+    for start in range(0, len(shown), BATCH // 2):
+        part = shown.subset(range(start, min(start + BATCH // 2, len(shown))))
+        rows.append(apply_to_views(student, augment(run, part, few, device)).float().cpu())
     return torch.cat(rows, 1)
 
 
-def augmented(run: Run, part: ImageSet, views: Views, device: torch.device) -> Tensor:
-    """Augmentations [n,B,C,h,w], the same for an image whatever stands beside it."""
-    made: list[Any] = []  # tensors: these views have no local crops
-    for positions, pixels, sizes in part.iter_chunks(torch.arange(len(part))):
-        drawn = keys(run.recipe.seed, DRAWS, part.index[positions])  # type: ignore[index]
+def augment(run: Run, images: ImageSet, views: Views, device: torch.device) -> Tensor:
+    """Return augmentations [n,B,C,h,w]; those of one image don't depend on the others."""
+    augmented: list[Any] = []  # tensors: these views have no local crops
+    for positions, pixels, sizes in images.iter_chunks(torch.arange(len(images))):
+        drawn = keys(run.recipe.seed, EPOCH, images.index[positions])  # type: ignore[index]
         sizes = None if sizes is None else sizes.to(device)
-        made.append(views(pixels.to(device), drawn.to(device), sizes))
-    return torch.cat(made, 1)
+        augmented.append(views(pixels.to(device), drawn.to(device), sizes))
+    return torch.cat(augmented, 1)
 
 
-def through(network: nn.Module, x: Tensor) -> Tensor:
-    """[V,B,...] through a network in one forward: [V,B,D]."""
+def apply_to_views(network: nn.Module, x: Tensor) -> Tensor:
+    """Apply a network to views [V,B,...] in one forward pass: [V,B,D]."""
     return network(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
 
 
-def _entropy(run: Run, moment: Snapshot, shown: ImageSet, device: Any, bar: Progress) -> tuple[float, float]:
-    """Of the plain pictures' projections, as the online probe has it."""
-    found = conditional_entropy(extract_features(moment.student, shown, run.transform(), device=device))
-    bar.advance(len(shown))
-    return found
-
-
-def _of_projections(run: Run, seen: Seen, curve: list[tuple[float, float, float]], word: str) -> list[Summary]:
-    z, what = seen.projections, "features" if word == ENCODER_ALONE else "projections"
+def _summarize_projections(
+    run: Run, encoded: EncodedViews, curve: list[tuple[float, float, float]], unit: str
+) -> list[Summary]:
+    z, what = encoded.projections, "features" if unit == ENCODER_ALONE else "projections"
     return [
-        findings.spread(z, what),
-        findings.entropy([(at, value) for at, value, _ in curve], curve[-1][2], what, word),
-        findings.multiplier(z, temperature_of(run.recipe), run.recipe.training.batch),
-        findings.projections(z[0], what),
+        summaries.spread(z, what),
+        summaries.entropy([(time, value) for time, value, _ in curve], curve[-1][2], what, unit),
+        summaries.multiplier(z, temperature_of(run.recipe), run.recipe.training.batch),
+        summaries.projections(z[0], what),
     ]
 
 
-def _of_features(seen: Seen, shown: ImageSet, augmentations: int) -> list[Summary]:
+def _summarize_features(encoded: EncodedViews, shown: ImageSet, augmentations: int) -> list[Summary]:
     found = [
-        findings.dimensions(seen.features),
-        findings.positives(seen.positives, augmentations, seen.features.shape[1]),
+        summaries.dimensions(encoded.features),
+        summaries.positives(encoded.positives, augmentations, encoded.features.shape[1]),
     ]
     if shown.labels is not None:
-        found.append(findings.classes(seen.features, shown.labels))
+        found.append(summaries.classes(encoded.features, shown.labels))
     return found
 
 
-def _queries(
-    run: Run, steps: list[Snapshot], shown: ImageSet, views: Views, device: torch.device, word: str
+def _summarize_queries(
+    run: Run, history: list[Snapshot], shown: ImageSet, views: Views, device: torch.device, unit: str
 ) -> tuple[list[Summary], list[dict[str, Any]]]:
-    """Weights and neighborhood of a few queries, drawn by chance and never by how well they did."""
+    """Return plots for one random query, and the weights of a few with their pictures."""
     generator = torch.Generator().manual_seed(run.recipe.seed)
     chosen = choose_queries(shown.labels, torch.arange(len(shown)), QUERIES, generator)
     drawn: list[Summary] = []
-    told = []
+    weights = []
     for order, place in enumerate(chosen):
-        others = findings.batch_of(place, len(shown))
-        asked, batch = shown.subset([place]), shown.subset(others)
-        z = _around(run, steps[-1], asked, batch, views, device)
-        pictured = picture(augmented(run, asked, views, device)[:, 0], views)
-        told.append(_told(shown, place, others, pictured, *z))
+        others = summaries.mini_batch_of(place, len(shown))
+        query, batch = shown.subset([place]), shown.subset(others)
+        z = _project_query(run, history[-1], query, batch, views, device)
+        pictures = denormalize(augment(run, query, views, device)[:, 0], views)
+        weights.append(_weights_entry(shown, place, others, pictures, *z))
         if order:
             continue
-        drawn.append(findings.weights(*z))
-        for number, moment in enumerate([*steps[:-1][:1], *evenly(steps[1:] or steps, MAPS - 1)]):
-            when = "Before training" if moment.at == 0 else f"At {word} {moment.at:.3g}"
-            when = "After training" if word == ENCODER_ALONE else when
-            z = _around(run, moment, asked, batch, views, device)
-            drawn.append(findings.neighborhood(*z, when, number, run.recipe.seed))
-    return drawn, told
+        drawn.append(summaries.weights(*z))
+        for number, snapshot in enumerate([*history[:-1][:1], *spread_evenly(history[1:] or history, MAPS - 1)]):
+            when = "Before training" if snapshot.time == 0 else f"At {unit} {snapshot.time:.3g}"
+            when = "After training" if unit == ENCODER_ALONE else when
+            z = _project_query(run, snapshot, query, batch, views, device)
+            drawn.append(summaries.neighborhood(*z, when, number, run.recipe.seed))
+    return drawn, weights
 
 
-def _around(
-    run: Run, moment: Snapshot, asked: ImageSet, batch: ImageSet, views: Views, device: Any
+def _project_query(
+    run: Run, snapshot: Snapshot, query: ImageSet, batch: ImageSet, views: Views, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One query [D], its positives [n-1,D] and the negatives [J,D] of its mini-batch, at one moment."""
-    own = projected(run, moment.student, asked, views, device, views.count)[:, 0]
-    return own[0], own[1:], projected(run, moment.student, batch, views, device, 1)[0]
+    """Return one query [D], its positives [n-1,D] and the negatives [J,D] of its mini-batch."""
+    positives = project_views(run, snapshot.student, query, views, device, views.count)[:, 0]
+    return positives[0], positives[1:], project_views(run, snapshot.student, batch, views, device, 1)[0]
 
 
-def _told(
+def _weights_entry(
     shown: ImageSet, place: int, others: list[int], views: Tensor, query: Tensor, near: Tensor, far: Tensor
 ) -> dict[str, Any]:
-    """A query with pictures: its views and their weights, the hardest and the easiest negatives and theirs."""
+    """Return pictures and weights of a query's views and of its hardest and easiest negatives."""
     plus, minus = positive_weights(query, near), negative_weights(query, far, T_MINUS)
 
     def entry(number: int) -> dict[str, Any]:
         label = None if shown.labels is None or int(shown.labels[number]) < 0 else int(shown.labels[number])
-        return {"name": str(shown.names[number]), "label": label, "image": data_address(shown.base[number])}
+        return {"name": str(shown.names[number]), "label": label, "image": image_as_data_url(shown.base[number])}
 
     hardest, easiest = extremes(minus)
     return {
-        "query": {**entry(place), "view": data_address(views[0])},
-        "positives": [{"weight": w, "image": data_address(v)} for w, v in zip(plus.tolist(), views[1:])],
+        "query": {**entry(place), "view": image_as_data_url(views[0])},
+        "positives": [{"weight": w, "image": image_as_data_url(v)} for w, v in zip(plus.tolist(), views[1:])],
         "hardest": [{"weight": minus[i].item(), **entry(others[i])} for i in hardest],
         "easiest": [{"weight": minus[i].item(), **entry(others[i])} for i in easiest],
     }
 
 
-def picture(view: Tensor, views: Views) -> Tensor:
-    """Normalised views [n,C,h,w] as pictures again, uint8 [n,c,h,w] of the colour channels."""
+def denormalize(view: Tensor, views: Views) -> Tensor:
+    """Turn normalized views [n,C,h,w] back into pictures: uint8 [n,c,h,w] of the color channels."""
     policy = views.policies[0]
     colors = policy.picture_channels(view.shape[1])
     mean, std = (torch.tensor(v)[:colors, None, None] for v in (policy.mean, policy.std))
     return ((view[:, :colors].cpu().float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _labels(file: Embeddings, path: Path | None) -> Tensor | None:
-    """The rows' labels: the file's own, or of a CSV of name,label."""
-    if path is None:
-        return file.labels
-    return read_labels(ImageSet(torch.empty(len(file), 0), list(file.names)), path).labels
+# An embeddings file
+
+
+def measure_file(path: Path, labels: Path | None, images: int) -> dict[str, Any]:
+    """Return the content of lens.json for an embeddings file."""
+    file = read_embeddings(path)
+    rows, kept, zero_rows = _sample_nonzero(file, images)
+    unit, what = directions(rows), f"{path.name}, {len(rows):,} rows"
+    value, maximum = conditional_entropy(unit)
+    found = [
+        summaries.spread(unit, what),
+        summaries.entropy([(0.0, value)], maximum, what),
+        summaries.dimensions(rows, "vectors"),
+        summaries.projections(unit, "vectors"),
+        zero_rows,
+    ]
+    numbers = file.labels
+    if labels is not None:
+        numbers = read_labels(ImageSet(torch.empty(len(file), 0), list(file.names)), labels).labels
+    if numbers is not None:
+        found.append(summaries.classes(unit, numbers[kept]))
+    return summaries.lens_tree(found)
+
+
+def _sample_nonzero(file: Embeddings, images: int) -> tuple[Tensor, Tensor, Summary]:
+    """Return a sample of rows, their positions, and a summary of the rows of zeros, which are skipped.
+
+    Zeros have no direction; they would count as vectors at right angles to all others, that is, perfectly spread.
+    """
+    rows, kept = file.sample(images)
+    nonzero = rows.any(1)
+    zeros = [f"row {i} ({printable(str(file.names[i]))})" for i in kept[~nonzero][:1].tolist()]
+    if nonzero.sum() < 3:
+        raise DataError(
+            f"{file.path}: {int(nonzero.sum())} of {len(rows):,} rows are nonzero"
+            f"{''.join(f' ({name} is zero)' for name in zeros)}; the lens needs at least 3"
+        )
+    if not zeros:
+        return rows, kept, Summary([], [])
+    return rows[nonzero], kept[nonzero], summaries.zero_rows(int((~nonzero).sum()), len(rows), zeros[0])

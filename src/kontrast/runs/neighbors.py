@@ -1,65 +1,108 @@
-"""The nearest neighbors of one image among the vectors of an embeddings file, and its groups of near-duplicates.
+"""The nearest neighbors of one image among the vectors of an embeddings file.
 
 N rows of the file, F width, k neighbors.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from kontrast.errors import DataError, UsageError
+from kontrast.errors import DataError, UsageError, printable
 from kontrast.lens.measures import directions
 from kontrast.probes.knn import nearest_rows
-from kontrast.runs.embed import encode, encoder_digest, own_embeddings
+from kontrast.runs.embed import encode, encoder_digest, train_embeddings
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
 from kontrast.runs.image_stream import one_image
-from kontrast.runs.run import Run
+from kontrast.runs.result_sequence import ResultSequence
+from kontrast.runs.run import open_run
 from kontrast.training.device import choose_device
 
-ROWS = 65_536
+CHUNK = 65_536
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """A row of the embeddings file, its name, and its cosine similarity to the query."""
+
+    row: int
+    name: str
+    similarity: float
+
+
+@dataclass(frozen=True, repr=False)
+class Neighbors(ResultSequence[Neighbor]):
+    """The neighbors of `image`, nearest first; printed as a table of similarity and name."""
+
+    image: Path
+
+    def __str__(self) -> str:
+        return "\n".join(f"{one.similarity:7.4f}  {printable(one.name)}" for one in self.items)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"image": str(self.image), "neighbors": [asdict(one) for one in self.items]}
 
 
 def neighbors(
-    run: Run,
-    image: str | Path,
+    run: str | os.PathLike[str],
+    image: str | os.PathLike[str],
     *,
-    embeddings: str | Path | None = None,
+    embeddings: str | os.PathLike[str] | None = None,
     k: int = 8,
     float_range: tuple[float, float] | None = None,
     device: str = "auto",
     say: Callable[[str], None] = print,
-) -> list[dict[str, Any]]:
-    """The k rows most like the image, best first: row, name and cosine. Without a file, the run's own train images.
+) -> Neighbors:
+    """Find the images most similar to `image`.
 
-    float_range: of the image, where it has float values and the run's recipe states no range or another.
+    Args:
+        run: A run folder or a `kontrast.Run`.
+        image: The image file to compare.
+        embeddings: The embeddings file to search, written with the same run; default: the run's train images.
+        k: How many neighbors to return; default: 8.
+        float_range: The values of black and white, if `image` has float values; default: the recipe's.
+        device: "auto" (default), "cpu" or "cuda".
+        say: Called with each line of progress and each warning; default: print.
+
+    Returns:
+        A sequence of neighbors, nearest first, each with `row`, `name` and cosine `similarity`.
+
+    Example:
+        >>> import kontrast
+        >>> found = kontrast.neighbors("runs/digits", "photo.png", k=3, device="cpu")  # doctest: +ELLIPSIS
+        embedding the 192 train images of the run into runs/digits/embeddings/train.npy
+        >>> len(found), found[0].similarity <= 1
+        (3, True)
     """
     if k < 1:
         raise UsageError(f"-k {k}: give at least 1")
-    on = choose_device(device)
+    run, on = open_run(run), choose_device(device)
     encoder = run.encoder(on)
-    asked = one_image(run, image, float_range)
-    path = own_embeddings(run, device, say) if embeddings is None else Path(embeddings)
+    query_image = one_image(run, image, float_range)  # type: ignore[arg-type]
+    path = train_embeddings(run, device, say) if embeddings is None else Path(embeddings)
     file = read_embeddings(path, width=encoder.width)
     if file.encoder not in (None, encoder_digest(run)):
-        raise DataError(f"{path} has the vectors of another encoder than {run.path}'s: embed its images again with it")
-    query = directions(encode(encoder, asked, run.transform(), on))
+        raise DataError(f"{path} has vectors of another encoder than {run.path}: embed its images again with this run")
+    query = directions(encode(encoder, query_image, run.transform(), on))
     if k > len(file):
-        say(f"-k {k}: {path} has {len(file)} rows, all are given")
-    return _nearest(query, file, k)
+        say(f"-k {k}: {path} has only {len(file)} rows")
+    return Neighbors(nearest_in_file(query, file, k), Path(image))
 
 
-def _nearest(query: torch.Tensor, file: Embeddings, k: int) -> list[dict[str, Any]]:
-    """A file of any size, a stretch of rows at a time."""
-    best, where = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
-    for start in range(0, len(file), ROWS):
-        rows = directions(file.rows(slice(start, start + ROWS)))
-        cosines, found = nearest_rows(query, rows, k)
-        best, where = torch.cat([best, cosines], 1), torch.cat([where, found + start], 1)
+def nearest_in_file(query: Tensor, file: Embeddings, k: int) -> tuple[Neighbor, ...]:
+    """Return the k rows nearest to a unit query [1,F], reading the file in chunks."""
+    best, rows = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
+    for start in range(0, len(file), CHUNK):
+        candidates = directions(file.rows(slice(start, start + CHUNK)))
+        cosines, found = nearest_rows(query, candidates, k)
+        best, rows = torch.cat([best, cosines], 1), torch.cat([rows, found + start], 1)
         best, order = best.topk(min(k, best.shape[1]), dim=1)
-        where = where.gather(1, order)
-    pairs = zip(where[0].tolist(), best[0].tolist())
-    return [{"row": row, "name": str(file.names[row]), "similarity": round(cosine, 6)} for row, cosine in pairs]
+        rows = rows.gather(1, order)
+    pairs = zip(rows[0].tolist(), best[0].tolist())
+    return tuple(Neighbor(row, str(file.names[row]), round(cosine, 6)) for row, cosine in pairs)

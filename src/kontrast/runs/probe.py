@@ -1,12 +1,13 @@
-"""Probes on a run: the trained encoder beside two controls, raw pixels and the encoder before its first step."""
+"""Probe a run: the trained encoder next to two controls, the encoder before its first step and raw pixels."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,16 +21,16 @@ from kontrast.data import ImageSet, read_labels
 from kontrast.data.store_writer import skipped
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
-from kontrast.lens.gallery import write_gallery
+from kontrast.lens.gallery import GallerySplit, write_gallery
 from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, fine_tune, knn, linear, logistic
 from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.registry import nearest
-from kontrast.runs.run import Run
-from kontrast.training.build import build_views, precision
+from kontrast.runs.cropped_features import CROPS, CroppedFeatures
+from kontrast.runs.result_sequence import ResultSequence
+from kontrast.runs.run import Run, open_run
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
 from kontrast.training.splits import Splits, _changes, _words, open_split
-from kontrast.views import Views, keys
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
     "knn": knn,
@@ -37,34 +38,192 @@ PROBES: dict[str, Callable[..., ProbeResult]] = {
     "few-shot": few_shot,
     **{name: partial(linear, protocol=name) for name in PROTOCOLS},
 }
-"""Probes on features by name; `finetune` trains the encoder too and stands apart."""
-USUAL = ("knn", "linear")
-FINE_TUNING = 50
+"""The probes on frozen features, by name; `finetune` is not among them because it trains the encoder too."""
+DEFAULT_PROBES = ("knn", "linear")
+FINE_TUNE_EPOCHS = 50
+FEATURES = ("trained", "untrained", "pixels")
+"""The features that are probed: the encoder's, and those of the two controls."""
+Sets = tuple[Tensor, Any, Tensor, Any]  # train features, train labels, test features, test labels
 
 
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """Which probes, at which seeds, and how."""
+@dataclass(frozen=True, repr=False)
+class ProbeResults(ResultSequence[ProbeResult]):
+    """The results of one call of `probe`, printed as a table of accuracies."""
 
+    run: Path
+
+    def __str__(self) -> str:
+        return "\n".join(result_table(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"run": str(self.run), "probes": [result.to_dict() for result in self.items]}
+
+
+def probe(
+    run: str | os.PathLike[str],
+    kind: str = "",
+    *,
+    data: str | os.PathLike[str] | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    seeds: int = 1,
+    cached: bool = False,
+    epochs: int = 0,
+    max_bad: float | None = None,
+    float_range: tuple[float, float] | None = None,
+    say: Callable[[str], None] = print,
+) -> ProbeResults:
+    """Measure what a run's frozen encoder can do, next to raw pixels and the untrained encoder.
+
+    The results are saved in the run's probes.json, and the map and neighbors of its report are updated.
+
+    Args:
+        run: A run folder or a `kontrast.Run`.
+        kind: "knn", "linear", "few-shot", "finetune" or the name of a linear protocol such as "simclr"; default: kNN
+            and linear.
+        data: Labeled images; default: the run's own data.
+        labels: A CSV file with the columns name,label; default: the labels of the data.
+        device: "auto" (default), "cpu" or "cuda".
+        seeds: How many times to probe, each time with the next seed; default: 1.
+        cached: Train a linear protocol on the features of uncropped images instead of fresh crops in every epoch.
+        epochs: Epochs of fine-tuning; 0 (default) means 50.
+        max_bad: The share of unreadable images that is allowed; default: the recipe's.
+        float_range: The values of black and white in the float images of `data`; default: the recipe's.
+        say: Called with each warning; default: print.
+
+    Returns:
+        A sequence with one result per probe, features and seed; empty if the run's images have no labels.
+
+    Example:
+        >>> import kontrast
+        >>> results = kontrast.probe("runs/digits", "knn", device="cpu")
+        >>> [result.features for result in results]
+        ['trained', 'untrained', 'pixels']
+        >>> print(results)  # doctest: +ELLIPSIS
+        accuracy           trained       untrained          pixels
+        knn                  0...            0...            0...
+    """
+    if seeds < 1:
+        raise UsageError(f"seeds = {seeds}: give at least one seed")
+    if epochs < 0:
+        raise UsageError(f"epochs = {epochs}: give at least one epoch, or 0 for the default of {FINE_TUNE_EPOCHS}")
+    if kind and kind not in (*PROBES, "finetune"):
+        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
+    if float_range and not data:
+        raise UsageError("--float-range is for the images of --data; the run's own images are read as in training")
+    run, on = open_run(run, float_range), choose_device(device)
+    data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
+    train, test = _open_images(run, data, labels, max_bad, say)
+    job = _Job(run, kind, range(run.recipe.seed, run.recipe.seed + seeds), cached, epochs, train, test, on, say)
+    encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
+    results: list[ProbeResult] = []
+    with job.progress() as bar:
+        for name, encoder in encoders.items():
+            found = job.probe_encoder(name, encoder, bar, gallery=data is None)
+            results += save_results(run, found, data, labels)  # at once: the next ones may take long and be interrupted
+    if not results:
+        _report_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
+    return ProbeResults(tuple(results), run.path)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The probes to run, on which images and device."""
+
+    run: Run
     kind: str
     seeds: range
     cached: bool
+    epochs: int
+    train: ImageSet
+    test: ImageSet | None
+    device: torch.device
+    say: Callable[[str], None]
 
     @property
-    def fits(self) -> list[tuple[str, int]]:
-        """Every probe asked for, at every seed; kNN once, since nothing in it is drawn by chance."""
-        probes = (self.kind,) if self.kind else USUAL
-        return [(probe, seed) for probe in probes for seed in (self.seeds[:1] if probe == "knn" else self.seeds)]
+    def labeled(self) -> bool:
+        return self.test is not None and self.train.labels is not None and self.test.labels is not None
 
     @property
     def on_crops(self) -> bool:
         return self.kind in PROTOCOLS and not self.cached
 
-    def bar(self, images: int, labelled: bool) -> Progress:
-        """Over all features: their extraction and each fit is a pass over the images. Silent where what takes long has
-        a bar of its own, since a terminal shows one at a time."""
-        passes = len(KINDS) * (1 + len(self.fits)) if labelled else 1
+    @property
+    def fits(self) -> list[tuple[str, int]]:
+        """Each probe at each seed; kNN only once, because nothing in it is random."""
+        probes = (self.kind,) if self.kind else DEFAULT_PROBES
+        return [(probe, seed) for probe in probes for seed in (self.seeds[:1] if probe == "knn" else self.seeds)]
+
+    def progress(self) -> Progress:
+        """Return the bar over all features; extracting them and each fit count as one pass over the images.
+
+        It is silent if the slow part has a bar of its own, because a terminal shows one at a time.
+        """
+        passes = len(FEATURES) * (1 + len(self.fits)) if self.labeled else 1
+        images = len(self.train) + len(self.test or ())
         return Progress("probe", passes * images, silent=self.on_crops or self.kind == "finetune")
+
+    def probe_encoder(self, name: str, encoder: Any, bar: Progress, gallery: bool) -> list[ProbeResult]:
+        """Run all probes on one kind of features; `encoder` is None for pixels."""
+        if self.kind == "finetune":
+            return [self._fine_tune(name, encoder, seed) for seed in self.seeds] if self.labeled and encoder else []
+        if not self.labeled and name != "trained":
+            return []
+        sets = self._extract(encoder, bar)
+        if gallery and name == "trained" and self.run.recipe.evaluation.gallery:
+            self._write_gallery(sets[0], sets[2])
+        results = []
+        for probe, seed in self.fits if self.labeled else ():
+            results.append(self._fit(probe, name, encoder, sets, seed))
+            bar.advance(len(sets[0]) + len(sets[2]))
+        return results
+
+    def _extract(self, encoder: nn.Module | None, bar: Progress) -> Sets:
+        """Return features and labels of both splits; without test images, those of the train images twice."""
+        transform, test = self.run.transform(), self.test
+        train_features = features_of(encoder, self.train, transform, self.device, bar.advance).to(self.device)
+        if test is None:
+            return train_features, self.train.labels, train_features, None
+        test_features = features_of(encoder, test, transform, self.device, bar.advance).to(self.device)
+        return train_features, self.train.labels, test_features, test.labels
+
+    def _fit(self, probe: str, name: str, encoder: Any, sets: Sets, seed: int) -> ProbeResult:
+        settings = self.run.recipe.evaluation
+        arguments: dict[str, Any] = {"seed": seed}
+        if probe == "knn":
+            arguments |= {"k": settings.k, "temperature": settings.temperature}
+        elif probe == "few-shot":
+            arguments = {"classes": self.train.classes, "seeds": range(3 * seed, 3 * seed + 3)}
+        with self._crops(probe, encoder) as crops:
+            result = PROBES[probe](*sets, **arguments, **crops)
+        if result.note:
+            self.say(f"{probe}, {name}: {result.note}")
+        return dataclasses.replace(result, probe=probe, features=name)
+
+    @contextlib.contextmanager
+    def _crops(self, probe: str, encoder: nn.Module | None) -> Iterator[dict[str, Any]]:
+        """Give a linear protocol fresh crops in every epoch, with a progress bar; nothing to other probes."""
+        if not self.on_crops:
+            yield {}
+            return
+        network = nn.Flatten() if encoder is None else encoder.to(memory_format=torch.channels_last)
+        with Progress(f"{probe} on crops", PROTOCOLS[probe].epochs * len(self.train)) as bar:
+            crops = CroppedFeatures(self.run, network, self.train, CROPS[probe], self.device, bar.advance)
+            yield {"features_of_epoch": crops}
+
+    def _fine_tune(self, name: str, encoder: nn.Module, seed: int) -> ProbeResult:
+        train, test, epochs = self.train, self.test, self.epochs or FINE_TUNE_EPOCHS
+        with Progress(f"finetune, {name}", epochs * len(train)) as bar:
+            options: dict[str, Any] = {"epochs": epochs, "transform": self.run.transform(), "seed": seed}
+            result = fine_tune(encoder, train, train.labels, test, test.labels, advance=bar.advance, **options)  # type: ignore[union-attr, arg-type]
+        return dataclasses.replace(result, probe="finetune", features=name)
+
+    def _write_gallery(self, train_features: Tensor, test_features: Tensor) -> None:
+        recipe, shown = self.run.recipe, self.train if self.test is None else self.test
+        test = GallerySplit("test", test_features, shown.base, shown.labels, shown.names)
+        train = GallerySplit("train", train_features, self.train.base, self.train.labels, self.train.names)
+        options: dict[str, Any] = {"points": recipe.evaluation.gallery, "seed": recipe.seed}
+        write_gallery(self.run.path, test, shown.classes, train=None if self.test is None else train, **options)
 
 
 def features_of(
@@ -74,214 +233,93 @@ def features_of(
     device: torch.device,
     advance: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Features [N,F] float32 on the CPU; without an encoder, the transformed pixels themselves."""
+    """Return features [N,F] float32 on the CPU; without an encoder, the transformed pixels."""
     network = encoder if encoder is not None else nn.Flatten()
     return extract_features(network, images, transform, device=device, advance=advance)
 
 
-def evaluate(
-    run: Run,
-    kind: str = "",
-    data: str | None = None,
-    labels: Path | None = None,
-    device: str = "auto",
-    seeds: int = 1,
-    cached: bool = False,
-    epochs: int = 0,
-    max_bad: float | None = None,
-    say: Callable[[str], None] = print,
-) -> list[ProbeResult]:
-    """Probe the run, lay the results over probes.json, write the gallery; no results for unlabelled images.
-
-    kind: `knn`, `linear`, `few-shot`, `finetune` or a linear protocol's name; empty for kNN and linear. seeds: how many
-    times, from the recipe's seed on. Protocols see fresh crops in every epoch, or, cached, the plain pictures' features
-    alone. epochs: of fine-tuning, where not its own. max_bad: the share of damaged images to go on with, where not the
-    recipe's.
-    """
-    _check(kind, seeds, epochs)
-    on = choose_device(device)
-    train, test = _labelled_sets(run, data, labels, max_bad, say)
-    _tell_skipped(train, test, data, say)
-    asked = Asked(kind, range(run.recipe.seed, run.recipe.seed + seeds), cached)
-    labelled = test is not None and train.labels is not None and test.labels is not None
-    encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
-    results: list[ProbeResult] = []
-    with asked.bar(len(train) + len(test or ()), labelled) as bar:
-        for name, encoder in encoders.items():
-            found: list[ProbeResult] = []
-            if kind != "finetune" and (labelled or name == "trained"):
-                sets = _featured(run, name, encoder, train, test, on, bar, shown=data is None)
-                found = _on_features(run, asked, name, encoder, train, sets, bar, say) if labelled else []
-            elif kind == "finetune" and labelled and encoder is not None:
-                found = [_fine_tuned(run, name, encoder, train, test, seed, epochs) for seed in asked.seeds]
-            results += keep(run, found, data, labels)  # at once: what comes after may take long, and may be stopped
-    if not results:
-        _tell_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
-    return results
-
-
-def _tell_skipped(train: ImageSet, test: ImageSet | None, data: str | None, say: Callable[[str], None]) -> None:
-    for part in (train, test):
-        if part is not None and part.bad and (part is test or data is not None):  # training told of its own
-            say(skipped(part.bad, part.total, f"{part.split} images"))
-
-
-def _tell_missing(
-    run: Run, train: ImageSet, test: ImageSet | None, data: str | None, say: Callable[[str], None]
-) -> None:
-    """What keeps probes from being fitted, test images or labels; of images that were given for them, or where a
-    probe was asked for by name, an error."""
-    share, shown = run.recipe.data.test_share, shlex.join(["kontrast", "report", str(run.path)])
-    shown = f"the map and neighbors are in the report, which `{shown}` writes anew"
-    if train.labels is not None and test is None:
-        why = f"data.test_share of {share:g} holds none out here" if share else "data.test_share is 0"
-        if data is not None:
-            raise DataError(
-                f"{data} has no test images to probe by: {why}; give folders train and test, or --labels CSV"
-            )
-        say(f"no test images: {why}; probe with --data, folders train and test, or --labels CSV; {shown}")
-        return
-    if data is not None:
-        raise DataError(
-            f"{data} has no labels to probe by: give class sub-folders with two images or more, or --labels CSV"
-        )
-    say(f"no labels: probes need two class sub-folders or more, or a CSV; {shown}")
-
-
-def _check(kind: str, seeds: int, epochs: int) -> None:
-    if seeds < 1:
-        raise UsageError(f"seeds = {seeds}: give at least one seed")
-    if epochs < 0:
-        raise UsageError(f"epochs = {epochs}: give at least one epoch, or 0 for the usual {FINE_TUNING}")
-    if kind and kind not in (*PROBES, "finetune"):
-        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
-
-
-Sets = tuple[Tensor, Any, Tensor, Any]
-
-
-def _featured(
-    run: Run,
-    name: str,
-    encoder: nn.Module | None,
-    train: ImageSet,
-    test: ImageSet | None,
-    device: torch.device,
-    bar: Progress,
-    shown: bool,
-) -> Sets:
-    """Features and labels of both parts on the device; where `shown`, the trained encoder's make the gallery too."""
-    fit = features_of(encoder, train, run.transform(), device, bar.advance)
-    held = fit if test is None else features_of(encoder, test, run.transform(), device, bar.advance)
-    if shown and name == "trained" and run.recipe.evaluation.gallery:
-        _gallery(run, train, test, fit, held)
-    return fit.to(device), train.labels, held.to(device), None if test is None else test.labels
-
-
-def _on_features(
-    run: Run, asked: Asked, name: str, encoder: Any, train: ImageSet, sets: Sets, bar: Progress, say: Any
-) -> list[ProbeResult]:
-    results = []
-    for probe, seed in asked.fits:
-        crops: AbstractContextManager[dict] = nullcontext({"classes": train.classes} if probe == "few-shot" else {})
-        if asked.on_crops:
-            crops = _cropped(run, probe, encoder, train, sets[0].device)
-        with crops as given:
-            results.append(_probed(run, probe, name, sets, seed, say, **given))
-        bar.advance(len(sets[0]) + len(sets[2]))
-    return results
-
-
-def _labelled_sets(
-    run: Run, data: str | None, labels: Path | None, max_bad: float | None, say: Callable[[str], None]
+def _open_images(
+    run: Run, data: str | None, labels: str | None, max_bad: float | None, say: Callable[[str], None]
 ) -> tuple[ImageSet, ImageSet | None]:
+    """Open the train and test images to probe with, and warn of changed and skipped ones."""
     settings = run.data_settings if data is None else dataclasses.replace(run.recipe.data, source=data)
     if max_bad is not None:
         settings = dataclasses.replace(settings, max_bad=max_bad)
     try:
         train = open_split(settings, "train", seed=run.recipe.seed)
     except DataError as error:
-        raise error if data else DataError(f"{error}; are the run's images elsewhere? give them with --data") from None
-    run.fitting(train)
+        raise error if data else DataError(f"{error}; if the run's images have moved, give --data") from None
+    run.check_channels(train)
     test = open_split(settings, "test", seed=run.recipe.seed, beside=train.bad) if train.has_test else None
-    if data is None and test is not None and (changed := changed_since(run, train, test)):
-        say(changed)
+    if data is None and test is not None and (warning := data_change_warning(run, train, test)):
+        say(warning)
     if labels is not None:
-        train = read_labels(train, labels)
-        test = None if test is None else read_labels(test, labels)
-        if test is None:  # a flat folder that a CSV has labelled: hold a part out
+        train = read_labels(train, Path(labels))
+        test = None if test is None else read_labels(test, Path(labels))
+        if test is None:  # a flat folder with labels from a CSV: hold out a share
             order = torch.from_numpy(permutation(len(train), run.recipe.seed))
-            held = max(1, int(len(train) * (settings.test_share or 0.2)))
-            train, test = train.subset(order[held:]), train.subset(order[:held])
+            count = max(1, int(len(train) * (settings.test_share or 0.2)))
+            train, test = train.subset(order[count:]), train.subset(order[:count])
+    for split in (train, test):
+        if split is not None and split.bad and (split is test or data is not None):  # pretrain reported its own
+            say(skipped(split.bad, split.total, f"{split.split} images"))
     return train, test
 
 
-@contextmanager
-def _cropped(run: Run, probe: str, encoder: nn.Module | None, train: ImageSet, device: torch.device) -> Iterator[dict]:
-    """Fresh crops for every epoch of a linear protocol, with a bar."""
-    network = nn.Flatten() if encoder is None else encoder.to(memory_format=torch.channels_last)
-    with Progress(f"{probe} on crops", PROTOCOLS[probe].epochs * len(train)) as bar:
-        yield {"features_of_epoch": CroppedFeatures(run, network, train, CROPS[probe], device, bar.advance)}
+def data_change_warning(run: Run, train: ImageSet, test: ImageSet) -> str:
+    """Return a warning if the run's images have changed since it was trained, because the held-out part changes too.
+
+    Empty if they are the same, or if the run was trained on another split.
+    """
+    settings, before = run.recipe.data, run.info.get("data", {}).get("fingerprint")
+    if settings.split != "train" or settings.imbalance != "none" or before in (None, train.fingerprint):
+        return ""
+    found = None
+    with contextlib.suppress(DataError):  # a damaged listing must not prevent a probe
+        found = _changes(run.folder, Splits(train, train, train, test), whole=True)
+    warning = "the images changed since the run was trained" + _words(found)
+    if found is not None and not found.added and not found.removed:  # names decide which images are held out
+        return warning
+    return f"{warning}; some test images may have been trained on"
 
 
-def _probed(
-    run: Run, probe: str, name: str, sets: Sets, seed: int, say: Callable[[str], None], **given: Any
-) -> ProbeResult:
-    settings = run.recipe.evaluation
-    arguments = {"k": settings.k, "temperature": settings.temperature} if probe == "knn" else given
-    arguments |= {"seeds": range(3 * seed, 3 * seed + 3)} if probe == "few-shot" else {"seed": seed}
-    result = PROBES[probe](*sets, **arguments)
-    if result.note:
-        say(f"{probe}, {name}: {result.note}")
-    return dataclasses.replace(result, probe=probe, features=name)
+def _report_missing(
+    run: Run, train: ImageSet, test: ImageSet | None, data: str | None, say: Callable[[str], None]
+) -> None:
+    """Say why there was nothing to probe: no test images or no labels. An error if the user named data or a probe."""
+    command = shlex.join(["kontrast", "report", str(run.path)])
+    hint = f"to see the map and neighbors, write the report with `{command}`"
+    if train.labels is not None and test is None:
+        share = run.recipe.data.test_share
+        why = f"data.test_share of {share:g} is too small to hold any out" if share else "data.test_share is 0"
+        if data is not None:
+            raise DataError(f"{data} has no test images: {why}; give folders train and test, or --labels CSV")
+        say(f"no test images: {why}; probe with --data, folders train and test, or --labels CSV; {hint}")
+    elif data is not None:
+        raise DataError(f"{data} has no labels: give class sub-folders with two images or more, or --labels CSV")
+    else:
+        say(f"no labels: probes need two class sub-folders or more, or --labels CSV; {hint}")
 
 
-def _fine_tuned(run: Run, name: str, encoder: nn.Module, train: Any, test: Any, seed: int, epochs: int) -> ProbeResult:
-    """train, test: image sets that have labels."""
-    epochs = epochs or FINE_TUNING
-    with Progress(f"finetune, {name}", epochs * len(train)) as bar:
-        rule: dict[str, Any] = {"epochs": epochs, "transform": run.transform(), "seed": seed, "advance": bar.advance}
-        result = fine_tune(encoder, train, train.labels, test, test.labels, **rule)
-    return dataclasses.replace(result, probe="finetune", features=name)
+def save_results(
+    run: Run, results: list[ProbeResult], data: str | None, labels: str | None = None
+) -> list[ProbeResult]:
+    """Add results to probes.json, replacing those of the same probe, features, seed, data and labels.
 
-
-def _gallery(run: Run, train: ImageSet, test: ImageSet | None, fit: Tensor, held: Tensor) -> None:
-    shown = train if test is None else test
-    write_gallery(
-        run.path,
-        held,
-        shown.base,
-        shown.labels,
-        shown.classes,
-        shown.names,
-        train_features=None if test is None else fit,
-        train_images=None if test is None else train.base,
-        train_labels=None if test is None else train.labels,
-        train_names=None if test is None else train.names,
-        points=run.recipe.evaluation.gallery,
-        seed=run.recipe.seed,
-    )
-
-
-KINDS = ("trained", "untrained", "pixels")
-"""Features that are probed: the encoder's, and those of the two controls."""
-
-
-def keep(run: Run, results: list[ProbeResult], data: str | None, labels: Path | None = None) -> list[ProbeResult]:
-    """Results by probe, features, seed and, where not the run's own, data and labels: new ones replace their like."""
-    others = {"data": data, "labels": None if labels is None else str(labels)}
-    others = {key: value for key, value in others.items() if value is not None}
+    Returns them with `data` and `labels` in their protocol, unless they are the run's own.
+    """
+    others = {key: value for key, value in (("data", data), ("labels", labels)) if value is not None}
     results = [dataclasses.replace(r, protocol={**r.protocol, **others}) for r in results]
     path = run.path / "probes.json"
     before = read_probes(path) if path.exists() else []
-    kept = {_place(r): r for r in [*before, *(r.to_dict() for r in results)]}
+    merged = {_identity(entry): entry for entry in [*before, *(r.to_dict() for r in results)]}
     if results:
-        write_json(path, {"version": 1, "probes": list(kept.values())})
+        write_json(path, {"version": 1, "probes": list(merged.values())})
     return results
 
 
 def read_probes(path: Path) -> list[dict[str, Any]]:
-    """The results that a run's probes.json holds."""
+    """Return the results in a run's probes.json."""
     tree = read_json(path)
     found = tree.get("probes", []) if isinstance(tree, dict) else None
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
@@ -289,80 +327,24 @@ def read_probes(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _place(entry: dict[str, Any]) -> tuple[Any, ...]:
+def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
     protocol = entry.get("protocol")
     others = [protocol.get(key) for key in ("data", "labels")] if isinstance(protocol, dict) else [None, None]
     return entry.get("probe"), entry.get("features"), entry.get("seed"), *others
 
 
-def result_table(results: list[ProbeResult]) -> list[str]:
-    """Accuracy by probe and features, for the terminal; of several seeds the mean, with its interval below."""
+def result_table(results: Sequence[ProbeResult]) -> list[str]:
+    """Return lines of accuracy by probe and features; for several seeds the mean, and its interval below."""
     if not results:
         return []
-    lines = [f"{'accuracy':<10}" + "".join(f"{kind:>16}" for kind in KINDS)]
+    lines = [f"{'accuracy':<10}" + "".join(f"{name:>16}" for name in FEATURES)]
     for probe in dict.fromkeys(r.probe for r in results):
-        values = {kind: [r.accuracy for r in results if (r.probe, r.features) == (probe, kind)] for kind in KINDS}
-        means = {kind: f"{fmean(found):.3f}" if found else "" for kind, found in values.items()}
-        lines.append(f"{probe:<10}" + "".join(f"{means[kind]:>16}" for kind in KINDS))
-        spans = {kind: within_one(over_seeds(found)) for kind, found in values.items()}
-        if any(spans.values()):
+        values = {name: [r.accuracy for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES}
+        means = {name: f"{fmean(found):.3f}" if found else "" for name, found in values.items()}
+        lines.append(f"{probe:<10}" + "".join(f"{means[name]:>16}" for name in FEATURES))
+        intervals = [within_one(over_seeds(found)) for found in values.values()]
+        if any(intervals):
             count = max(map(len, values.values()))
-            texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in spans.values()]
+            texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in intervals]
             lines.append(f"{f'{count} seeds':<10}" + "".join(f"{text:>16}" for text in texts))
     return lines
-
-
-CROPS = {name: None if name == "cacr" else (0.08, 1.0) for name in PROTOCOLS}
-"""Share of the area in the crops on which each protocol trains its classifier; None: as the run's own views have it."""
-PROBE_DRAWS = 1 << 41  # epochs of views that no training and no lens draws
-CHUNK = 2048
-
-
-class CroppedFeatures:
-    """`features_of_epoch` for a linear protocol: crops of the epoch through the frozen encoder [N,F], flipped where the
-    run's own views are, made and kept on the device. advance: told the number of images of each epoch."""
-
-    def __init__(
-        self,
-        run: Run,
-        encoder: nn.Module,
-        train: ImageSet,
-        crop: tuple[float, float] | None,
-        device: torch.device,
-        advance: Callable[[int], None] = lambda _: None,
-    ):
-        self.encoder, self.device, self.seed, self.index = encoder, device, run.recipe.seed, train.index
-        self.advance = advance
-        self.kind = precision(run.recipe.training.precision, device)
-        own = build_views(run.recipe, torch.float32).policies[0]
-        policy = dataclasses.replace(run.transform().policies[0], crop_scale=crop or own.crop_scale, flip=own.flip)
-        self.views = Views(policy, count=1, size=run.recipe.views.size, dtype=self.kind)
-        self.parts = []
-        for positions in torch.arange(len(train)).split(CHUNK):
-            pixels, sizes = train.batch(positions)
-            self.parts.append((positions, pixels.to(device), None if sizes is None else sizes.to(device)))
-
-    @torch.inference_mode()
-    def __call__(self, epoch: int) -> Tensor:
-        made = []
-        with torch.autocast(self.device.type, self.kind, enabled=self.kind != torch.float32):
-            for positions, pixels, sizes in self.parts:
-                drawn = keys(self.seed, PROBE_DRAWS + epoch, self.index[positions]).to(self.device)  # type: ignore[index]
-                made.append(self.encoder(self.views(pixels, drawn, sizes)[0]).float())
-        self.advance(len(self.index))  # type: ignore[arg-type]
-        return torch.cat(made)
-
-
-def changed_since(run: Run, train: ImageSet, test: ImageSet) -> str:
-    """What a probe by the run's own images must tell where they are others than those it was trained on, since the held
-    out part moves with them; empty where they are the same, or where the run trained on another part."""
-    settings, before = run.recipe.data, run.info.get("data", {}).get("fingerprint")
-    if settings.split != "train" or settings.imbalance != "none" or before in (None, train.fingerprint):
-        return ""
-    found = None
-    with contextlib.suppress(DataError):  # a damaged listing can't tell, and keeps nobody from probing
-        found = _changes(run.folder, Splits(train, train, train, test), whole=True)
-    told = "the images changed since the run was trained" + _words(found)
-    if found is not None and not found.added and not found.removed:  # who is held out goes by names
-        return told
-    return f"{told}; it may know some of those it is tested by"

@@ -1,4 +1,4 @@
-"""The networks of a run as they were before training and at every kept checkpoint: encoder and head, in eval mode."""
+"""The networks of a run before training and at every saved checkpoint: encoder and head, in eval mode."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from kontrast.training import checkpoints
 from kontrast.training.learner import Student, with_batch_norm
 
 ENCODER_ALONE = "training"
-"""The word of the axis where no checkpoint is left, and features stand in for projections."""
+"""The unit of a run that has no checkpoints: only the trained encoder is left, and features replace projections."""
 
 
 class Snapshot(NamedTuple):
-    """A moment of training: its place on the axis (epochs, or steps where epochs are not known) and its student."""
+    """The student at one time of training, in epochs, or in steps if the run logged no epochs."""
 
-    at: float
+    time: float
     student: Student
 
 
 def snapshots(
     run: Run, limit: int, device: torch.device, say: Callable[[str], None] = print
 ) -> tuple[list[Snapshot], str]:
-    """At most `limit` moments, the untrained network first and the newest last, and the axis' word.
+    """Return at most `limit` snapshots, the untrained network first and the newest last, and their unit of time.
 
-    A damaged checkpoint is left out and said. Where none is left, the encoder of a finished run stands alone, without
-    its head.
+    Damaged checkpoints are skipped with a warning. If none is readable, the only snapshot is the encoder of the
+    finished run, without its head.
     """
-    kept: list[tuple[int, Path]] = []
+    saved: list[tuple[int, Path]] = []
     for path in checkpoints.checkpoints(run.path / "checkpoints"):
         step = path.name.removeprefix("step-")
         if step.isdigit():
-            kept.append((int(step), path))
-    rate, word = _epochs_a_step(run)
+            saved.append((int(step), path))
+    scale, unit = _time_per_step(run)
     found: list[Snapshot] = []
-    for step, path in evenly(kept, max(1, limit - 1)):
+    for step, path in spread_evenly(saved, max(1, limit - 1)):
         try:
             tensors, _, _ = checkpoints.load(path)
-            found.append(Snapshot(step * rate, restored(run, checkpoints.under("learner.student", tensors), device)))
+            student = restore_student(run, checkpoints.under("learner.student", tensors), device)
+            found.append(Snapshot(step * scale, student))
         except CheckpointError as error:
             say(f"skipped {error}")
     if not found:
-        say(f"{run.path} has no readable checkpoint: the encoder's features stand in for projections")
+        say(f"{run.path} has no readable checkpoint: the encoder's features are used in place of projections")
         encoder = run.encoder(device)
-        found.append(Snapshot(1.0, Student(encoder, networks.head("identity", encoder.width))))
-        return found, ENCODER_ALONE
-    return [Snapshot(0.0, restored(run, None, device)), *found][-limit:], word
+        return [Snapshot(1.0, Student(encoder, networks.head("identity", encoder.width)))], ENCODER_ALONE
+    return [Snapshot(0.0, restore_student(run, None, device)), *found][-limit:], unit
 
 
-def restored(run: Run, tensors: dict | None, device: torch.device) -> Student:
-    """The student with these weights; without, as it was before the first step."""
+def restore_student(run: Run, tensors: dict | None, device: torch.device) -> Student:
+    """Build the student with these weights, or with those before the first step."""
     student = with_batch_norm(run.untrained(), run.recipe)
     if tensors is not None:
         try:
@@ -66,14 +66,15 @@ def restored(run: Run, tensors: dict | None, device: torch.device) -> Student:
     return student.to(device).eval()
 
 
-def evenly(items: list, limit: int) -> list:
-    """At most `limit` items, the last among them, spread over the list."""
+def spread_evenly(items: list, limit: int) -> list:
+    """Choose at most `limit` items, evenly over the list and ending with the last."""
     if len(items) <= limit:
         return items
     return [items[round((i + 1) * len(items) / limit) - 1] for i in range(limit)]
 
 
-def _epochs_a_step(run: Run) -> tuple[float, str]:
+def _time_per_step(run: Run) -> tuple[float, str]:
+    """Epochs per step from the newest logged loss; (1, "step") if there is none."""
     path = run.path / "metrics.jsonl"
     for line in reversed(read_json_lines(path) if path.exists() else []):
         step, epoch = line.get("step"), line.get("epoch")

@@ -1,0 +1,70 @@
+"""Features of fresh random crops for every epoch of a linear protocol.
+
+N train images, F width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from kontrast.data import ImageSet
+from kontrast.probes import PROTOCOLS
+from kontrast.runs.run import Run
+from kontrast.training.build import build_views, precision
+from kontrast.views import Views, keys
+
+CROPS = {name: None if name == "cacr" else (0.08, 1.0) for name in PROTOCOLS}
+"""Range of the crops' share of the area, per protocol; None: that of the run's own views."""
+FIRST_EPOCH = 1 << 41  # random draws that neither training nor the lens uses
+CHUNK = 2048
+
+
+class CroppedFeatures:
+    """The `features_of_epoch` of a linear protocol: `features(epoch)` crops all train images and encodes them [N,F].
+
+    Crops are flipped if the run's own views are. Images and features stay on the device.
+
+    Args:
+        run: The run that the encoder belongs to.
+        encoder: The frozen encoder, on `device`.
+        train: The train images.
+        crop: Range of the crops' share of the area; None: that of the run's own views.
+        device: Where to crop and encode.
+        advance: Called with the number of images after each epoch.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        encoder: nn.Module,
+        train: ImageSet,
+        crop: tuple[float, float] | None,
+        device: torch.device,
+        advance: Callable[[int], None] = lambda _: None,
+    ):
+        self.encoder, self.device, self.seed, self.index = encoder, device, run.recipe.seed, train.index
+        self.advance = advance
+        self.dtype = precision(run.recipe.training.precision, device)
+        training = build_views(run.recipe, torch.float32).policies[0]
+        policy = dataclasses.replace(
+            run.transform().policies[0], crop_scale=crop or training.crop_scale, flip=training.flip
+        )
+        self.views = Views(policy, count=1, size=run.recipe.views.size, dtype=self.dtype)
+        self.chunks = []
+        for positions in torch.arange(len(train)).split(CHUNK):
+            pixels, sizes = train.batch(positions)
+            self.chunks.append((positions, pixels.to(device), None if sizes is None else sizes.to(device)))
+
+    @torch.inference_mode()
+    def __call__(self, epoch: int) -> Tensor:
+        features = []
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            for positions, pixels, sizes in self.chunks:
+                drawn = keys(self.seed, FIRST_EPOCH + epoch, self.index[positions]).to(self.device)  # type: ignore[index]
+                features.append(self.encoder(self.views(pixels, drawn, sizes)[0]).float())
+        self.advance(len(self.index))  # type: ignore[arg-type]
+        return torch.cat(features)
