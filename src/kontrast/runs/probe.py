@@ -21,7 +21,7 @@ from kontrast.data.store_writer import skipped
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
 from kontrast.lens.gallery import write_gallery
-from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, fine_tune, knn, linear, logistic
+from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, finetune, knn, linear, logistic
 from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.registry import nearest
 from kontrast.runs.run import Run
@@ -241,7 +241,7 @@ def _fine_tuned(run: Run, name: str, encoder: nn.Module, train: Any, test: Any, 
     epochs = epochs or FINE_TUNING
     with Progress(f"finetune, {name}", epochs * len(train)) as bar:
         rule: dict[str, Any] = {"epochs": epochs, "transform": run.transform(), "seed": seed, "advance": bar.advance}
-        result = fine_tune(encoder, train, train.labels, test, test.labels, **rule)
+        result = finetune(encoder, train, train.labels, test, test.labels, **rule)
     return dataclasses.replace(result, probe="finetune", features=name)
 
 
