@@ -134,7 +134,7 @@ def test_models_with_auxiliary_classifiers_have_one_output_in_training(name, siz
 
 def test_images_too_small_for_an_external_model_are_an_error():
     pytest.importorskip("torchvision", reason="torchvision is not installed")
-    with pytest.raises(UsageError, match="torchvision:alexnet.* 32 pixels") as caught:
+    with pytest.raises(UsageError, match=r"torchvision:alexnet.* 32 pixels") as caught:
         encoder("torchvision:alexnet", size=32)
     assert "\n" not in str(caught.value)
 

@@ -11,7 +11,7 @@ from torch import nn
 from kontrast.networks.max_pool import MaxPool, forward, gradient
 
 from support.interpreter import passes_interpreted
-from support.max_pool_cases import CASES, agree
+from support.max_pool_cases import CASES, assert_equals_torch
 
 
 def test_the_kernels_in_tritons_interpreter():
@@ -27,7 +27,7 @@ def test_on_the_cpu_it_equals_torchs():
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"minus infinity"}))
 def test_the_kernels_on_the_device_equal_torchs(case):
     """Except for windows of minus infinity, whose gradient torch places differently on each device."""
-    agree(case, "cuda", forward, gradient)
+    assert_equals_torch(case, "cuda", forward, gradient)
 
 
 @pytest.mark.gpu
