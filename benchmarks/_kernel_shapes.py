@@ -1,4 +1,4 @@
-"""Which cut of each Triton kernel is fastest here: block sizes, warps, stages. Printed as a table, fastest first.
+"""Find the fastest block sizes, warps and stages of each Triton kernel; print a table, fastest first.
 
 Used by `python benchmarks/kernels.py --tune`. Variants are compiled by several processes first, then timed one by one.
 """
@@ -39,7 +39,7 @@ VARIANTS: dict[tuple[str, torch.dtype], list[Shape]] = {
 
 
 def work(kernel: str, kind: torch.dtype, rows: int, width: int = 128):
-    """A call that spends its time in one kernel: the statistics or their gradient at scale 10, ids of two views."""
+    """Return a call that spends its time in one kernel: the statistics or their gradient at scale 10, two views."""
     z = torch.nn.functional.normalize(torch.randn(rows, width, device="cuda"), dim=1).to(kind)
     ids = torch.arange(rows // 2, device="cuda").repeat(2)
     lse, gradient = torch.full((1, rows), 11.0, device="cuda"), torch.full((1, rows), 1 / rows, device="cuda")

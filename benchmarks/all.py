@@ -1,10 +1,10 @@
-"""Every race in one go, each in a process of its own; the numbers in results/races/, the table in results/races.md.
+"""Run every benchmark, each in its own process; write numbers to results/races/ and tables to results/races.md.
 
     python benchmarks/all.py [--only kernels views] [--full] [--table] [--results DIR]
 
---table runs nothing and writes results/races.md from the files that are there. Files of a machine without CUDA end in
--cpu. A race that can't run here (no such device, a peer that is not installed, too long) is said and is not fatal, and
-leaves what was measured before as it was.
+--table runs nothing and writes results/races.md from the existing files. Files from a machine without CUDA end in -cpu.
+A benchmark that can't run here (no such device, a peer that is not installed, a timeout) is reported and skipped; its
+earlier numbers stay.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HIDDEN = {"bad", "within"}
 
 
 def options(race: str, cuda: bool, full: bool) -> list[str]:
-    """What a race is called with: short timings unless all is asked for."""
+    """Return the arguments of a benchmark: short timings unless `full`."""
     quick = [] if full else ["--quick"]
     if race == "kernels":
         return [*quick, "--pairs", *(("512", "32768") if cuda else ("256", "512", "1024", "4096"))]
@@ -67,7 +67,7 @@ def options(race: str, cuda: bool, full: bool) -> list[str]:
 
 
 def run_race(race: str, place: Path, cuda: bool, full: bool) -> str:
-    """Run it and keep its numbers; why not, where it could not."""
+    """Run a benchmark and save its numbers; return the reason if it could not run."""
     script = ROOT / "benchmarks" / f"{race}.py"
     if not script.is_file():
         return f"there is no {script.name} yet"
@@ -91,14 +91,14 @@ def run_race(race: str, place: Path, cuda: bool, full: bool) -> str:
 
 
 def rows_of(tree: Record) -> list[Record]:
-    """The table in a race's file: a list of records, or records by name."""
+    """Return the rows of a benchmark's file, which has a list of records or records by name."""
     if "cases" in tree:
         return [{"case": name, **case} for name, case in tree["cases"].items()]
     return tree.get("lines") or tree.get("rows") or []
 
 
 def with_ratios(race: str, rows: list[Record]) -> list[Record]:
-    """How many times our time a contender took: against the same kind of call, and against ours captured."""
+    """Add how many times longer than ours each peer took: eager, and against our captured call."""
     if race == "training":
         peers = {"peer": "times it", "helped_peer": "times it, helped"}
         kept = [{key: value for key, value in r.items() if key != "seconds"} for r in rows]
@@ -115,7 +115,7 @@ def with_ratios(race: str, rows: list[Record]) -> list[Record]:
 
 
 def flat(row: Record) -> Record:
-    """Nested records as columns of their own."""
+    """Turn nested records into columns."""
     return {
         (f"{key} {inner}" if inner else key): v
         for key, value in row.items()
@@ -125,7 +125,7 @@ def flat(row: Record) -> Record:
 
 
 def words(value: Any) -> str:
-    """A cell: numbers to three digits or so; `absent` for what could not be raced."""
+    """Format a cell: numbers with about three digits, `absent` for a missing value."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "absent"
     if isinstance(value, bool):
@@ -139,7 +139,7 @@ def words(value: Any) -> str:
 
 
 def section(race: str, path: Path) -> list[str]:
-    """One file as text: where it was measured, then its table."""
+    """Return one file as text: where it was measured, then its table."""
     tree = json.loads(path.read_text())
     rows = [flat(row) for row in with_ratios(race, rows_of(tree))]
     known = {key: value for key, value in tree.items() if not isinstance(value, list | dict) and value is not None}
@@ -155,7 +155,7 @@ def section(race: str, path: Path) -> list[str]:
 
 
 def document(results: Path) -> str:
-    """results/races.md from results/races/*.json."""
+    """Return the text of results/races.md from results/races/*.json."""
     lines = ["# Races", ""]
     lines += [
         "Written by `python benchmarks/all.py` (`--table`: from the files that are there); not edited by hand. What "

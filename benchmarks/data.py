@@ -1,4 +1,4 @@
-"""Reading images: packing and feeding beside torchvision's ImageFolder in DataLoader workers. Prints ratios.
+"""Compare packing and feeding images with torchvision's ImageFolder in DataLoader workers; print ratios.
 
     python benchmarks/data.py [--images 4000] [--workers N] [--folder DIR] [--quick] [--json FILE]
 
@@ -42,7 +42,7 @@ def seconds(work: Callable[[], int]) -> tuple[float, int]:
 
 
 def torchvision_epoch(root: Path, workers: int, batch: int) -> int:
-    """One pass of the peers' way: decode in worker processes, collate, deliver uint8 batches."""
+    """Read one epoch as the peers do: decode in worker processes, collate, return uint8 batches."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
     from torchvision.transforms.v2 import PILToTensor
@@ -52,7 +52,7 @@ def torchvision_epoch(root: Path, workers: int, batch: int) -> int:
 
 
 def make_shards(root: Path, folder: Path, each: int = 1000) -> Path:
-    """The folder's files in tars, in random order, with their classes beside them."""
+    """Write the folder's files to tars in random order, with their classes."""
     root.mkdir()
     files = sorted(folder.glob("*/*.jpg"))
     order = np.random.default_rng(0).permutation(len(files))
@@ -66,27 +66,27 @@ def make_shards(root: Path, folder: Path, each: int = 1000) -> Path:
     return root
 
 
-def fed(feeder: Feeder, epochs: int) -> float:
-    """Images a second."""
+def feed_rate(feeder: Feeder, epochs: int) -> float:
+    """Return the images per second that a feeder delivers."""
     took, count = seconds(lambda: sum(len(b.images) for epoch in range(epochs) for b in feeder.batches(epoch)))
     return count / took
 
 
 def race(root: Path, place: Path, workers: int, batch: int) -> dict[str, float]:
-    """Images a second of each way to read the folder, and seconds of each second start."""
+    """Return the images per second of each way to read the folder, and the seconds of each second start."""
     store = place / "store"
     torchvision_epoch(root, 0, batch)  # imports and the file cache are not what is measured
     peer_s, peer = seconds(lambda: torchvision_epoch(root, workers, batch))
     pack_s, packed = seconds(lambda: pack(root, store, workers=workers, test_share=0.0) and len(open_data(store)))
     data = open_data(store)
     found = {"images": packed, "peer": peer / peer_s, "pack": packed / pack_s}
-    found |= {f"feed_{resident}": fed(Feeder(data, batch, resident=resident), 5) for resident in ("yes", "no")}
+    found |= {f"feed_{resident}": feed_rate(Feeder(data, batch, resident=resident), 5) for resident in ("yes", "no")}
     shards = make_shards(place / "shards", root)
     index_s, _ = seconds(lambda: len(open_data(shards, "all", pack=False, workers=workers)))
     again_s, lazy = seconds(lambda: open_data(shards, "all", pack=False, workers=workers))
     feeder = Feeder(lazy, batch)
     next(feeder.batches(0))  # starts the decoding processes
-    found["feed_shards"] = fed(feeder, 1)
+    found["feed_shards"] = feed_rate(feeder, 1)
     open_data(root)
     return found | {
         "open_store_s": seconds(lambda: len(open_data(store)))[0],

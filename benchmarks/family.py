@@ -1,11 +1,10 @@
-"""The family beside NT-Xent: forward and backward of each objective, captured, for the same pairs and number of scales.
+"""Compare the other objectives with NT-Xent: captured forward and backward passes for the same number of pairs.
 
     python benchmarks/family.py [--pairs 32768] [--json FILE]
 
-One kernel serves them all, so each should cost what NT-Xent costs. Entries of the affinity matrix are counted: M rows
-against M rows in the batch, M against the bank. "per entry" divides by entries and by scales (hard negatives use two)
-and compares with NT-Xent. Where queries are keys both their gradients come from one pass; against a bank only the
-queries have one.
+One kernel serves them all, so each should cost as much as NT-Xent per entry of the affinity matrix: M rows against M
+rows in the batch, or against the bank. "per entry" divides the time by entries and by scales (hard negatives use two),
+relative to NT-Xent. If queries are also keys, one pass gives both gradients; with a bank only queries have a gradient.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ CASES = [  # name, arguments, with keys and bank, scales
 
 
 def entries(name: str, pairs: int, bank: bool) -> int:
-    """How many entries of the affinity matrix the objective looks at."""
+    """Return the number of entries of the affinity matrix that the objective uses."""
     rows = 2 * pairs
     if not bank:
         return 2 * pairs * pairs if name in ("cacr", "align-uniform") else rows * rows  # of each view, or of all rows
-    return rows * rows * (2 if name == "cacr" else 1)  # CACR has the batch's own queries beside the bank
+    return rows * rows * (2 if name == "cacr" else 1)  # CACR also uses the queries of the batch
 
 
 def replay_time(take, repeats: int) -> float:
-    """Milliseconds of one captured forward and backward, the median."""
+    """Return the median milliseconds of one captured forward and backward pass."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -64,7 +63,7 @@ def replay_time(take, repeats: int) -> float:
 
 def case(name: str, arguments: dict, bank: bool, pairs: int) -> float:
     torch.manual_seed(0)
-    judge = objective(name, **arguments).cuda()
+    loss = objective(name, **arguments).cuda()
     kind = {"device": "cuda", "dtype": torch.bfloat16}
     inputs: dict[str, Tensor] = {}
     if bank:
@@ -77,7 +76,7 @@ def case(name: str, arguments: dict, bank: bool, pairs: int) -> float:
 
     def take() -> None:
         z.grad = None
-        judge(z, **inputs).backward()
+        loss(z, **inputs).backward()
 
     return replay_time(take, 15)
 

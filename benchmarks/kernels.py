@@ -1,10 +1,11 @@
-"""NT-Xent forward and backward beside lightly, pytorch-metric-learning and plain torch: error, then time and memory.
+"""Compare NT-Xent with lightly, pytorch-metric-learning and plain torch: errors, time and memory.
 
     python benchmarks/kernels.py [--quick] [--tune] [--json FILE]
 
-Peers that are not installed are left out. Errors are against float64 on the same inputs. Memory is what a call adds at
-its peak. On CUDA the last column is the share of the bf16 matrix rate measured here, counting 6 M^2 D operations (three
-products of M rows by M rows at width D); "captured" replays the same call as a CUDA graph.
+Times are of a forward and a backward pass. Peers that are not installed are skipped. Errors are relative to float64 on
+the same inputs. Memory is what a call adds at its peak. On CUDA the last column is the share of the bf16 matrix rate
+measured here, counting 6 M^2 D operations (three products of M rows by M rows at width D); "captured" replays the same
+call as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def plain(z1: Tensor, z2: Tensor) -> Tensor:
-    """What a reader of the paper writes: the whole matrix and cross_entropy."""
+    """NT-Xent as a reader of the paper would write it: the whole matrix and cross_entropy."""
     z = F.normalize(torch.cat([z1, z2]), dim=1)
     logits = (z @ z.T / TEMPERATURE).fill_diagonal_(-torch.inf)
     target = torch.arange(len(z), device=z.device).roll(len(z1))
@@ -45,7 +46,7 @@ def contenders() -> dict[str, Loss]:
 
         found["lightly"] = NTXentLoss(temperature=TEMPERATURE)
     except ImportError:
-        print("lightly is not installed: left out")
+        print("lightly is not installed: skipped")
     try:
         from pytorch_metric_learning.losses import NTXentLoss as Metric
 
@@ -54,12 +55,12 @@ def contenders() -> dict[str, Loss]:
             torch.cat([z1, z2]), torch.arange(len(z1), device=z1.device).repeat(2)
         )
     except ImportError:
-        print("pytorch-metric-learning is not installed: left out")
+        print("pytorch-metric-learning is not installed: skipped")
     return found
 
 
 def views(pairs: int, kind: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Two views whose positives are alike, as they are in training."""
+    """Return two views with similar positives, as in training."""
     z = torch.randn(pairs, WIDTH, device=device)
     return tuple((z + torch.randn_like(z)).to(kind).requires_grad_() for _ in range(2))  # type: ignore[return-value]
 
@@ -72,7 +73,7 @@ def step(loss: Loss, z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def errors(loss: Loss, pairs: int, kind: torch.dtype, device: str) -> tuple[float, float]:
-    """Relative error of the value and of the gradient."""
+    """Return the relative errors of the value and of the gradient."""
     torch.manual_seed(pairs)
     z1, z2 = views(pairs, kind, device)
     exact1, exact2 = (z.detach().double().requires_grad_() for z in (z1, z2))
@@ -85,7 +86,7 @@ def errors(loss: Loss, pairs: int, kind: torch.dtype, device: str) -> tuple[floa
 
 
 def milliseconds(call: Callable[[], object], device: str, budget: float) -> float:
-    """Median time of a call, repeated for about `budget` seconds."""
+    """Return the median time of a call, repeated for about `budget` seconds."""
     call()
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     times: list[float] = []
@@ -100,7 +101,7 @@ def milliseconds(call: Callable[[], object], device: str, budget: float) -> floa
 
 
 def captured(loss: Loss, z1: Tensor, z2: Tensor, budget: float) -> float:
-    """The same call as a CUDA graph, replayed."""
+    """Return the milliseconds of the same call replayed as a CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -113,7 +114,7 @@ def captured(loss: Loss, z1: Tensor, z2: Tensor, budget: float) -> float:
 
 
 def peak_mib(name: str, loss: Loss, pairs: int, kind: torch.dtype, device: str) -> float:
-    """What one forward and backward adds at its peak. On the CPU a fresh process reads its own high-water mark."""
+    """Return the memory that one call adds at its peak. On the CPU a new process reads its own high-water mark."""
     if device == "cuda":
         z1, z2 = views(pairs, kind, device)
         gc.collect()
@@ -140,7 +141,7 @@ def own_peak_mib(loss: Loss, pairs: int, kind: torch.dtype) -> float:
 
 
 def matrix_rate() -> float:
-    """bf16 operations a second of a large matrix product, measured here."""
+    """Return the bf16 operations per second of a large matrix product, measured here."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     return 2 * 8192**3 / (1e-3 * milliseconds(lambda: a @ a, "cuda", 0.5))
 
@@ -154,7 +155,7 @@ def race(sizes: list[int], kinds: list[torch.dtype], device: str, budget: float)
                 if name == "pytorch-metric-learning" and pairs > 256:
                     continue  # its memory is cubic in the batch
                 if name != "kontrast" and pairs > 32768:
-                    continue  # the others hold whole matrices
+                    continue  # the others store whole matrices
                 value_error, gradient_error = errors(loss, min(pairs, 2048), kind, device)
                 z1, z2 = views(pairs, kind, device)
                 line: dict[str, object] = {"type": str(kind), "pairs": pairs, "loss": name}
@@ -183,7 +184,7 @@ def show(line: dict[str, object], lines: list[dict[str, object]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter timings")
-    parser.add_argument("--tune", action="store_true", help="time the cuts of each Triton kernel instead (CUDA)")
+    parser.add_argument("--tune", action="store_true", help="time block sizes of each Triton kernel instead (CUDA)")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--pairs", type=int, nargs="*", help="sizes to run")
     parser.add_argument("--type", default="float32", help=argparse.SUPPRESS)

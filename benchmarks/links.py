@@ -1,9 +1,9 @@
-"""Losses of several views at small batches: all pairs of views from one stored matrix, beside pair by pair.
+"""Compare two ways to compute losses of several views at small batches: from one stored matrix, or pair by pair.
 
     python benchmarks/links.py [--quick] [--json FILE]
 
-Forward and backward of one call, as a loop of one's own makes it, and on a CUDA device also captured in a graph. Rows
-are views times images; the library changes over at `kontrast.kernels.links.SMALL` pairs of rows a pair of views.
+Times are of a forward and a backward pass called from Python, and on a CUDA device also captured in a graph. Rows are
+views times images; the library switches at `kontrast.kernels.links.SMALL` pairs of rows per pair of views.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAYS = {"one matrix": 2**62, "pair by pair": 0}
 
 
 def call_time(take: Callable[[], None], device: str, seconds: float) -> float:
-    """Milliseconds of one call, the median."""
+    """Return the median milliseconds of one call."""
     times, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 5:
         start = time.perf_counter()
@@ -44,13 +44,13 @@ def call_time(take: Callable[[], None], device: str, seconds: float) -> float:
 
 def case(name: str, views: int, batch: int, device: str, seconds: float) -> dict[str, float | str]:
     torch.manual_seed(0)
-    judge = objective(name).to(device)
+    loss = objective(name).to(device)
     kind = torch.bfloat16 if device == "cuda" else torch.float32
     z = torch.randn(views, batch, WIDTH, device=device, dtype=kind).requires_grad_()
 
     def take() -> None:
         z.grad = None
-        judge(z).backward()
+        loss(z).backward()
 
     found = {}
     usual = links.SMALL

@@ -1,10 +1,10 @@
-"""How long each linear protocol takes to its end on a run's features, cached and on fresh crops: a table and JSON.
+"""Time each linear protocol on a run's features, cached and with fresh crops; print a table and JSON.
 
     python benchmarks/probes.py [RUN] [--protocols cacr moco ...] [--cached] [--device auto] [--json FILE]
 
-Without RUN, two epochs of the quick start are trained first. Under two minutes each on a run of CIFAR-10 is the aim.
-The time includes making the features, and the accuracy is that of the last epoch. kNN and the logistic probe are
-timed on the same features.
+Without RUN, two epochs of the quick start are trained first. The goal is less than two minutes per protocol on a run of
+CIFAR-10. The time of fresh crops includes making the features; the accuracy is that of the last epoch. kNN and the
+logistic probe are timed on the same features.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def race(run: Run, names: list[str], device: torch.device, cached_only: bool) ->
     train, test = run.data("train"), run.data("test")
     encoder = run.encoder(device).to(memory_format=torch.channels_last)
     start = clock(device)
-    fit, held = (extract_features(encoder, part, run.transform(), device=device).to(device) for part in (train, test))
+    train_features, test_features = (
+        extract_features(encoder, part, run.transform(), device=device).to(device) for part in (train, test)
+    )
     features = clock(device) - start
-    sets = (fit, train.labels.to(device), held, test.labels.to(device))
+    sets = (train_features, train.labels.to(device), test_features, test.labels.to(device))
     rows = [timed("knn", device, lambda: knn(*sets)), timed("logistic", device, lambda: logistic(*sets))]
     for name in names:
         rows.append(timed(f"{name}, cached", device, lambda name=name: linear(*sets, name)))
@@ -55,7 +57,13 @@ def race(run: Run, names: list[str], device: torch.device, cached_only: bool) ->
                 timed(f"{name}, crops", device, lambda name=name: on_crops(run, encoder, train, sets, name, device))
             )
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    facts = {"run": run.path.name, "train": len(train), "test": len(test), "width": fit.shape[1], "device": machine}
+    facts = {
+        "run": run.path.name,
+        "train": len(train),
+        "test": len(test),
+        "width": train_features.shape[1],
+        "device": machine,
+    }
     return {**facts, "torch": torch.__version__, "features_seconds": round(features, 3), "rows": rows}
 
 
@@ -70,10 +78,10 @@ def main() -> None:
     parser.add_argument("--cached", action="store_true", help="leave the fresh crops out")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write the JSON here too")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        run = Run(given.run or pretrain(overrides=["training.epochs=2"], out=Path(place) / "quickstart"))
-        found = race(run, given.protocols, choose_device(given.device), given.cached)
+        run = Run(options.run or pretrain(overrides=["training.epochs=2"], out=Path(place) / "quickstart"))
+        found = race(run, options.protocols, choose_device(options.device), options.cached)
     print(f"{found['train']:,} train and {found['test']:,} test images, width {found['width']}, {found['device']}")
     print(f"{'probe':<20}{'seconds':>10}{'accuracy':>10}")
     print(f"{'features, once':<20}{found['features_seconds']:>10.2f}")
@@ -81,8 +89,8 @@ def main() -> None:
         late = "" if row["within"] else f"  over {LIMIT:g} s"
         print(f"{row['probe']:<20}{row['seconds']:>10.2f}{row['accuracy']:>10.4f}{late}")
     print(json.dumps(found))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

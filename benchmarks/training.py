@@ -1,12 +1,12 @@
-"""Views per second end to end, beside the bare network step (compiled, captured) and beside lightly's loop.
+"""Compare training end to end with the bare network step (compiled, captured) and with lightly's loop.
 
     python benchmarks/training.py [--encoder resnet-18 small-alexnet] [--batch 512] [--steps 100] [--json FILE] [--peer]
 
-Same network, same batch, one run. The bare step is forward, backward and SGD on ready-made views: the most that any
-input pipeline could reach. Images are random pixels of CIFAR-10's size and number; lightly reads them from PNG files
-through its own transform, PyTorch's DataLoader and its own loss, twice: as its documentation writes the loop (8
-workers, float32, one forward a view), and with all that helps it (all cores, bf16, channels-last, one forward, and
-cuDNN's choice by trying, which the bare step and ours have too).
+All numbers are views per second with the same network and batch. The bare step is forward, backward and SGD on existing
+views: the most that any input pipeline could reach. Images are random pixels of CIFAR-10's size and number. lightly
+reads them from PNG files with its own transform, PyTorch's DataLoader and its own loss, in two loops: as in its
+documentation (8 workers, float32, one forward pass per view), and with everything that helps it (all cores, bf16,
+channels-last, one forward pass, and cuDNN's benchmark mode, which the bare step and ours have too).
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ def parts(recipe, device):
     return learner, build_optimizer(learner, "sgd", 0.06, momentum=0.9, weight_decay=5e-4)
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def timed(take, warm: int, steps: int, device: torch.device) -> float:
-    """Seconds a step, after warm-up."""
+    """Return the seconds per step after a warm-up."""
     for _ in range(warm):
         take()
-    synchronise(device)
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(steps):
         take()
-    synchronise(device)
+    synchronize(device)
     return (time.perf_counter() - start) / steps
 
 
 def end_to_end(recipe, images: ImageSet, device: torch.device, steps: int) -> dict[str, float]:
-    """The program's own step: feeding, views, network, objective, optimizer."""
+    """Time kontrast's whole step: feeding, views, network, objective, optimizer."""
     began = time.perf_counter()
     learner, optimizer = parts(recipe, device)
     dtype = precision("auto", device)
@@ -82,14 +82,14 @@ def end_to_end(recipe, images: ImageSet, device: torch.device, steps: int) -> di
 
     learner.train()
     take()
-    synchronise(device)
+    synchronize(device)
     first = time.perf_counter() - began
     seconds = timed(take, 10, steps, device)
     return {"seconds": seconds, "first_step": first, "captured": step.captured, "bad": step.check() is not None}
 
 
 def bare(recipe, device: torch.device, steps: int) -> float:
-    """Forward, backward and update alone, on views that lie ready; captured where there is CUDA."""
+    """Return the seconds of forward, backward and update on existing views, captured on CUDA."""
     learner, optimizer = parts(recipe, device)
     dtype = precision("auto", device)
     learner.train()
@@ -116,8 +116,8 @@ def bare(recipe, device: torch.device, steps: int) -> float:
     return timed(graph.replay, 10, steps, device)
 
 
-class Pictures(torch.utils.data.Dataset):
-    """PNG files through lightly's transform, round and round."""
+class PNGFiles(torch.utils.data.Dataset):
+    """PNG files with lightly's transform, repeated up to `length`."""
 
     def __init__(self, folder: Path, count: int, length: int):
         from lightly.transforms import SimCLRTransform
@@ -138,7 +138,7 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def peer(recipe, device: torch.device, steps: int, helped: bool, count: int = 512) -> float:
-    """lightly's loop: as documented, or helped by every core, bf16, channels-last and one forward for both views."""
+    """Return the seconds per step of lightly's loop, as documented or helped by all cores, bf16 and so on."""
     from lightly.loss import NTXentLoss
 
     batch, workers = recipe.training.batch, (os.cpu_count() or 1) if helped else 8
@@ -146,10 +146,10 @@ def peer(recipe, device: torch.device, steps: int, helped: bool, count: int = 51
     student = learner.student if helped else learner.student.to(memory_format=torch.contiguous_format)
     optimizer = torch.optim.SGD(student.parameters(), 0.06, momentum=0.9, weight_decay=5e-4)
     torch.backends.cudnn.benchmark = helped
-    judge, dtype = NTXentLoss(temperature=0.2), precision("auto", device) if helped else torch.float32
-    warm = 2 * workers + 3  # workers run ahead by two batches each: only past those is it the pace the loop can keep
+    loss_function, dtype = NTXentLoss(temperature=0.2), precision("auto", device) if helped else torch.float32
+    warm = 2 * workers + 3  # each worker prefetches two batches: only later steps show the loop's own pace
     with tempfile.TemporaryDirectory() as folder:
-        pictures = Pictures(Path(folder), count, (steps + warm + 1) * batch)
+        pictures = PNGFiles(Path(folder), count, (steps + warm + 1) * batch)
         loader = torch.utils.data.DataLoader(pictures, batch, num_workers=workers, drop_last=True, pin_memory=helped)
         batches = iter(loader)
 
@@ -157,7 +157,7 @@ def peer(recipe, device: torch.device, steps: int, helped: bool, count: int = 51
             views = [x.to(device, non_blocking=True) for x in next(batches)]
             with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
                 z0, z1 = student(torch.cat(views)).chunk(2) if helped else [student(x) for x in views]
-            loss = judge(z0.float(), z1.float())
+            loss = loss_function(z0.float(), z1.float())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -166,7 +166,7 @@ def peer(recipe, device: torch.device, steps: int, helped: bool, count: int = 51
 
 
 def race(name: str, images: ImageSet, device: torch.device, batch: int, steps: int, peers: bool) -> dict[str, object]:
-    """Views per second of one encoder: the bare step, ours end to end and, if asked for, lightly's two loops."""
+    """Return the views per second of one encoder: the bare step, ours and, with `peers`, lightly's two loops."""
     recipe, views = recipe_for(name, batch), 2 * batch
     with algorithms(deterministic=False):
         limit = views / bare(recipe, device, steps)

@@ -1,11 +1,11 @@
-"""Views beside torchvision and kornia: first the same draws give the same picture, then views per second.
+"""Compare the views with torchvision and kornia: first the pictures from the same draws, then views per second.
 
     python benchmarks/views.py [--device cpu|cuda] [--workers N] [--quick] [--json FILE]
 
-The picture: each view is made again by torchvision's functional transforms from the same draws; differences in 1/255 of
-the range. The race: ours on the device (captured in a CUDA graph there; on one CPU thread else), torchvision v2 in
-worker processes of one thread each, kornia on the device where it is installed. On CUDA also the share of the measured
-copy bandwidth that reading each image once and writing each view once would take.
+The pictures: torchvision's functional transforms make each view again from the same draws; differences are in 1/255 of
+the range. The race: ours on the device (in a CUDA graph, or on one CPU thread), torchvision v2 in worker processes of
+one thread each, and kornia on the device if it is installed. On CUDA, also the share of the measured copy bandwidth
+that reading each image once and writing each view once would take.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CASES = (
 
 
 def through_torchvision(image: Tensor, draws: Draws, policy: Policy, size: int) -> Tensor:
-    """One view of one uint8 image [C, H, W], C 1 or 3, by torchvision's functional transforms on a float tensor.
+    """Make one view of one uint8 image [C, H, W], C 1 or 3, by torchvision's functional transforms on a float tensor.
 
-    `draws` are of this view and image alone (0-d tensors).
+    `draws` are those of this view and image (0-dim tensors).
     """
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as tv
@@ -64,7 +64,7 @@ def _each(values: tuple[float, ...], channels: int) -> list[float]:
 
 
 def torchvision_policy(policy: Policy, size: int):
-    """The policy as a torchvision v2 pipeline from a uint8 image to a normalised float tensor."""
+    """Return the policy as a torchvision v2 pipeline from a uint8 image to a normalized float tensor."""
     from torchvision.transforms import InterpolationMode, v2
 
     steps = [
@@ -81,7 +81,7 @@ def torchvision_policy(policy: Policy, size: int):
 
 
 def kornia_policy(policy: Policy, size: int):
-    """The policy as a kornia pipeline of a batch of float images."""
+    """Return the policy as a kornia pipeline for a batch of float images."""
     import kornia.augmentation as K
 
     steps = [
@@ -98,7 +98,7 @@ def kornia_policy(policy: Policy, size: int):
 
 
 def pictures(count: int, side: int, seed: int = 0) -> Tensor:
-    """uint8 images [count, 3, side, side] with edges, gradients and noise: smooth ones would hide a fault."""
+    """Make uint8 images [count, 3, side, side] with edges, gradients and noise: smooth ones would hide a bug."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(count, 3, 5, 5, generator=generator)
     blocks = torch.rand(count, 3, 9, 9, generator=generator).round()
@@ -108,7 +108,7 @@ def pictures(count: int, side: int, seed: int = 0) -> Tensor:
 
 
 def agreement(name: str, source: int, size: int, count: int, device: str) -> dict[str, float]:
-    """Differences to torchvision by the same draws, in 1/255: mean and 99.9th percentile."""
+    """Return the mean and the 99.9th percentile of the differences to torchvision from the same draws, in 1/255."""
     views = Views(name, 2, size)
     images, image_keys = pictures(count, source), keys(0, 0, torch.arange(count))
     draws = views.draw(image_keys, torch.full((count, 2), source))
@@ -125,7 +125,7 @@ def agreement(name: str, source: int, size: int, count: int, device: str) -> dic
 
 
 def seconds_cpu(work: Callable[[int], object], budget: float) -> float:
-    """Median seconds of `work(i)` on the CPU within the budget."""
+    """Return the median seconds of `work(i)` on the CPU, repeated for `budget` seconds."""
     work(0)
     times, end = [], time.perf_counter() + budget
     while not times or time.perf_counter() < end:
@@ -136,7 +136,7 @@ def seconds_cpu(work: Callable[[int], object], budget: float) -> float:
 
 
 def seconds_cuda(work: Callable[[int], object], sets: int, repeats: int, captured: bool) -> float:
-    """Median seconds of one `work(i)`, in a graph where captured; i goes round `sets` inputs, past a cache."""
+    """Return the median seconds of one `work(i)`; i cycles through `sets` inputs, so that caches don't help."""
     for i in range(sets):
         work(i)
     torch.cuda.synchronize()
@@ -165,14 +165,14 @@ def seconds_cuda(work: Callable[[int], object], sets: int, repeats: int, capture
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written a second by a large copy on the device."""
+    """Return the bytes per second that a large copy on the device reads and writes."""
     x = torch.randn(2**29, device="cuda")
     y = torch.empty_like(x)
     return 2 * x.numel() * 4 / seconds_cuda(lambda i: y.copy_(x), 1, 9, False)
 
 
 def ours(name: str, source: int, size: int, device: str, quick: bool, bandwidth: float | None) -> dict[str, float]:
-    """Views per second of ours."""
+    """Return our views per second."""
     batch = 512 if size <= 64 else 256
     if device == "cpu":
         batch //= 2 if size <= 64 else 16
@@ -208,7 +208,7 @@ class Pairs(torch.utils.data.Dataset):
 
 
 def torchvision_rate(name: str, source: int, size: int, workers: int, length: int) -> float:
-    """Views per second of torchvision v2 in worker processes (0: in this one), after the workers' start."""
+    """Return the views per second of torchvision v2 in worker processes (0: in this one), after they have started."""
     policy = POLICIES.build(name)[0]
     batch = 64 if size <= 64 else 16
     data = Pairs(pictures(64, source), policy, size, length + max(workers, 1) * batch)
@@ -223,7 +223,7 @@ def torchvision_rate(name: str, source: int, size: int, workers: int, length: in
 
 
 def kornia_rate(name: str, source: int, size: int, device: str, quick: bool) -> float | None:
-    """Views per second of kornia on the device, or None where it is not installed."""
+    """Return the views per second of kornia on the device, or None if it is not installed."""
     try:
         pipeline = kornia_policy(POLICIES.build(name)[0], size)
     except ImportError:
@@ -237,7 +237,7 @@ def kornia_rate(name: str, source: int, size: int, device: str, quick: bool) -> 
 
 
 def show(title: str, case: dict) -> None:
-    """One case for people."""
+    """Print one case."""
     differences = case["agreement_in_255ths"]
     print(
         f"{title}: difference to torchvision in 1/255: mean {differences['mean']:.4f}, 99.9% {differences['p99.9']:.3f}"
@@ -255,11 +255,11 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer images and repeats")
     parser.add_argument("--json", metavar="FILE")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    workers = given.workers if given.workers is not None else (os.cpu_count() if given.device == "cuda" else 0)
-    machine = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()}, one thread"
-    bandwidth = copy_bandwidth() if given.device == "cuda" else None
+    workers = options.workers if options.workers is not None else (os.cpu_count() if options.device == "cuda" else 0)
+    machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, one thread"
+    bandwidth = copy_bandwidth() if options.device == "cuda" else None
     result = {
         "machine": machine,
         "torch": torch.__version__,
@@ -268,17 +268,17 @@ def main() -> None:
         "cases": {},
     }
     for name, source, size in CASES:
-        case = {"agreement_in_255ths": agreement(name, source, size, 8 if given.quick else 32, given.device)}
-        case |= ours(name, source, size, given.device, given.quick, bandwidth)
-        length = (256 if given.quick else 1024) * max(1, workers) // (1 if size <= 64 else 8)
+        case = {"agreement_in_255ths": agreement(name, source, size, 8 if options.quick else 32, options.device)}
+        case |= ours(name, source, size, options.device, options.quick, bandwidth)
+        length = (256 if options.quick else 1024) * max(1, workers) // (1 if size <= 64 else 8)
         case["torchvision"] = torchvision_rate(name, source, size, workers, length)
-        case["kornia"] = kornia_rate(name, source, size, given.device, given.quick)
+        case["kornia"] = kornia_rate(name, source, size, options.device, options.quick)
         case["ratio_torchvision"] = case["views_per_second"] / case["torchvision"]
         case["ratio_kornia"] = case["views_per_second"] / case["kornia"] if case["kornia"] else None
         result["cases"][f"{name} {source} to {size}"] = case
         show(f"{name} {source} -> {size}", case)
-    if given.json:
-        with open(given.json, "w") as file:
+    if options.json:
+        with open(options.json, "w") as file:
             json.dump(result, file, indent=1)
 
 

@@ -1,4 +1,4 @@
-"""An objective of kontrast in a LightningModule: pip install pytorch-lightning, python examples/lightning_loop.py"""
+"""Use an objective in a LightningModule: pip install pytorch-lightning, then python examples/lightning_loop.py"""
 
 import pytorch_lightning as lightning
 import torch
@@ -16,7 +16,7 @@ class Module(lightning.LightningModule):
     def training_step(self, batch, _):
         views = torch.stack([batch[0] + 0.1 * torch.randn_like(batch[0]) for _ in range(3)])  # [V,B,1,8,8]
         terms = self.objective.terms(self.encoder(views.flatten(0, 1)).unflatten(0, views.shape[:2]))
-        self.log_dict(dict(terms))  # on several ranks the objective joins the batch by itself
+        self.log_dict(dict(terms))  # on several ranks the objective gathers the whole batch itself
         return terms.total
 
     def configure_optimizers(self):

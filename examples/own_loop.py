@@ -1,4 +1,4 @@
-"""An objective of kontrast in a loop of your own: python examples/own_loop.py"""
+"""Use an objective in your own training loop: python examples/own_loop.py"""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Split and synchronised batch norm against plain batch norm on the parts and on the joined batch."""
+"""Split and synchronized batch norm against plain batch norm on the parts and on the joined batch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_split_is_plain_and_evaluation_too():
     torch.testing.assert_close(four.eval()(x), plain.eval()(x))
 
 
-def test_an_output_depends_on_its_split_alone():
+def test_an_output_depends_only_on_its_split():
     split = convert_split_batch_norm(norm(2), 2)
     x = torch.randn(8, 3)
     other = x.clone()
@@ -61,7 +61,7 @@ def test_an_output_depends_on_its_split_alone():
 
 
 def test_shuffled_keys_have_other_partners():
-    """The point of shuffling: a key's statistics come from other images than its query's."""
+    """A key's statistics must come from other images than its query's."""
     x = torch.arange(64)
     mixed, _ = shuffle(x, torch.tensor(3))
     partners = {int(i): set(part.tolist()) for part in mixed.split(8) for i in part}
@@ -97,20 +97,20 @@ def test_mix_is_splitmix64():
         assert int(mix(torch.tensor(value))) % 2**64 == reference(value % 2**64)
 
 
-def test_conversion_reaches_every_norm_and_keeps_the_state():
+def test_conversion_replaces_every_norm_and_keeps_the_state():
     plain = encoder("small-resnet", width=16)
     split = convert_split_batch_norm(copy.deepcopy(plain), 2)
     assert split.state_dict().keys() == plain.state_dict().keys()
     assert not any(type(m) is nn.BatchNorm2d for m in split.modules())
     assert (smallest_batch(plain), smallest_batch(split), smallest_batch(nn.Linear(2, 2))) == (2, 4, 1)
-    with pytest.raises(UsageError, match="each split needs two images"):
+    with pytest.raises(UsageError, match="3 in 2 splits"):
         split.train()(torch.rand(3, 3, 32, 32))
-    with pytest.raises(UsageError, match="of one size"):
+    with pytest.raises(UsageError, match="5 in 2 splits"):
         split(torch.rand(5, 3, 32, 32))
 
 
 def on_two_ranks(rank: int, folder: str) -> None:
-    """Each rank takes half of a batch through synchronised norm and a shuffle, and saves what it got."""
+    """Send half of a batch through synchronized norm and a shuffle on each rank, and save the outputs."""
     torch.set_num_threads(1)
     ranks.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     saved = torch.load(f"{folder}/in.pt")
@@ -129,7 +129,7 @@ def on_two_ranks(rank: int, folder: str) -> None:
 
 
 def network() -> nn.Sequential:
-    """With both kinds of running statistics: a moving average, and that of all batches."""
+    """A network with both kinds of running statistics: a moving average, and the average of all batches."""
     norms = nn.BatchNorm2d(4), nn.BatchNorm1d(16, momentum=None)
     return nn.Sequential(nn.Conv2d(3, 4, 3), norms[0], nn.ReLU(), nn.Flatten(), norms[1]).double()
 
@@ -166,7 +166,7 @@ def test_two_ranks_equal_one_process_on_the_joined_batch():
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_one_forward_keeps_views_apart_as_one_forward_a_view_does(splits):
+def test_views_in_one_forward_equal_one_forward_per_view(splits):
     """Values, gradients and running statistics of three views in one batch, or one after the other."""
     apart = convert_split_batch_norm(norm(4), splits).double()
     together = copy.deepcopy(apart)

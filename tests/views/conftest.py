@@ -1,4 +1,4 @@
-"""Pictures, and torchvision's way to the same view (the benchmark's own)."""
+"""Test images, and the same views made by torchvision, both from the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draws: a good hash, the right distributions, torchvision's crops."""
+"""The random draws: quality of the hash, distributions, torchvision's crops."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_keys_take_seed_and_epoch_as_tensors():
 
 
 @pytest.mark.parametrize("indices", [[1, 2], torch.arange(3, dtype=torch.int32), torch.rand(3)])
-def test_keys_refuse_what_is_not_int64(indices):
+def test_indices_that_are_not_int64_are_an_error(indices):
     with pytest.raises(UsageError, match="int64"):
         keys(0, 0, indices)
 
@@ -73,8 +73,8 @@ def test_every_slot_is_uniform():
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_neighbours_are_independent(raw):
-    """Pairs of draws of neighbour slots, views, images, epochs fill a grid evenly; also where indices are the keys."""
+def test_adjacent_draws_are_independent(raw):
+    """Pairs of draws of adjacent slots, views, images and epochs fill a grid evenly, also with indices as keys."""
     plain = torch.arange(N)
     made = plain if raw else keys(0, 0, plain)
     drawn = bits(made, torch.arange(3), torch.arange(SLOTS))
@@ -89,7 +89,7 @@ def test_neighbours_are_independent(raw):
 
 
 def test_area_and_ratio_of_crops(sequential):
-    """Where every attempt fits, the area is uniform and the ratio log-uniform."""
+    """If every attempt fits, the area is uniform and the ratio log-uniform."""
     area = sequential.height * sequential.width / 1000**2
     ratio = torch.log(sequential.width / sequential.height)
     inner = area[(area > 0.1) & (area < 0.48)]  # whole pixels blur the ends
@@ -106,7 +106,7 @@ def test_position_of_crops(sequential):
 
 
 def test_fields_are_independent(sequential):
-    """No two things share a slot: every pair of drawn fields fills an 8 x 8 grid of their quantiles evenly."""
+    """No two fields share a slot: every pair of them fills an 8 x 8 grid of quantiles evenly."""
     area, ratio = sequential.height * sequential.width, sequential.width / sequential.height
     places = (sequential.top / (1001 - sequential.height), sequential.left / (1001 - sequential.width))
     factors = (sequential.brightness, sequential.contrast, sequential.saturation, sequential.hue, sequential.sigma)
@@ -141,7 +141,7 @@ def test_probabilities_and_factors(sequential):
 
 @pytest.mark.parametrize("shape", [(32, 32), (48, 30), (12, 60)])
 def test_crops_are_distributed_as_torchvision_draws_them(shape):
-    """Height, width and place against torchvision's own get_params, also where attempts fail."""
+    """Height, width and place against torchvision's own get_params, also if attempts fail."""
     transforms = pytest.importorskip("torchvision.transforms")
     count = 6000
     picture = torch.zeros(1, *shape)
@@ -166,15 +166,15 @@ def test_crops_are_distributed_as_torchvision_draws_them(shape):
     "shape, box",
     [((1000, 10), (493, 0, 13, 10)), ((10, 1000), (0, 493, 10, 13)), ((1, 1), (0, 0, 1, 1)), ((1, 9), (0, 4, 1, 1))],
 )
-def test_the_fallback_is_the_centre(shape, box):
-    """No attempt of this area fits: the largest centred box of an allowed ratio."""
+def test_the_fallback_is_the_center(shape, box):
+    """No attempt of this area fits: the largest centered box of an allowed ratio."""
     drawn = draw([Policy(crop_scale=(1.0, 1.0))], keys(0, 0, torch.arange(5)), torch.tensor([shape] * 5), 32)
     for i, expected in enumerate(box):
         assert (drawn[i] == expected).all()
 
 
 def test_ten_attempts():
-    """A box of 94% of a square fits with ratios near one alone: the share of fallbacks tells the number of attempts."""
+    """A box of 94% of a square fits with ratios near one alone: the share of fallbacks shows the number of attempts."""
     policy = Policy(crop_scale=(0.94, 0.94))
     drawn = draw([policy], keys(0, 0, torch.arange(N)), torch.full((N, 2), 1000), 32)
     fallback = ((drawn.height == 1000) & (drawn.width == 1000)).double().mean()
@@ -183,7 +183,7 @@ def test_ten_attempts():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_view_of_its_own_number_has_its_own_draws(name):
+def test_draws_depend_on_the_views_number(name):
     policies = (POLICIES.build(name) * 4)[:4]
     made = keys(0, 0, torch.arange(64))
     sizes = torch.full((64, 2), 100)

@@ -35,7 +35,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_the_papers_augmentations(name):
+def test_policies_have_the_papers_numbers(name):
     found = [
         (*p.crop_scale, p.flip, p.jitter, p.jitter_p, p.gray, p.blur, p.solarize, (p.mean, p.std))
         for p in POLICIES.build(name)
@@ -58,20 +58,20 @@ def test_the_reach_of_the_blurs():
 
 
 @pytest.mark.parametrize(("name", "fraction"), [("evaluate", 1.0), ("evaluate-imagenet", 224 / 256)])
-def test_evaluation_sees_the_centre(name, fraction):
+def test_evaluation_uses_the_center(name, fraction):
     (policy,) = POLICIES.build(name)
     assert (policy.crop_scale, policy.center_fraction, policy.flip, policy.gray) == (None, fraction, 0.0, 0.0)
     assert policy.jitter == (0.0, 0.0, 0.0, 0.0) and (policy.mean, policy.std) == IMAGENET
 
 
-def test_bit_channels_pass_untouched_behind_one_channel_of_picture():
+def test_bit_channels_pass_unchanged():
     bits = torch.tensor([0, 255]).view(1, 2, 1, 1).expand(4, 2, 28, 28)
     images = torch.cat([torch.randint(0, 256, (4, 1, 28, 28)), bits], 1).to(torch.uint8)
     views = Views("randbit-mnist", 2, 28, planes=2)(images, keys(0, 0, torch.arange(4)))
     assert torch.equal(views[:, :, 1:], (bits / 255).expand(2, 4, 2, 28, 28))
 
 
-def test_the_order_is_jitter_gray_blur_solarize_normalise():
+def test_the_order_is_jitter_gray_blur_solarize_normalize():
     def made(images: torch.Tensor, **fields) -> torch.Tensor:
         policy = Policy(crop_scale=None, flip=0.0, **fields)
         return Views(policy, 1, 8)(images, keys(0, 0, torch.arange(len(images))))[0]
@@ -82,7 +82,7 @@ def test_the_order_is_jitter_gray_blur_solarize_normalise():
     assert (turned - made(red, gray=1.0)).abs().max() > 0.05
     torch.testing.assert_close(turned[:, 0], turned[:, 2])
     stripes = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
-    stripes[..., ::4] = 255  # solarised first, black and white would both be black, and blurred black still
+    stripes[..., ::4] = 255  # solarized first, black and white would both be black, and blurred black still
     assert made(stripes, blur=1.0, blur_sigma=(1.0, 1.0), solarize=1.0).max() > 0.1
     white = torch.full((4, 3, 8, 8), 255, dtype=torch.uint8)
     assert torch.equal(made(white, solarize=1.0, mean=(0.5,), std=(0.25,)), torch.full((4, 3, 8, 8), -2.0))

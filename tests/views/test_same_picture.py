@@ -1,4 +1,4 @@
-"""The same draws give the same picture as torchvision's functions on tensors, and as PIL's on whole numbers.
+"""The same draws give the same picture as torchvision's functions on tensors, and as PIL's on 8-bit images.
 
 Bounds for PIL, which rounds to 1/255 after every operation: mean under 1/255, 99.9th percentile under 4/255.
 """
@@ -82,7 +82,7 @@ def test_blends_as_pil(bench, operation, name, factor):
 
 @pytest.mark.parametrize("turn", [-0.5, -0.3, 0.0, 0.05, 0.4])
 def test_hue_as_tensors(bench, turn):
-    """Also for grey, black, white and pure colors, where hue has ties or is undefined."""
+    """Also for gray, black, white and pure colors, where hue has ties or is undefined."""
     from torchvision.transforms import functional as tv
 
     corners = torch.cartesian_prod(*[torch.tensor([0.0, 0.5, 1.0])] * 3).T.reshape(3, 3, 9)
@@ -141,7 +141,7 @@ def test_gray_and_solarize_as_pil(bench):
 
 @pytest.mark.parametrize("source", [(48, 64), (33, 33), (100, 41)])
 @pytest.mark.parametrize("name, resize", [("evaluate", 28), ("evaluate-imagenet", 32)])
-def test_evaluation_is_resize_and_centre_crop(bench, name, resize, source):
+def test_evaluation_is_resize_and_center_crop(bench, name, resize, source):
     from torchvision.transforms import v2
 
     images = bench.pictures(2, 100)[:, :, : source[0], : source[1]].contiguous()

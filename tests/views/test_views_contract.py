@@ -1,4 +1,4 @@
-"""What callers rely on: shapes, layouts, channels, purity of the draws, clear errors."""
+"""What callers rely on: shapes, layouts, channels, draws that depend only on keys, clear errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_seed_epoch_and_index_each_change_the_views(images):
 
 
 def test_multi_crop(images, image_keys):
-    """Local views are more views: the global ones stay, the local ones are small crops."""
+    """Adding local views leaves the global ones unchanged; local views are small crops."""
     views = Views("moco-v2", 2, 24, local_count=3, local_size=12, local_scale=(0.05, 0.1))
     whole, local = views(images, image_keys)
     assert torch.equal(whole, Views("moco-v2", 2, 24)(images, image_keys))
@@ -83,8 +83,8 @@ def test_multi_crop(images, image_keys):
 
 
 @pytest.mark.parametrize("name", ["simclr", "evaluate", "dcl"])
-def test_padding_does_not_show(name, images, image_keys):
-    """A ragged batch: what lies past an image's size can't be seen in its views."""
+def test_padding_is_not_visible(name, images, image_keys):
+    """In a padded batch, pixels outside an image's size don't change its views."""
     sizes = torch.stack([torch.arange(20, 20 + B), torch.arange(31, 31 - B, -1)], 1)
     views = Views(name, 2, 16)
     padded = views(images, image_keys, sizes)
@@ -97,7 +97,7 @@ def test_padding_does_not_show(name, images, image_keys):
 
 
 @pytest.mark.parametrize("channels, picture", [(1, 1), (2, 1), (3, 3), (5, 3)])
-def test_channels_past_the_picture_pass_untouched(channels, picture, image_keys):
+def test_channels_after_the_picture_pass_unchanged(channels, picture, image_keys):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (B, channels, 20, 20), dtype=torch.uint8, generator=generator)
     images[:, picture:] = (
@@ -111,7 +111,7 @@ def test_channels_past_the_picture_pass_untouched(channels, picture, image_keys)
 
 
 def test_randbit_mnist_has_one_picture_channel(image_keys):
-    """Two bits beside a digit make three channels, which are no color picture."""
+    """A digit and two bits have three channels but are not a color picture."""
     images = torch.randint(0, 256, (B, 3, 28, 28), dtype=torch.uint8)
     images[:, 1:] = torch.tensor([0, 255], dtype=torch.uint8)[None, :, None, None]
     views = Views("randbit-mnist", 2, 28)(images, image_keys)
@@ -152,6 +152,11 @@ def test_overrides(images, image_keys):
     torch.testing.assert_close(views(images, image_keys), (plain - 0.5) / 0.25)
 
 
+def test_fields_of_old_recipes_have_new_names():
+    (policy,) = Views("evaluate", 1, colours=1, centre_fraction=0.5).policies
+    assert (policy.colors, policy.center_fraction) == (1, 0.5)
+
+
 def test_digits_are_never_mirrored():
     for name in ("digits", "randbit-mnist"):
         assert not Views(name).draw(keys(0, 0, torch.arange(500)), torch.full((500, 2), 32)).flip.any()
@@ -160,25 +165,25 @@ def test_digits_are_never_mirrored():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"policy": "simclr-cifr"}, "did you mean 'simclr-cifar'"),
+        ({"policy": "simclr-cifr"}, "'simclr-cifar'"),
         ({"size": 0}, "size is 0"),
         ({"size": 2.5}, "size is 2.5"),
         ({"count": 0}, "count is 0"),
         ({"local_count": 2}, "local_size is None"),
-        ({"dtype": torch.int32}, "float32, bfloat16 or float16"),
-        ({"crop_scal": (0.2, 1)}, "did you mean 'crop_scale'"),
+        ({"dtype": torch.int32}, "int32.*bfloat16"),
+        ({"crop_scal": (0.2, 1)}, "'crop_scale'"),
         ({"crop_scale": (0.0, 1.0)}, "crop_scale"),
         ({"crop_scale": (0.5, 0.2)}, "crop_scale"),
         ({"crop_scale": 0.2}, "crop_scale"),
         ({"flip": 1.5}, "flip is 1.5"),
-        ({"flip": "often"}, "flip is 'often'; allowed: numbers"),
-        ({"crop_scale": 0.5}, "crop_scale is 0.5; allowed: a list of 2 numbers"),
-        ({"cuont": 3}, "did you mean 'count'"),
+        ({"flip": "often"}, "flip is 'often'"),
+        ({"crop_scale": 0.5}, "crop_scale is 0.5; .* 2 numbers"),
+        ({"cuont": 3}, "'count'"),
         ({"jitter": (0.4, 0.4, 0.4)}, "jitter"),
         ({"jitter": (0.4, 0.4, 0.4, 0.7)}, "hue"),
         ({"std": (0.0,)}, "std"),
-        ({"interpolation": "nearest"}, "bilinear or bicubic"),
-        ({"implementation": "cuda"}, "auto, torch, triton"),
+        ({"interpolation": "nearest"}, "interpolation is nearest.*bicubic"),
+        ({"implementation": "cuda"}, "implementation is cuda.*triton"),
     ],
 )
 def test_bad_settings(arguments, message):
@@ -186,8 +191,8 @@ def test_bad_settings(arguments, message):
         Views(**{"policy": "simclr-cifar", **arguments})
 
 
-def test_views_of_one_call_share_what_they_must():
-    with pytest.raises(UsageError, match="share mean"):
+def test_views_of_one_call_must_share_some_fields():
+    with pytest.raises(UsageError, match="mean"):
         Views([Policy(), Policy(mean=(0.5,))])
     with pytest.raises(UsageError, match="at least one policy"):
         Views([])
@@ -196,7 +201,7 @@ def test_views_of_one_call_share_what_they_must():
 def test_bad_images(images, image_keys):
     views = Views("simclr-cifar", 2, 16)
     for wrong in (images.float(), images[0], images.numpy(), images[:0], images[:, :, :0]):
-        with pytest.raises(UsageError, match=r"uint8 images|at least one"):
+        with pytest.raises(UsageError, match="uint8 images"):
             views(wrong, image_keys)
     for wrong in (image_keys[:3], image_keys.int(), image_keys.float(), image_keys[None], [1] * B):
         with pytest.raises(UsageError, match="int64 key"):
@@ -206,7 +211,7 @@ def test_bad_images(images, image_keys):
             views(images, image_keys, wrong)
 
 
-def test_fused_views_without_a_device_say_so(images, image_keys, monkeypatch):
+def test_fused_views_need_a_cuda_device(images, image_keys, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(EnvironmentFault, match="CUDA"):
         Views("simclr-cifar", 2, 16, implementation="triton")(images, image_keys)
@@ -219,8 +224,8 @@ def test_one_pixel_images(image_keys):
 
 
 @pytest.mark.parametrize("sizes", [[[27, 20]], [[0, 5]], [[5, 32]]])
-def test_sizes_past_the_images_are_refused(sizes, images, image_keys):
-    """They would give pictures of NaN."""
+def test_sizes_larger_than_the_images_are_an_error(sizes, images, image_keys):
+    """They would give views of NaN."""
     given = torch.tensor([*sizes, *[[26, 31]] * (B - 1)])
-    with pytest.raises(UsageError, match="sizes from 1 to the padded"):
+    with pytest.raises(UsageError, match=r"sizes .*\[26, 31\]"):
         Views("moco-v2", 2, 20)(images, image_keys, given)

@@ -1,4 +1,4 @@
-"""Encoders, heads, momentum teacher and memory bank.
+"""Encoders, projection heads, predictors, batch norms, momentum teacher and memory bank.
 
 `encoder("resnet-18", channels=3, size=32)`, `head("simclr", width=512)`, `predictor("byol", width=256)`.
 """

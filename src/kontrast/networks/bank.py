@@ -1,48 +1,60 @@
-"""The memory bank of MoCo and JCL: the last M keys, first in, first out.
-
-M rows, B keys of one batch, D width. Writing takes no look at the device, so that it can be captured in a CUDA graph.
-"""
+"""The memory bank of MoCo and JCL: the last M keys, first in, first out. B keys per batch, D width."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn import functional
 
-from kontrast.networks.catalog import whole
+from kontrast.networks.catalog import check_whole
 
 
 class MemoryBank(nn.Module):
-    """Starts as random unit rows. `rows` [M,D] and `pointer`, the next row to be written, are saved with the state.
+    """A queue of earlier keys that serve as negatives; calling it returns its rows.
 
-    normalise: keys are put on the unit sphere when they enter (MoCo); False keeps them as they are (JCL's means).
+    It starts with random unit rows. `rows` [M,D] and `pointer`, the next row to overwrite, are saved in the state dict.
+    No operation waits for the device, so that `enqueue` can be captured in a CUDA graph.
+
+    Args:
+        size: number of rows M.
+        width: width D of a key.
+        normalize: scale keys to unit length when they are added (MoCo); False keeps them as they are (JCL's means).
+        seed: seed of the random rows.
+
+    Shape:
+        - output: [M,D]
+
+    Example:
+        >>> bank = MemoryBank(size=4, width=3)
+        >>> bank.enqueue(torch.ones(2, 3))
+        >>> bank().shape, int(bank.pointer)
+        (torch.Size([4, 3]), 2)
     """
 
     rows: Tensor
     pointer: Tensor
 
-    def __init__(self, size: int, width: int, normalise: bool = True, seed: int = 0):
+    def __init__(self, size: int, width: int, normalize: bool = True, seed: int = 0):
         super().__init__()
-        noise = torch.randn(
-            whole("bank size", size), whole("bank width", width), generator=torch.Generator().manual_seed(seed)
-        )
-        self.register_buffer("rows", normalize(noise, dim=1))
+        shape = check_whole("bank size", size), check_whole("bank width", width)
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        self.register_buffer("rows", functional.normalize(noise, dim=1))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
-        self.normalise = normalise
+        self.normalize = normalize
 
     def forward(self) -> Tensor:
-        """A copy of the rows [M,D], safe to differentiate against when keys are added before the backward pass."""
+        """Return a copy of the rows, so that keys may be added before the backward pass."""
         return self.rows.clone()
 
     @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:
-        """Write keys [B,D] over the oldest rows, round the end; of more than M keys the last M stay."""
+        """Overwrite the oldest rows with keys [B,D]. If there are more than M keys, the last M remain."""
         size, count = len(self.rows), len(keys)
         if keys.ndim != 2 or keys.shape[1] != self.rows.shape[1]:
-            raise ValueError(f"keys are {list(keys.shape)}, the bank holds rows of {self.rows.shape[1]}")
-        late = max(0, count - size)
-        keys = keys[late:].detach().to(self.rows.dtype)
-        keys = normalize(keys, dim=1) if self.normalise else keys
-        places = (self.pointer + late + torch.arange(count - late, device=self.rows.device)) % size
+            raise ValueError(f"keys have shape {list(keys.shape)}, the bank needs [B, {self.rows.shape[1]}]")
+        skipped = max(0, count - size)
+        keys = keys[skipped:].detach().to(self.rows.dtype)
+        keys = functional.normalize(keys, dim=1) if self.normalize else keys
+        places = (self.pointer + skipped + torch.arange(count - skipped, device=self.rows.device)) % size
         self.rows.index_copy_(0, places, keys)
         self.pointer.add_(count).remainder_(size)

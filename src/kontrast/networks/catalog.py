@@ -1,4 +1,4 @@
-"""Encoders, heads and predictors by name, and the one way to build each.
+"""Encoders, heads and predictors by name, and the functions that build them.
 
 N images, C channels, h x w pixels, F width of the representation that probes read, D width of the projection.
 """
@@ -12,10 +12,10 @@ from torch import nn
 from kontrast.errors import UsageError
 from kontrast.registry import Registry
 
-FOREIGN = "timm:NAME and torchvision:NAME reach those libraries"
+EXTERNAL = "timm:NAME and torchvision:NAME are encoders of those libraries"
 
 ENCODERS = Registry(  # [N,C,h,w] -> [N,F]
-    "encoder", hints=dict.fromkeys(("", "timm", "torchvision"), FOREIGN), given=("channels", "size")
+    "encoder", hints=dict.fromkeys(("", "timm", "torchvision"), EXTERNAL), given=("channels", "size")
 )
 HEADS = Registry("head", given=("inputs",))  # [N,F] -> [N,D]
 PREDICTORS = Registry("predictor", given=("inputs",))  # [N,D] -> [N,D]
@@ -24,8 +24,10 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Encoder(nn.Module):
-    """What `encoder` builds, to type checkers: the networks themselves are of other classes, since a class whose
-    attributes are annotated can't become TorchScript."""
+    """The type of what `encoder` returns, for type checkers: a network with `width`, `size` and `channels`.
+
+    The networks don't inherit from it, because TorchScript can't compile a class with annotated attributes.
+    """
 
     width: int
     size: int
@@ -33,66 +35,107 @@ class Encoder(nn.Module):
 
 
 class Head(nn.Module):
-    """What `head` builds, to type checkers."""
+    """The type of what `head` returns, for type checkers: a network with `width`."""
 
     width: int
 
 
 def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -> Encoder:
-    """An encoder [N,channels,size,size] -> [N,width] with `.width`, `.size` and `.channels`; `timm:NAME` and
-    `torchvision:NAME` reach those libraries."""
-    whole("channels", channels)
-    whole("size", size)
+    """Build an encoder by name, with random weights.
+
+    Args:
+        name: a name in `ENCODERS`, "timm:NAME" or "torchvision:NAME".
+        channels: channels of the images, default 3.
+        size: height and width of the images in pixels, default 32.
+        **arguments: further arguments of the encoder, such as `stem` of a ResNet; `kontrast explain NAME` lists them.
+
+    Returns:
+        A module with the attributes `width` (F), `size` and `channels`.
+
+    Shape:
+        - input: [N,channels,size,size]
+        - output: [N,F]
+
+    Example:
+        >>> import torch
+        >>> network = encoder("resnet-18", size=32)
+        >>> network(torch.zeros(2, 3, 32, 32)).shape, network.width
+        (torch.Size([2, 512]), 512)
+    """
+    check_whole("channels", channels)
+    check_whole("size", size)
     library, colon, model = name.partition(":")
     if colon:
-        from kontrast.networks.external import foreign_encoder
+        from kontrast.networks.external import build_external
 
-        module: Encoder = foreign_encoder(library, model, channels=channels, size=size, **arguments)
+        module: Encoder = build_external(library, model, channels=channels, size=size, **arguments)
     else:
-        module = ENCODERS.build(name, channels=channels, size=size, **_switches(ENCODERS, name, arguments))
-        _check_width(ENCODERS, name, module)
+        module = _build(ENCODERS, name, arguments, channels=channels, size=size)
     module.size, module.channels = size, channels
     return module
 
 
 def head(name: str, width: int, **arguments: Any) -> Head:
-    """A projection head [N,width] -> [N,D], D in its `.width`."""
-    module: Head = HEADS.build(name, inputs=whole("width", width), **_widths(_switches(HEADS, name, arguments)))
-    _check_width(HEADS, name, module)
-    return module
+    """Build a projection head by name.
+
+    Args:
+        name: a name in `HEADS`.
+        width: width F of the encoder's representation.
+        **arguments: further arguments of the head, such as `outputs` (D) and `hidden`.
+
+    Returns:
+        A module with the attribute `width` (D).
+
+    Shape:
+        - input: [N,F]
+        - output: [N,D]
+
+    Example:
+        >>> import torch
+        >>> head("simclr", width=512, outputs=64)(torch.zeros(2, 512)).shape
+        torch.Size([2, 64])
+    """
+    return _build(HEADS, name, arguments, inputs=check_whole("width", width))
 
 
 def predictor(name: str, width: int, **arguments: Any) -> nn.Module:
-    """A predictor [N,width] -> [N,width] on top of the online projections."""
-    return PREDICTORS.build(name, inputs=whole("width", width), **_widths(_switches(PREDICTORS, name, arguments)))
+    """Build a predictor by name, which BYOL, SimSiam and MoCo v3 put on the student's projections.
+
+    Args:
+        name: a name in `PREDICTORS`.
+        width: width D of the projection.
+        **arguments: further arguments of the predictor, such as `hidden`.
+
+    Shape:
+        - input: [N,D]
+        - output: [N,D]
+
+    Example:
+        >>> import torch
+        >>> predictor("byol", width=64)(torch.zeros(2, 64)).shape
+        torch.Size([2, 64])
+    """
+    return _build(PREDICTORS, name, arguments, inputs=check_whole("width", width))
 
 
-def _check_width(registry: Registry, name: str, module: nn.Module) -> None:
-    """One of the user's own may lack what the next part is built by."""
-    if not isinstance(getattr(module, "width", None), int):
-        raise UsageError(f"{registry.kind} {name!r} has no width: set self.width, the length of the rows it returns")
-
-
-def _switches(registry: Registry, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, whose switches must be true or false: the word "false" would switch on."""
+def _build(registry: Registry, name: str, arguments: dict[str, Any], **given: int) -> Any:
+    """Build an entry after checking its switches and widths: the string "false" would count as true."""
     for key, parameter in registry.arguments(name).items():
-        if isinstance(parameter.default, bool) and not isinstance(arguments.get(key, False), bool):
-            raise UsageError(f"{key} = {arguments[key]!r}: give true or false")
-    return arguments
+        value = arguments.get(key)
+        if isinstance(parameter.default, bool) and not isinstance(value, bool | None):
+            raise UsageError(f"{key} = {value!r}: give true or false")
+        if key in ("outputs", "hidden") and value is not None:
+            check_whole(key, value)
+    module = registry.build(name, **given, **arguments)
+    if registry is not PREDICTORS and not isinstance(getattr(module, "width", None), int):
+        raise UsageError(f"{registry.kind} {name!r} has no width: set self.width to the number of values it returns")
+    return module
 
 
-def _widths(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a head, whose widths must be whole numbers."""
-    for name in ("outputs", "hidden"):
-        if arguments.get(name) is not None:
-            whole(name, arguments[name])
-    return arguments
-
-
-def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """The value, when it is a whole number of at least `least`, and where asked at most `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} = {value!r}: give a whole number of at least {least}")
-    if most is not None and value > most:
-        raise UsageError(f"{name} = {value!r}: give a whole number of at most {most}")
+def check_whole(name: str, value: Any, *, multiple: int = 1, most: int | None = None) -> int:
+    """Return the value if it is a positive whole number, a multiple of `multiple` and at most `most`."""
+    allowed = isinstance(value, int) and not isinstance(value, bool) and value > 0 and value % multiple == 0
+    if not allowed or (most is not None and value > most):
+        kind = "whole number of at least 1" if multiple == 1 else f"multiple of {multiple}"
+        raise UsageError(f"{name} = {value!r}: give a {kind}" + (f" and at most {most}" if most else ""))
     return value

@@ -1,4 +1,4 @@
-"""ConvN, the encoder of the RandBit study. [N,C,h,w] -> [N, 128 w] at width multiplier w."""
+"""ConvN, the encoder and head of the RandBit study. [N,C,h,w] -> [N, 128 m] at width multiplier m."""
 
 from __future__ import annotations
 
@@ -9,30 +9,39 @@ from torch import Tensor, nn
 from kontrast.errors import UsageError
 from kontrast.networks.catalog import ENCODERS, HEADS
 
-WIDEST = 1000  # times the published width
+LARGEST_MULTIPLIER = 1000
 KERAS: dict[str, Any] = {"momentum": 0.01, "eps": 1e-3}  # Keras' momentum 0.99 is torch's 1 - 0.99
 
 
 @ENCODERS.register("convn")
 class ConvN(nn.Module):
-    """Three valid 3x3 convolutions of stride 2 with 32, 64 and 64 channels, then a dense layer of 128, all times the
-    multiplier; batch norm and ReLU after each, no biases. An image of 28 pixels becomes 13, 6 and 2."""
+    """ConvN of the RandBit study, for images of 15 pixels or more.
+
+    Three 3x3 convolutions of stride 2 without padding with 32, 64 and 64 channels, then a dense layer of 128. Batch
+    norm and ReLU after each, no biases. An image of 28 pixels shrinks to 13, 6 and 2.
+
+    Args:
+        multiplier: multiplies the number of channels of every layer.
+    """
 
     def __init__(self, channels: int = 3, size: int = 32, multiplier: float = 1.0):
         super().__init__()
         if size < 15:
             raise UsageError(f"size = {size}: convn needs images of at least 15 pixels")
+        usable = isinstance(multiplier, int | float) and not isinstance(multiplier, bool)
+        if not usable or not 1 / 32 <= multiplier <= LARGEST_MULTIPLIER:
+            raise UsageError(f"multiplier = {multiplier!r}: give a number from 1/32 to {LARGEST_MULTIPLIER}")
         layers: list[nn.Module] = []
         inputs, side = channels, size
-        for outputs in (scaled(32, multiplier), scaled(64, multiplier), scaled(64, multiplier)):
+        for outputs in (round(32 * multiplier), round(64 * multiplier), round(64 * multiplier)):
             layers += [nn.Conv2d(inputs, outputs, 3, 2, bias=False), nn.BatchNorm2d(outputs, **KERAS), nn.ReLU(True)]
             inputs, side = outputs, (side - 3) // 2 + 1
         self.layers = nn.Sequential(*layers)
-        self.width = scaled(128, multiplier)
+        self.width = round(128 * multiplier)
         self.dense = nn.Sequential(
             nn.Linear(inputs * side**2, self.width, bias=False), nn.BatchNorm1d(self.width, **KERAS), nn.ReLU(True)
         )
-        glorot(self)
+        initialize_as_keras(self)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense(self.layers(x).flatten(1))
@@ -40,7 +49,7 @@ class ConvN(nn.Module):
 
 @HEADS.register("convn")
 def convn_head(inputs: int, outputs: int | None = None, hidden: int | None = None) -> nn.Sequential:
-    """The RandBit projector: twice the representation, batch norm and ReLU, then half of it; no biases."""
+    """The RandBit projector: twice the representation's width, batch norm and ReLU, then half of it; no biases."""
     hidden, outputs = hidden or 2 * inputs, outputs or max(1, inputs // 2)
     head: Any = nn.Sequential(
         nn.Linear(inputs, hidden, bias=False),
@@ -49,20 +58,11 @@ def convn_head(inputs: int, outputs: int | None = None, hidden: int | None = Non
         nn.Linear(hidden, outputs, bias=False),
     )
     head.width = outputs
-    glorot(head)
+    initialize_as_keras(head)
     return head
 
 
-def scaled(width: int, multiplier: float) -> int:
-    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or multiplier > WIDEST:
-        raise UsageError(f"multiplier = {multiplier!r}: give a number of at most {WIDEST}")
-    if not multiplier * width >= 1:
-        raise UsageError(f"multiplier = {multiplier}: no channel is left of {width}")
-    return round(width * multiplier)
-
-
-def glorot(module: nn.Module) -> None:
-    """Keras' default initialisation."""
+def initialize_as_keras(module: nn.Module) -> None:
     for m in module.modules():
         if isinstance(m, (nn.Conv2d, nn.Linear)):
             nn.init.xavier_uniform_(m.weight)

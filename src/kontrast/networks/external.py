@@ -1,6 +1,6 @@
-"""Encoders of other libraries, `timm:NAME` and `torchvision:NAME`, imported only when asked for.
+"""Encoders of other libraries, "timm:NAME" and "torchvision:NAME", imported only if requested.
 
-Random weights, no download. [N,C,h,w] -> [N,F], whatever the model calls its classifier.
+Weights are random and nothing is downloaded. [N,C,h,w] -> [N,F], without the model's classifier.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from kontrast.networks.catalog import Encoder
 from kontrast.registry import nearest
 
 LIBRARIES = ("timm", "torchvision")
-STORED = ("pretrained", "weights", "checkpoint", "cache", "file", "url", "hub")  # a recipe may come from a stranger
+FORBIDDEN = ("pretrained", "weights", "checkpoint", "cache", "file", "url", "hub")
+"""Parts of arguments that would load or download something: a recipe may come from a stranger."""
+AUXILIARY = ("googlenet", "inception_v3")
+"""Models of torchvision whose auxiliary classifiers give several outputs in training."""
 
-WITH_HELPERS = ("googlenet", "inception_v3")
-"""Models of torchvision whose helping classifiers make their output several in training."""
 
-
-def foreign_encoder(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> Encoder:
-    """The named model without its classifier, with `.width`."""
+def build_external(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> Encoder:
+    """Build the named model of a library without its classifier and set its `width`."""
     if library not in LIBRARIES:
         raise UsageError(f"unknown library {library!r} in {library}:{name}: {nearest(library, LIBRARIES)}")
-    if not re.fullmatch(r"[\w.-]+", name):  # hf-hub:someone/x and local-dir:/x are timm's ways to fetch and to open
-        raise UsageError(f"{library}:{name} names no model; write {library}:NAME")
-    stored = [key for key in arguments if any(word in key for word in STORED)]
-    if stored:
-        raise UsageError(f"{library}:{name} takes no {stored[0]}: weights are random, nothing is fetched or opened")
+    if not re.fullmatch(r"[\w.-]+", name):  # timm would download hf-hub:someone/x and open local-dir:/x
+        raise UsageError(f"{library}:{name} is not the name of a model: write {library}:NAME")
+    if loading := [key for key in arguments if any(word in key for word in FORBIDDEN)]:
+        raise UsageError(f"{library}:{name} can't have {loading[0]}: weights are random, nothing is loaded")
     builder = from_timm if library == "timm" else from_torchvision
     try:
         return builder(name, channels, size, arguments)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        # Of memory that was too small the run itself tells, and a RuntimeError else is a picture too small to shrink.
+        # Other code reports a lack of memory; any other RuntimeError means that the image is too small to shrink.
         if isinstance(error, UsageError) or "alloc" in str(error).lower():
             raise
         reason = " ".join(str(error).split())
@@ -48,13 +47,13 @@ def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) ->
     except ImportError as error:
         raise EnvironmentFault(f"timm:{name} needs timm: pip install timm") from error
     if not timm.is_model(name):
-        raise UsageError(f"timm has no model {name!r}: {short(nearest(name, timm.list_models()))}")
+        raise UsageError(f"timm has no model {name!r}: {shorten_hint(nearest(name, timm.list_models()))}")
     arguments = {"pretrained": False, "num_classes": 0, "in_chans": channels, **arguments}
     try:
         model: Any = timm.create_model(name, img_size=size, **arguments)
     except TypeError:  # convolutional models take no img_size
         model = timm.create_model(name, **arguments)
-    model.width = measured_width(model, channels, size)
+    model.width = measure_width(model, channels, size)
     return model
 
 
@@ -65,45 +64,45 @@ def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, A
         raise EnvironmentFault(f"torchvision:{name} needs torchvision: pip install torchvision") from error
     known = models.list_models(module=models)
     if name not in known:
-        raise UsageError(f"torchvision has no model {name!r}: {short(nearest(name, known))}")
+        raise UsageError(f"torchvision has no model {name!r}: {shorten_hint(nearest(name, known))}")
     if name.startswith("vit"):
         arguments = {"image_size": size, **arguments}
-    if name in WITH_HELPERS:
+    if name in AUXILIARY:
         arguments = {"init_weights": True, **arguments, "aux_logits": False}
     model: Any = models.get_model(name, weights=None, **arguments)
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
-        raise UsageError(f"torchvision:{name} has no linear classifier to take off: it can't be an encoder")
-    replace(model, linear[-1], nn.Identity())
-    widen(model, channels)
-    model.width = measured_width(model, channels, size)
+        raise UsageError(f"torchvision:{name} has no linear classifier to remove: choose another model")
+    replace_module(model, linear[-1], nn.Identity())
+    set_input_channels(model, channels)
+    model.width = measure_width(model, channels, size)
     return model
 
 
-def widen(model: nn.Module, channels: int) -> None:
-    """Replace the first convolution by one for the given number of input channels."""
+def set_input_channels(model: nn.Module, channels: int) -> None:
+    """Replace the first convolution if its number of input channels differs."""
     for name, m in model.named_modules():
         if isinstance(m, nn.Conv2d):
             if m.in_channels != channels:
                 window: tuple[Any, Any, Any, Any] = (m.kernel_size, m.stride, m.padding, m.dilation)
-                replace(model, name, nn.Conv2d(channels, m.out_channels, *window, bias=m.bias is not None))
+                replace_module(model, name, nn.Conv2d(channels, m.out_channels, *window, bias=m.bias is not None))
             return
 
 
-def replace(model: nn.Module, path: str, module: nn.Module) -> None:
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, leaf = path.rpartition(".")
     setattr(model.get_submodule(parent), leaf, module)
 
 
-def measured_width(model: nn.Module, channels: int, size: int) -> int:
+def measure_width(model: nn.Module, channels: int, size: int) -> int:
     training = model.training
     with torch.no_grad():
         features: Tensor = model.eval()(torch.zeros(1, channels, size, size))
     model.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:
-        raise ValueError(f"its output is not one vector per image but {type(features).__name__}")
+        raise ValueError("its output is not one vector per image")
     return features.shape[1]
 
 
-def short(hint: str, limit: int = 200) -> str:
+def shorten_hint(hint: str, limit: int = 200) -> str:
     return hint if len(hint) <= limit else hint[:limit].rsplit(",", 1)[0] + ", ..."

@@ -1,4 +1,4 @@
-"""Projection heads and predictors, as each paper or its code has them.
+"""Projection heads and predictors, as in each paper or its code.
 
 N rows, F width of the representation (`inputs`), H hidden width, D width of the projection (`outputs`).
 """
@@ -15,10 +15,13 @@ from kontrast.networks.catalog import HEADS, PREDICTORS
 
 
 class Perceptron(nn.Sequential):
-    """Linear layers of the given widths with batch norm and ReLU between them.
+    """Linear layers with batch norm and ReLU between them.
 
-    last: what follows the last linear layer: `bias` (nothing, but the layer has a bias), `none` (neither),
-    `norm` (batch norm), `scale` (batch norm with a scale and no shift) or `plain-norm` (batch norm with neither).
+    Args:
+        widths: width of the input and of each layer's output.
+        last: how the last layer ends: "bias" (a bias), "none" (no bias), "norm" (batch norm), "scale" (batch norm with
+            scale and without shift) or "plain-norm" (batch norm with neither).
+        norm: batch norm between the layers; without it they have biases.
     """
 
     def __init__(self, widths: Sequence[int], *, last: str = "bias", norm: bool = True):
@@ -38,14 +41,16 @@ class Perceptron(nn.Sequential):
 
 @HEADS.register("simclr")
 def simclr(inputs: int, outputs: int = 128, hidden: int | None = None, layers: int = 2) -> Perceptron:
-    """SimCLR's TensorFlow code: hidden layers as wide as the encoder, the last batch norm with scale only.
-    Three layers in that repository, two in the generalised contrastive loss."""
-    return Perceptron([inputs] + [hidden or inputs] * (layers_in(layers, 2, 3) - 1) + [outputs], last="scale")
+    """SimCLR's head in its TensorFlow code: hidden layers as wide as the encoder, a last batch norm without shift.
+
+    It has three layers in that repository and two in the generalized contrastive loss.
+    """
+    return Perceptron([inputs, *hidden_widths(hidden or inputs, layers), outputs], last="scale")
 
 
 @HEADS.register("identity")
 class Identity(nn.Identity):
-    """The representation itself is contrasted."""
+    """No head: the representation itself is contrasted."""
 
     def __init__(self, inputs: int):
         super().__init__()
@@ -54,7 +59,7 @@ class Identity(nn.Identity):
 
 @HEADS.register("linear")
 def linear(inputs: int, outputs: int = 128) -> Perceptron:
-    """One linear layer with a bias (MoCo's CIFAR demonstration)."""
+    """One linear layer with a bias (MoCo's CIFAR demo)."""
     return Perceptron([inputs, outputs])
 
 
@@ -75,21 +80,25 @@ def hcl(inputs: int, outputs: int = 128, hidden: int = 512) -> Perceptron:
 
 @HEADS.register("moco-v2")
 def moco_v2(inputs: int, outputs: int = 128, hidden: int | None = None) -> Perceptron:
-    """MoCo v2 and JCL: two layers with ReLU and no batch norm."""
+    """The head of MoCo v2 and JCL: two layers with ReLU and no batch norm."""
     return Perceptron([inputs, hidden or inputs, outputs], norm=False)
 
 
 @HEADS.register("moco-v3")
 def moco_v3(inputs: int, outputs: int = 256, hidden: int = 4096, layers: int = 2) -> Perceptron:
-    """MoCo v3's projector: no biases, the last batch norm without scale and shift. Two layers for ResNets, three for
-    ViTs."""
-    return Perceptron([inputs] + [hidden] * (layers_in(layers, 2, 3) - 1) + [outputs], last="plain-norm")
+    """MoCo v3's projector: no biases, a last batch norm without scale and shift.
+
+    It has two layers for ResNets and three for ViTs.
+    """
+    return Perceptron([inputs, *hidden_widths(hidden, layers), outputs], last="plain-norm")
 
 
 @HEADS.register("uniclr")
 def uniclr(inputs: int, outputs: int = 256, hidden: int = 2048) -> Perceptron:
-    """UniCLR's paper: three layers, batch norm and ReLU after the first two, batch norm after the last. 2048-2048-256
-    on CIFAR, 2048-2048-2048 on ImageNet."""
+    """UniCLR's head: three layers, batch norm and ReLU after the first two, batch norm after the last.
+
+    Its widths are 2048-2048-256 on CIFAR and 2048-2048-2048 on ImageNet.
+    """
     return Perceptron([inputs, hidden, hidden, outputs], last="norm")
 
 
@@ -101,14 +110,14 @@ def byol(inputs: int, outputs: int = 256, hidden: int = 4096) -> Perceptron:
 
 @HEADS.register("simsiam")
 def simsiam(inputs: int, outputs: int = 2048, hidden: int = 2048, layers: int = 3) -> Perceptron:
-    """SimSiam's projector: three layers (two on CIFAR), the last batch norm without scale and shift."""
-    return Perceptron([inputs] + [hidden] * (layers_in(layers, 2, 3) - 1) + [outputs], last="plain-norm")
+    """SimSiam's projector: three layers (two on CIFAR), a last batch norm without scale and shift."""
+    return Perceptron([inputs, *hidden_widths(hidden, layers), outputs], last="plain-norm")
 
 
 @HEADS.register("expander")
 def expander(inputs: int, outputs: int = 2048, hidden: int | None = None, layers: int = 3) -> Perceptron:
     """The wide head of VICReg and Barlow Twins: three layers of one width, the last without bias or norm."""
-    return Perceptron([inputs] + [hidden or outputs] * (layers_in(layers, 2, 3) - 1) + [outputs], last="none")
+    return Perceptron([inputs, *hidden_widths(hidden or outputs, layers), outputs], last="none")
 
 
 HEADS.register("vicreg")(expander)
@@ -117,29 +126,30 @@ HEADS.register("barlow")(expander)
 
 @PREDICTORS.register("byol")
 def byol_predictor(inputs: int, hidden: int = 4096) -> Perceptron:
-    """BYOL's predictor: as its projector."""
+    """BYOL's predictor: two layers, batch norm and ReLU between them, like its projector."""
     return Perceptron([inputs, hidden, inputs])
 
 
 @PREDICTORS.register("simsiam")
 def simsiam_predictor(inputs: int, hidden: int | None = None) -> Perceptron:
-    """SimSiam's predictor: a bottleneck of a quarter of the width."""
+    """SimSiam's predictor: two layers with a bottleneck of a quarter of the width."""
     return Perceptron([inputs, hidden or max(1, inputs // 4), inputs])
 
 
 @PREDICTORS.register("moco-v3")
 def moco_v3_predictor(inputs: int, hidden: int = 4096, last_norm: bool = False) -> Perceptron:
-    """MoCo v3's predictor: two layers without biases; ViTs have the last batch norm too."""
+    """MoCo v3's predictor: two layers without biases; for ViTs with a last batch norm (`last_norm`)."""
     return Perceptron([inputs, hidden, inputs], last="plain-norm" if last_norm else "none")
 
 
 @PREDICTORS.register("uniclr")
 def uniclr_predictor(inputs: int, hidden: int = 512) -> Perceptron:
-    """UniCLR with a momentum teacher: two layers, hidden 512 on CIFAR and 4096 on ImageNet, no last norm."""
+    """UniCLR's predictor for a momentum teacher: two layers, hidden 512 on CIFAR and 4096 on ImageNet."""
     return Perceptron([inputs, hidden, inputs], last="none")
 
 
-def layers_in(layers: int, *allowed: int) -> int:
-    if layers not in allowed:
-        raise UsageError(f"layers = {layers!r}: this head has {' or '.join(map(str, allowed))}")
-    return layers
+def hidden_widths(width: int, layers: int) -> list[int]:
+    """Return the widths of all layers but the last."""
+    if layers not in (2, 3):
+        raise UsageError(f"layers = {layers!r}: give 2 or 3")
+    return [width] * (layers - 1)

@@ -1,6 +1,6 @@
-"""Max pooling with a gradient as cheap as its output, for compiled programs on a GPU; elsewhere it is torch's.
+"""Max pooling with a fast gradient in compiled programs on a GPU; elsewhere it is torch's.
 
-N images, C channels, H x W pixels, h x w outputs. The compiler's own gradient of a pooling runs at a tenth of the
+N images, C channels, H x W pixels, h x w outputs. The compiler's own gradient of max pooling runs at a tenth of the
 memory's speed, which was a sixth of SmallAlexNet's step on an H200.
 """
 
@@ -15,7 +15,7 @@ Shape = tuple[int, int, int, int]
 
 
 class MaxPool(nn.MaxPool2d):
-    """Max pooling of square windows of up to 15 by 15: a place in the window is a byte."""
+    """Max pooling of square windows of up to 15 by 15, because a place in the window is stored in a byte."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling() and input.is_cuda and input.dtype != torch.float64:
@@ -35,13 +35,13 @@ def empty_outputs(input: Tensor, kernel: int, stride: int, padding: int) -> tupl
 
 
 def empty_gradient(
-    given: Tensor, places: Tensor, high: int, wide: int, kernel: int, stride: int, padding: int
+    grad_output: Tensor, places: Tensor, high: int, wide: int, kernel: int, stride: int, padding: int
 ) -> Tensor:
-    return empty(given, (given.shape[0], given.shape[1], high, wide), given.dtype)
+    return empty(grad_output, (grad_output.shape[0], grad_output.shape[1], high, wide), grad_output.dtype)
 
 
 def forward(input: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    """The largest of each window [N,C,h,w] and its place in the window uint8 [N,C,h,w], both channels-last."""
+    """Return the largest value of each window [N,C,h,w] and its place in the window, uint8 [N,C,h,w]."""
     from kontrast.networks.triton_max_pool import triton_forward
 
     largest, places = empty_outputs(input, kernel, stride, padding)
@@ -49,13 +49,15 @@ def forward(input: Tensor, kernel: int, stride: int, padding: int) -> tuple[Tens
     return largest, places
 
 
-def gradient(given: Tensor, places: Tensor, high: int, wide: int, kernel: int, stride: int, padding: int) -> Tensor:
-    """The gradient to the input [N,C,H,W] from the one to the output."""
+def gradient(
+    grad_output: Tensor, places: Tensor, high: int, wide: int, kernel: int, stride: int, padding: int
+) -> Tensor:
+    """Return the gradient of the input [N,C,H,W] from the gradient of the output."""
     from kontrast.networks.triton_max_pool import triton_gradient
 
-    found = empty_gradient(given, places, high, wide, kernel, stride, padding)
-    triton_gradient(given, places, found, kernel, stride, padding)
-    return found
+    grad_input = empty_gradient(grad_output, places, high, wide, kernel, stride, padding)
+    triton_gradient(grad_output, places, grad_input, kernel, stride, padding)
+    return grad_input
 
 
 forward_operator = torch.library.custom_op("kontrast::max_pool", forward, mutates_args=())
@@ -71,8 +73,8 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
     ctx.mark_non_differentiable(output[1])
 
 
-def backward(ctx: Any, given: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None]:
-    return gradient_operator(given, *ctx.saved_tensors, *ctx.arguments), None, None, None
+def backward(ctx: Any, grad_output: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None]:
+    return gradient_operator(grad_output, *ctx.saved_tensors, *ctx.arguments), None, None, None
 
 
 forward_operator.register_autograd(backward, setup_context=save_for_backward)

@@ -1,7 +1,7 @@
 """Residual networks with torchvision's parameter names, so that weights pass both ways.
 
-N images, C channels, h x w pixels, F width. torchvision's own module is not used: importing it takes longer than
-many a probe (it pulls in torch's compiler), and its stem is not the one for small images.
+N images, C channels, h x w pixels, F width. torchvision's own module is not used, because importing it takes seconds
+(it imports torch's compiler) and its stem is not made for small images.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalog import ENCODERS, whole
+from kontrast.networks.catalog import ENCODERS, check_whole
 from kontrast.networks.max_pool import MaxPool
 from kontrast.registry import nearest
 
@@ -39,7 +39,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 and a shortcut; the stride is in the 3x3 (ResNet v1.5)."""
+    """1x1, 3x3 and 1x1 convolutions and a shortcut; the 3x3 has the stride (ResNet v1.5)."""
 
     expansion = 4
 
@@ -66,10 +66,17 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
 
 
 class ResNet(nn.Module):
-    """He et al. 2015 without the classifier: the representation is the pooled feature.
+    """A residual network (He et al. 2015) without its classifier; the representation is the mean over positions.
 
-    Stem `cifar` is a 3x3 convolution of stride 1 without pooling, `imagenet` 7x7 of stride 2 with pooling, and
-    `small` 3x3 of stride 2 without pooling; `auto` takes `cifar` for images of up to 64 pixels.
+    Args:
+        block: the residual block.
+        depths: blocks per stage.
+        planes: channels per stage, before the block's expansion.
+        channels: channels of the images.
+        size: height and width of the images.
+        stem: "cifar" (3x3, stride 1), "imagenet" (7x7, stride 2, max pooling), "small" (3x3, stride 2) or "auto":
+            "cifar" up to 64 pixels, else "imagenet".
+        zero_init: start every residual branch at zero.
     """
 
     def __init__(
@@ -112,7 +119,7 @@ class ResNet(nn.Module):
 
 
 def initialize(module: nn.Module, zero_init: bool = False) -> None:
-    """He's normal initialisation by fan-out; with `zero_init` every residual branch starts at zero."""
+    """Draw He's normal weights by fan-out; with `zero_init` every residual branch starts at zero."""
     for m in module.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
@@ -122,39 +129,38 @@ def initialize(module: nn.Module, zero_init: bool = False) -> None:
             nn.init.zeros_(m.bn3.weight)
 
 
-PLANES = (64, 128, 256, 512)
-DEEPEST = 1000
+def register(name: str, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...]) -> None:
+    planes = (64, 128, 256, 512)
+
+    def build(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
+        return ResNet(block, depths, planes, channels=channels, size=size, stem=stem, zero_init=zero_init)
+
+    build.__doc__ = f"""A ResNet of {sum(depths)} residual blocks; the representation is {512 * block.expansion} wide.
+
+    Args:
+        stem: "cifar" (3x3, stride 1), "imagenet" (7x7, stride 2, max pooling), "small" (3x3, stride 2) or "auto":
+            "cifar" up to 64 pixels, else "imagenet".
+        zero_init: start every residual branch at zero.
+    """
+    ENCODERS.register(name)(build)
 
 
-@ENCODERS.register("resnet-18")
-def resnet_18(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
-    """ResNet-18, 512 wide."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), PLANES, channels=channels, size=size, stem=stem, zero_init=zero_init)
-
-
-@ENCODERS.register("resnet-34")
-def resnet_34(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
-    """ResNet-34, 512 wide."""
-    return ResNet(BasicBlock, (3, 4, 6, 3), PLANES, channels=channels, size=size, stem=stem, zero_init=zero_init)
-
-
-@ENCODERS.register("resnet-50")
-def resnet_50(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
-    """ResNet-50, 2048 wide."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), PLANES, channels=channels, size=size, stem=stem, zero_init=zero_init)
-
-
-@ENCODERS.register("resnet-101")
-def resnet_101(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
-    """ResNet-101, 2048 wide."""
-    return ResNet(Bottleneck, (3, 4, 23, 3), PLANES, channels=channels, size=size, stem=stem, zero_init=zero_init)
+register("resnet-18", BasicBlock, (2, 2, 2, 2))
+register("resnet-34", BasicBlock, (3, 4, 6, 3))
+register("resnet-50", Bottleneck, (3, 4, 6, 3))
+register("resnet-101", Bottleneck, (3, 4, 23, 3))
 
 
 @ENCODERS.register("small-resnet")
 def small_resnet(channels: int = 3, size: int = 32, width: int = 128, depth: int = 1, stem: str = "small") -> ResNet:
-    """A ResNet for small images on a CPU: stages of width/4, width/2 and width planes, `depth` blocks each."""
-    if whole("width", width) % 4:
-        raise UsageError(f"width = {width}: small-resnet needs a multiple of 4")
+    """A ResNet for small images on a CPU, with three stages of width/4, width/2 and width planes.
+
+    Args:
+        width: width of the representation, a multiple of 4.
+        depth: residual blocks per stage, at most 1000.
+        stem: as for the other ResNets.
+    """
+    check_whole("width", width, multiple=4)
+    depths = (check_whole("depth", depth, most=1000),) * 3
     planes = (width // 4, width // 2, width)
-    depths = (whole("depth", depth, most=DEEPEST),) * 3
     return ResNet(BasicBlock, depths, planes, channels=channels, size=size, stem=stem, zero_init=False)

@@ -1,4 +1,4 @@
-"""SmallAlexNet of align-uniform and CACR. [N,C,h,w] -> fc7 [N,4096], the layer those papers evaluate; fc8 is a head."""
+"""SmallAlexNet, the encoder of align-uniform and CACR. [N,C,h,w] -> fc7 [N,4096], the layer those papers evaluate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ SMALLEST = 15  # three poolings of width 3 and stride 2 leave one position
 
 @ENCODERS.register("small-alexnet")
 class SmallAlexNet(nn.Module):
-    """Five 3x3 convolutions of 96, 192, 384, 384 and 192 channels, pooled after the first, second and fifth, then
-    two fully connected layers of 4096; batch norm and ReLU after each, no biases, weights from N(0, 0.02)."""
+    """SmallAlexNet up to its layer fc7, for images of 15 pixels or more; the head "fc8" is its last layer.
+
+    Five 3x3 convolutions of 96, 192, 384, 384 and 192 channels with max pooling after the first, second and fifth, then
+    two fully connected layers of 4096. Batch norm and ReLU after each, no biases, weights from N(0, 0.02).
+    """
 
     def __init__(self, channels: int = 3, size: int = 32):
         super().__init__()

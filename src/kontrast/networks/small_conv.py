@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from kontrast.errors import UsageError
-from kontrast.networks.catalog import ENCODERS, whole
+from kontrast.networks.catalog import ENCODERS, check_whole
 
 
 @ENCODERS.register("small-conv")
 class SmallConv(nn.Module):
-    """Four 3x3 convolutions of stride 2 with batch norm, width/8 to width channels, then the mean over positions."""
+    """Four 3x3 convolutions of stride 2 with batch norm and ReLU, then the mean over positions.
+
+    Args:
+        width: width of the representation, a multiple of 8. The layers have width/8, width/4, width/2 and width
+            channels.
+    """
 
     def __init__(self, channels: int = 3, size: int = 32, width: int = 256):
         super().__init__()
-        if whole("width", width) % 8:
-            raise UsageError(f"width = {width}: small-conv needs a multiple of 8")
+        check_whole("width", width, multiple=8)
         layers: list[nn.Module] = []
         inputs = channels
         for outputs in (width // 8, width // 4, width // 2, width):

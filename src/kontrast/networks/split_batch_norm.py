@@ -1,12 +1,11 @@
 """Batch norm over parts of a batch, and the shuffling that gives a key other partners than its query has.
 
-N rows, S splits, R ranks. On one device this is what several devices do by themselves: each part has statistics of
-its own. Without the shuffle a network can tell positives by the statistics they share (MoCo, section 3.3).
+N rows, S splits, R ranks. On one device, this is what several devices do without synchronization: each part is
+normalized by its own statistics. Without the shuffle, a network can recognize positives by the statistics they share
+(MoCo, section 3.3).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.distributed as ranks
@@ -14,89 +13,83 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalog import Module, whole
+from kontrast.networks.batch_norm import AnyBatchNorm, BatchNorm, replace_batch_norm
+from kontrast.networks.catalog import Module, check_whole
 
 
-def follow(norm: Any, later: int = 0) -> float | Tensor:
-    """How far running statistics go towards a batch's that `later` batches were counted after: torch's momentum, or
-    where that is None what makes them the average of all batches."""
-    if norm.momentum is not None:
-        return norm.momentum
-    return (norm.num_batches_tracked - later).to(norm.running_mean.dtype).reciprocal()
+class SplitBatchNorm(AnyBatchNorm):
+    """Batch norm that normalizes each part of a training batch by the part's own statistics.
 
+    The batch consists of `views` consecutive views, and each view of `splits` consecutive parts. The running statistics
+    take the average over the parts of a view, view after view, as one forward pass per view would. In evaluation mode
+    it is plain batch norm. `convert_split_batch_norm` puts it into a network.
 
-class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm whose training statistics are those of each of `splits` consecutive parts of each of `views`
-    consecutive views of the batch. The running ones take the average of a view's parts, view after view, as one forward
-    a view would. In evaluation it is plain batch norm. Any number of dimensions from two."""
+    Example:
+        >>> norm = SplitBatchNorm(3)
+        >>> norm.splits = 2
+        >>> norm(torch.arange(12.0).view(4, 3)).view(2, 2, 3).mean(1).abs().max() < 1e-6
+        tensor(True)
+    """
 
     splits: int = 1
     views: int = 1
-    running_var: Tensor  # these two are there where running_mean is
-    num_batches_tracked: Tensor
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.ndim}")
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
         parts, count = self.splits * self.views, len(input) // self.views
-        if count < 2 * self.splits:
-            raise UsageError(f"a batch of {count} in {self.splits} splits: each split needs two images or more")
-        if len(input) % parts:
-            raise UsageError(f"a batch of {count} in {self.splits} splits: the splits must be of one size")
-        return self.apart(input, parts)
+        if count < 2 * self.splits or len(input) % parts:
+            raise UsageError(f"a batch of {count} in {self.splits} splits: give equal splits of at least two images")
+        return self.normalize_parts(input, parts)
 
-    def apart(self, input: Tensor, parts: int) -> Tensor:
-        """Each part's channels are made channels of their own, so that one batch norm serves all parts. Channels go
-        last on the way, as they lie in memory; the output's do too."""
+    def normalize_parts(self, input: Tensor, parts: int) -> Tensor:
+        """Turn the channels of each part into channels of their own, so that one batch norm serves all parts.
+
+        Channels are moved last on the way, as they are in memory; so are the output's.
+        """
         last = input.movedim(1, -1)
         wide = torch.promote_types(input.dtype, torch.float32)
         mean, variance = input.new_zeros((2, parts * self.num_features), dtype=wide)
         weight, bias = (None if p is None else p.repeat(parts) for p in (self.weight, self.bias))
         rows = last.reshape(parts, -1, self.num_features).transpose(0, 1).flatten(1)
         rows = batch_norm(rows, mean, variance, weight, bias, True, 1.0, self.eps)
-        self.remember(mean, variance)
+        self.update_running(*(s.view(self.views, self.splits, -1).mean(1) for s in (mean, variance)))
         return rows.unflatten(1, (parts, -1)).transpose(0, 1).reshape(last.shape).movedim(-1, 1)
-
-    def remember(self, mean: Tensor, variance: Tensor) -> None:
-        """The running statistics after parts with these means and variances [views * splits * channels]."""
-        if self.running_mean is None:
-            return
-        self.num_batches_tracked.add_(self.views)
-        for running, found in ((self.running_mean, mean), (self.running_var, variance)):
-            for later, view in zip(range(self.views)[::-1], found.view(self.views, self.splits, -1).mean(1)):
-                running.lerp_(view.to(running.dtype), follow(self, later))
 
 
 def convert_split_batch_norm(module: Module, splits: int) -> Module:
-    """The module with every batch norm replaced by a split one that holds the same parameters and buffers."""
-    whole("splits", splits)
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        new: Any = SplitBatchNorm(
-            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
-        )
-        new.splits, new.training = splits, module.training
-        new.weight, new.bias = module.weight, module.bias
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            setattr(new, name, getattr(module, name))
-        return new
-    for name, child in list(module.named_children()):
-        module.add_module(name, convert_split_batch_norm(child, splits))
+    """Replace every batch norm in a module by a split one with the same parameters and buffers.
+
+    Args:
+        module: the network; it is changed in place.
+        splits: parts per batch.
+
+    Example:
+        >>> convert_split_batch_norm(nn.Sequential(nn.BatchNorm1d(3)), splits=4)[0].splits
+        4
+    """
+    check_whole("splits", splits)
+    module = replace_batch_norm(module, SplitBatchNorm)
+    for norm in module.modules():
+        if isinstance(norm, SplitBatchNorm):
+            norm.splits = splits
     return module
 
 
 def smallest_batch(module: nn.Module) -> int:
-    """The fewest images a training step needs: two where there is batch norm, two a split where it is split."""
-    needs = [2 * getattr(m, "splits", 1) for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    """Return the fewest images that a training step needs: two per split of a batch norm, one without batch norm.
+
+    Example:
+        >>> smallest_batch(nn.BatchNorm1d(3)), smallest_batch(nn.Linear(3, 3))
+        (2, 1)
+    """
+    needs = [2 * getattr(m, "splits", 1) for m in module.modules() if isinstance(m, BatchNorm)]
     return max(needs, default=1)
 
 
 def permutation(count: int, key: Tensor) -> Tensor:
-    """A permutation of `count` numbers [count] as a function of the int64 key alone (0-dim, on the wanted device):
-    the same on every rank, after a restart and in a captured graph."""
+    """Return a permutation of `count` numbers [count] that depends only on the 0-dim int64 key, on the key's device: it
+    is the same on every rank, after a restart and in a captured graph."""
     x = mix(mix(key) + torch.arange(count, device=key.device))
     return torch.argsort(x, stable=True)
 
@@ -110,27 +103,49 @@ def mix(x: Tensor) -> Tensor:
 
 
 def shuffle(images: Tensor, key: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
-    """This rank's share of the joined batch in shuffled order, and the order [R N]; images [N,...] have no gradient.
-    views: so many consecutive ones they are of, each of which the ranks hold together."""
+    """Shuffle the batch over all ranks, so that a key is normalized with other images than its query.
+
+    Args:
+        images: this rank's images [N,...], without gradient.
+        key: 0-dim int64 tensor that determines the order.
+        views: number of consecutive views in `images`.
+
+    Returns:
+        This rank's share [N,...] of the shuffled batch, and the order [R N] for `unshuffle`.
+
+    Example:
+        >>> images, order = shuffle(torch.arange(6), torch.tensor(1))
+        >>> unshuffle(images, order)
+        tensor([0, 1, 2, 3, 4, 5])
+    """
     rows = torch.arange(len(images) * rank_count(), device=key.device)
-    rows = rows.view(rank_count(), views, -1).transpose(0, 1).flatten()  # view by view, as one process has them
+    rows = rows.view(rank_count(), views, -1).transpose(0, 1).flatten()  # view by view, as in one process
     order = rows[permutation(len(rows), key)]
-    return take(joined(images), order, len(images)), order
+    return own_share(gather_ranks(images), order, len(images)), order
 
 
 def unshuffle(features: Tensor, order: Tensor) -> Tensor:
-    """What was made of shuffled images, back in the images' own order and rank."""
+    """Return features [N,...] of shuffled images in the original order of the images, on their original ranks.
+
+    Args:
+        features: this rank's features of the shuffled images.
+        order: the order that `shuffle` returned.
+
+    Example:
+        >>> unshuffle(torch.tensor([30, 10, 20]), order=torch.tensor([2, 0, 1]))
+        tensor([10, 20, 30])
+    """
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    return take(joined(features), inverse, len(features))
+    return own_share(gather_ranks(features), inverse, len(features))
 
 
 def rank_count() -> int:
     return ranks.get_world_size() if ranks.is_available() and ranks.is_initialized() else 1
 
 
-def joined(x: Tensor) -> Tensor:
-    """Every rank's rows [R N,...], in the order of ranks."""
+def gather_ranks(x: Tensor) -> Tensor:
+    """Return every rank's rows [R N,...], in the order of ranks."""
     if rank_count() == 1:
         return x
     assert not x.requires_grad, "only keys are shuffled, and keys have no gradient"
@@ -139,6 +154,7 @@ def joined(x: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def take(x: Tensor, order: Tensor, count: int) -> Tensor:
+def own_share(x: Tensor, order: Tensor, count: int) -> Tensor:
+    """Return this rank's `count` rows of x in the given order."""
     start = (ranks.get_rank() if rank_count() > 1 else 0) * count
     return x[order[start : start + count]]

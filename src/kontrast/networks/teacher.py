@@ -12,10 +12,19 @@ from kontrast.sharding import local
 
 
 class Teacher(nn.Module):
-    """Parameters are averaged; batch-norm statistics are the teacher's own, from its own forward passes.
+    """A copy of the student that makes the keys, without gradients.
 
-    `update(student, m)` comes before the keys are made. A momentum given as a 0-dim tensor is read on the device, so
-    that a captured CUDA graph follows its schedule.
+    Its parameters are a moving average of the student's. Its batch-norm statistics come from its own forward passes.
+
+    Args:
+        student: the module to copy and follow.
+
+    Example:
+        >>> student = nn.Linear(2, 2)
+        >>> teacher = Teacher(student)
+        >>> teacher.update(student, momentum=0.99)
+        >>> teacher(torch.zeros(1, 2)).requires_grad
+        False
     """
 
     def __init__(self, student: nn.Module):
@@ -24,12 +33,19 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def update(self, student: nn.Module, momentum: Tensor | float) -> None:
+        """Move the parameters toward the student's; call it before the keys are made.
+
+        Args:
+            student: the module that was copied.
+            momentum: m, the share of the old parameters. A 0-dim tensor is read on the device, so that a captured CUDA
+                graph follows its schedule.
+        """
         mine = {n: local(p) for n, p in self.module.named_parameters()}
         theirs = {n: local(p) for n, p in student.named_parameters()}
         assert mine.keys() == theirs.keys(), "the student is not the module that the teacher copied"
-        away = torch._foreach_sub([theirs[n] for n in mine], list(mine.values()))
-        torch._foreach_mul_(away, 1 - momentum)
-        torch._foreach_add_(list(mine.values()), away)
+        difference = torch._foreach_sub([theirs[n] for n in mine], list(mine.values()))
+        torch._foreach_mul_(difference, 1 - momentum)
+        torch._foreach_add_(list(mine.values()), difference)
 
     @torch.no_grad()
     def forward(self, *inputs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The kernels of max pooling on channels-last images: a program takes a run of an image's numbers.
+"""Triton kernels of max pooling on channels-last images. A program handles BLOCK consecutive values of one image.
 
-C channels, H x W pixels, OH x OW outputs, windows of K x K at steps of S after P pixels of padding.
+C channels, H x W pixels, OH x OW outputs, windows of K x K with stride S and padding P.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def forward_kernel(
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first largest number of each window; a NaN is larger than any."""
+    """Find the first largest value of each window; a NaN is larger than any number."""
     image = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    at = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < C * OH * OW
-    channel, top, left = at % C, at // C // OW * S - P, at // C % OW * S - P
+    index = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < C * OH * OW
+    channel, top, left = index % C, index // C // OW * S - P, index // C % OW * S - P
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     place = tl.full((BLOCK,), 255, tl.int32)
     for k in tl.static_range(K * K):
@@ -32,23 +32,23 @@ def forward_kernel(
         value = tl.load(input + image * (C * H * W) + (y * W + x) * C + channel, mask=there, other=0.0).to(tl.float32)
         better = there & ((value > best) | (value != value) | (place == 255))
         best, place = tl.where(better, value, best), tl.where(better, k, place)
-    to = image * (C * OH * OW) + at
+    to = image * (C * OH * OW) + index
     tl.store(largest + to, best.to(largest.dtype.element_ty), mask=inside)
     tl.store(places + to, place.to(tl.uint8), mask=inside)
 
 
 @triton.jit
 def gradient_kernel(
-    given, places, found, BLOCKS,
+    grad_output, places, grad_input, BLOCKS,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each input number gathers from the windows that chose it: at most R to a side lie over it."""
+    """Sum for each input the gradients of the windows that chose it; at most R x R windows cover an input."""
     R: tl.constexpr = (K + S - 1) // S
     image = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    at = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < C * H * W
-    channel, y, x = at % C, at // C // W + P, at // C % W + P
+    index = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < C * H * W
+    channel, y, x = index % C, index // C // W + P, index // C % W + P
     total = tl.zeros((BLOCK,), tl.float32)
     for r in tl.static_range(R * R):
         oy, ox = y // S - r // R, x // S - r % R
@@ -56,13 +56,13 @@ def gradient_kernel(
         there = inside & (oy >= 0) & (oy < OH) & (ox >= 0) & (ox < OW) & (ky < K) & (kx < K)
         window = image * (C * OH * OW) + (oy * OW + ox) * C + channel
         place = tl.load(places + window, mask=there, other=255).to(tl.int32)
-        share = tl.load(given + window, mask=there, other=0.0).to(tl.float32)
+        share = tl.load(grad_output + window, mask=there, other=0.0).to(tl.float32)
         total += tl.where(place == ky * K + kx, share, 0.0)
-    tl.store(found + image * (C * H * W) + at, total.to(found.dtype.element_ty), mask=inside)
+    tl.store(grad_input + image * (C * H * W) + index, total.to(grad_input.dtype.element_ty), mask=inside)
 
 
 def launch(kernel, block: int, tensors: list[Tensor], over: Tensor, input: Tensor, output: Tensor, window) -> None:
-    """A program for every run of `block` numbers of each image of `over`."""
+    """Run one program per `block` values of each image of `over`."""
     count, channels, *sides = input.shape
     if count:
         blocks = triton.cdiv(over[0].numel(), block)
@@ -70,12 +70,12 @@ def launch(kernel, block: int, tensors: list[Tensor], over: Tensor, input: Tenso
 
 
 def triton_forward(input: Tensor, largest: Tensor, places: Tensor, *window: int) -> None:
-    """Fills `largest` and `places`, both channels-last."""
+    """Fill `largest` and `places`, both channels-last."""
     dense = input.contiguous(memory_format=torch.channels_last)
     launch(forward_kernel, BLOCK["forward"], [dense, largest, places], largest, input, largest, window)
 
 
-def triton_gradient(given: Tensor, places: Tensor, found: Tensor, *window: int) -> None:
-    """Fills `found`, channels-last."""
-    dense = [t.contiguous(memory_format=torch.channels_last) for t in (given, places)]
-    launch(gradient_kernel, BLOCK["gradient"], [*dense, found], found, found, given, window)
+def triton_gradient(grad_output: Tensor, places: Tensor, grad_input: Tensor, *window: int) -> None:
+    """Fill `grad_input`, channels-last."""
+    dense = [t.contiguous(memory_format=torch.channels_last) for t in (grad_output, places)]
+    launch(gradient_kernel, BLOCK["gradient"], [*dense, grad_input], grad_input, grad_input, grad_output, window)

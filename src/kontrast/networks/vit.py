@@ -1,6 +1,6 @@
 """Vision transformers (Dosovitskiy et al. 2021), pre-norm, with timm's parameter names.
 
-N images, C channels, P patch, L = (size/P)^2 patches and a class token, F width.
+N images, C channels, P pixels per side of a patch, L = (size/P)^2 patches and a class token, F width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from kontrast.errors import UsageError
-from kontrast.networks.catalog import ENCODERS, whole
+from kontrast.networks.catalog import ENCODERS, check_whole
 from kontrast.registry import nearest
 
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Patches(nn.Module):
-    """Non-overlapping patches, each through one linear map: [N,C,h,w] -> [N,L,F]."""
+    """Map each of the patches, which don't overlap, by one linear layer: [N,C,h,w] -> [N,L,F]."""
 
     def __init__(self, channels: int, patch: int, width: int):
         super().__init__()
@@ -60,11 +60,19 @@ class Patches(nn.Module):
 
 
 class ViT(nn.Module):
-    """The representation is the class token after the last norm. Other image sizes than the one it was built for (the
-    local views of multi-crop) get interpolated positions.
+    """A vision transformer; the representation is the class token after the last norm.
 
-    positions: `sin-cos` (fixed, MoCo v3) or `learned`. frozen_patches: the patch projection keeps its random weights,
-    which keeps training stable (MoCo v3, section 4.2).
+    Images of another size than the one it was built for (the local views of multi-crop) get interpolated positions.
+
+    Args:
+        channels: channels of the images.
+        size: height and width of the images, a multiple of `patch`.
+        patch: pixels per side of a patch. Default: 4 up to 64 pixels, else 16.
+        width: width F of the tokens.
+        depth: number of blocks.
+        heads: attention heads.
+        positions: "sin-cos" (fixed, MoCo v3) or "learned".
+        frozen_patches: keep the random patch projection, which stabilizes training (MoCo v3, section 4.2).
     """
 
     def __init__(
@@ -80,9 +88,9 @@ class ViT(nn.Module):
         frozen_patches: bool,
     ):
         super().__init__()
-        patch = whole("patch", patch) if patch is not None else (4 if size <= 64 else 16)
+        patch = check_whole("patch", patch) if patch is not None else (4 if size <= 64 else 16)
         if size % patch:
-            raise UsageError(f"size = {size} is no multiple of the patch = {patch}")
+            raise UsageError(f"size = {size}: give a multiple of the patch, {patch}")
         if positions not in ("sin-cos", "learned"):
             raise UsageError(f"unknown positions {positions!r}: {nearest(positions, ('sin-cos', 'learned'))}")
         self.width, self.patch = width, patch
@@ -99,7 +107,7 @@ class ViT(nn.Module):
             self.patch_embed.requires_grad_(False)
 
     def initialize(self) -> None:
-        """MoCo v3: Xavier's uniform, with q, k and v as three matrices and the patch projection as one."""
+        """Draw Xavier's uniform weights as MoCo v3 does: q, k and v are three matrices, the patch projection is one."""
         for m in self.modules():
             if isinstance(m, nn.Linear):
                 nn.init.xavier_uniform_(m.weight)
@@ -119,6 +127,7 @@ class ViT(nn.Module):
         return self.norm(self.blocks(x)[:, 0])
 
     def positions(self, height: int, width: int) -> Tensor:
+        """Return the positions of a grid of patches, interpolated if it is not the grid of the built size."""
         side = math.isqrt(self.pos_embed.shape[1] - 1)
         if (height, width) == (side, side):
             return self.pos_embed
@@ -128,9 +137,8 @@ class ViT(nn.Module):
 
 
 def sine_cosine(side: int, width: int) -> Tensor:
-    """Fixed positions [side^2, width]: a quarter each of sin and cos of the column, sin and cos of the row."""
-    if width % 4:
-        raise UsageError(f"width = {width}: sin-cos positions need a multiple of 4")
+    """Return fixed positions [side^2, width]: a quarter each of sin and cos of the column, sin and cos of the row."""
+    assert width % 4 == 0, width
     rates = 10_000.0 ** -(torch.arange(width // 4) / (width // 4))
     angles = torch.arange(side)[:, None] * rates  # [side, width/4]
     columns, rows = angles.repeat(side, 1), angles.repeat_interleave(side, 0)
@@ -150,7 +158,13 @@ def register(name: str, width: int, depth: int, heads: int) -> None:
             channels=channels, size=size, patch=patch, positions=positions, frozen_patches=frozen_patches, **shape
         )
 
-    build.__doc__ = f"ViT of width {width}, {depth} blocks and {heads} heads; patch 4 up to 64 pixels, else 16."
+    build.__doc__ = f"""A vision transformer of width {width} with {depth} blocks of {heads} heads.
+
+    Args:
+        patch: pixels per side of a patch. Default: 4 up to 64 pixels, else 16.
+        positions: "sin-cos" (fixed, MoCo v3) or "learned".
+        frozen_patches: keep the random patch projection, which stabilizes training (MoCo v3, section 4.2).
+    """
     ENCODERS.register(name)(build)
 
 

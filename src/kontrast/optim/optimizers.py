@@ -1,16 +1,15 @@
-"""SGD, LARS and AdamW on torch's own fused and foreach kernels.
-
-torch.optim's classes are not used: constructing one imports torch's compiler, which takes seconds that a CPU run
-does not have. The kernels are the same; the learning rate is a 0-dim tensor that captured CUDA graphs read, and
-nothing here waits for the device. `step(found_inf)` leaves everything untouched where the 0-dim float `found_inf`
-is 1, so that a NaN gradient does no harm even inside a captured graph.
+"""SGD, LARS, AdamW and Adam on torch's own fused and foreach kernels.
 
 p parameter, g gradient, b momentum, wd weight decay.
+
+torch.optim's classes are not used because constructing one imports torch's compiler, which takes seconds. The kernels
+are the same, and nothing here waits for the device, so that a step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,24 +22,35 @@ OPTIMIZERS = Registry("optimizer")
 
 
 class Optimizer:
-    """Named parameters in groups by weight decay and type; state as a flat dict of tensors, ready for safetensors."""
+    """Base class: updates the trainable parameters of a module in place.
+
+    Parameters are grouped by weight decay, dtype and device; one kernel updates a group. The state is a flat dict of
+    tensors that safetensors can write.
+
+    Args:
+        model: the module whose parameters with `requires_grad` are trained.
+        lr: the first learning rate. `set_lr` changes it in a 0-dim float32 tensor that captured CUDA graphs read.
+            Assign a Python float to `lr` for a rate in double precision, without graphs.
+        weight_decay: multiplies the parameters in the update.
+        exclude_1d: no weight decay for biases and norm layers.
+    """
 
     slots: tuple[str, ...] = ()
+    lr: Tensor | float
 
     def __init__(self, model: nn.Module, lr: float, weight_decay: float, exclude_1d: bool):
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not named:
             raise UsageError("the model has no parameter to train")
-        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not 0 <= value < float("inf"):
-                raise UsageError(f"{name} = {value}: give a number that is not negative")
         self.parameters = named
         self.weight_decay = {n: 0.0 if exclude_1d and p.ndim <= 1 else weight_decay for n, p in named.items()}
         self.state = {s: {n: torch.zeros_like(local(p)) for n, p in named.items()} for s in self.slots}
         self.lr = torch.tensor(float(lr), device=next(iter(named.values())).device)
 
     def set_lr(self, lr: float) -> None:
-        # What float32 can't hold is infinite here, and noticed by the step's check; torch itself would raise.
+        """Write the learning rate into its tensor. A rate too large for float32 becomes infinite, not an error: the
+        training step then reports that its numbers are not finite."""
+        assert isinstance(self.lr, Tensor)
         self.lr.fill_(lr if lr <= torch.finfo(self.lr.dtype).max else float("inf"))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -51,52 +61,59 @@ class Optimizer:
                 p.grad.zero_()
 
     def groups(self) -> Iterator[tuple[list[str], float, list[Tensor], list[Tensor]]]:
-        """Names, weight decay, parameters and gradients of each group that one kernel can update."""
+        """Yield the names, weight decay, parameters and gradients of each group that one kernel can update."""
         split: dict[tuple, dict[str, Tensor]] = {}
         for n, p in self.parameters.items():
             if p.grad is not None:
-                split.setdefault((self.group(n), p.dtype, p.device), {})[n] = p.grad
+                split.setdefault((self.group_key(n), p.dtype, p.device), {})[n] = p.grad
         for gradients in split.values():
             names = list(gradients)
             ps = [local(self.parameters[n]) for n in names]
-            gs = [local(g) for g in gradients.values()]
-            yield names, self.weight_decay[names[0]], ps, [alike(p, g) for p, g in zip(ps, gs)]
+            gs = [match_layout(p, local(g)) for p, g in zip(ps, gradients.values())]
+            yield names, self.weight_decay[names[0]], ps, gs
 
-    def group(self, name: str) -> object:
+    def group_key(self, name: str) -> object:
         return self.weight_decay[name]
 
-    def slot(self, slot: str, names: list[str]) -> list[Tensor]:
+    def slot_tensors(self, slot: str, names: list[str]) -> list[Tensor]:
+        """Return the state tensors of the named parameters, in their memory layout."""
         tensors = self.state[slot]
         for n in names:
-            tensors[n] = alike(local(self.parameters[n]), tensors[n])
+            tensors[n] = match_layout(local(self.parameters[n]), tensors[n])
         return [tensors[n] for n in names]
 
     def step(self, found_inf: Tensor | None = None) -> None:
+        """Update the parameters by their gradients.
+
+        Args:
+            found_inf: a float flag with one element on the device; 1 leaves parameters and state unchanged, so that a
+                NaN gradient does no harm even inside a captured graph. Default: always update.
+        """
         raise NotImplementedError
 
-    def in_shards(self) -> dict[str, Tensor]:
-        """State by name, each tensor in shards where its parameter is."""
+    def sharded_state(self) -> dict[str, Tensor]:
+        """Return the state by name, each tensor sharded like its parameter."""
         tensors = [(slot, n, t) for slot, tensors in self.state.items() for n, t in tensors.items()]
         return {f"{slot}.{n}": like(self.parameters[n], t) for slot, n, t in tensors}
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: whole(tensor) for name, tensor in self.in_shards().items()}
+        return {name: whole(tensor) for name, tensor in self.sharded_state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        mine = self.in_shards()
-        odd = sorted(mine.keys() ^ state.keys())
-        if odd:
-            raise CheckpointError(f"the optimizer's state differs from the checkpoint's, first at {odd[0]!r}")
+        mine = self.sharded_state()
+        shapes, theirs = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (mine, state))
+        if different := sorted(n for n in shapes | theirs if shapes.get(n) != theirs.get(n)):
+            n = different[0]
+            raise CheckpointError(
+                f"the checkpoint's optimizer state doesn't fit: {n} has shape {theirs.get(n)}, expected {shapes.get(n)}"
+            )
         for name, tensor in mine.items():
-            if tensor.shape != state[name].shape:
-                shapes = f"{tuple(state[name].shape)} in the checkpoint, {tuple(tensor.shape)} here"
-                raise CheckpointError(f"optimizer state {name!r} is {shapes}")
             copy_whole(tensor, state[name])
 
 
-def alike(reference: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor laid out in memory as the reference is: torch's fused CPU kernels read storage in order and don't
-    look at strides, so a channels-last parameter with a contiguous gradient would be updated wrongly."""
+def match_layout(reference: Tensor, tensor: Tensor) -> Tensor:
+    """Return the tensor with the reference's memory layout. torch's fused CPU kernels read storage in order and ignore
+    strides: a channels-last parameter with a contiguous gradient would be updated wrongly."""
     if tensor.stride() == reference.stride():
         return tensor
     return torch.empty_like(reference).copy_(tensor)
@@ -104,7 +121,7 @@ def alike(reference: Tensor, tensor: Tensor) -> Tensor:
 
 @OPTIMIZERS.register("sgd")
 class SGD(Optimizer):
-    """b <- momentum b + g + wd p;  p <- p - lr b (with nesterov: lr (g + wd p + momentum b))."""
+    """SGD with momentum: b <- momentum b + g + wd p;  p <- p - lr b (with nesterov: lr (g + wd p + momentum b))."""
 
     slots = ("momentum",)
 
@@ -120,20 +137,19 @@ class SGD(Optimizer):
         super().__init__(model, lr, weight_decay, exclude_1d)
         if not 0 <= momentum < 1:
             raise UsageError(f"momentum = {momentum}: give a number from 0 to below 1")
-        if nesterov and not momentum:
-            raise UsageError("nesterov = true needs a momentum above 0")
+        assert momentum or not nesterov, "nesterov needs a momentum above 0"
         self.momentum, self.nesterov = momentum, nesterov
 
     @torch.no_grad()
     def step(self, found_inf: Tensor | None = None) -> None:
         for names, decay, ps, gs in self.groups():
-            self.fused(names, decay, ps, gs, found_inf)
+            self.update_fused(names, decay, ps, gs, found_inf)
 
-    def fused(self, names: list[str], decay: float, ps: list, gs: list, found_inf: Tensor | None) -> None:
+    def update_fused(self, names: list[str], decay: float, ps: list, gs: list, found_inf: Tensor | None) -> None:
         torch._fused_sgd_(
             ps,
             gs,
-            self.slot("momentum", names) if self.momentum else [],  # the kernel insists
+            self.slot_tensors("momentum", names) if self.momentum else [],  # the kernel wants none
             weight_decay=decay,
             momentum=self.momentum,
             lr=self.lr,
@@ -147,11 +163,11 @@ class SGD(Optimizer):
 
 @OPTIMIZERS.register("lars")
 class LARS(SGD):
-    """Layer-wise adaptive rates (You et al. 2017), as MoCo v3 has it; 1-D parameters follow SGD without decay.
+    """LARS, layer-wise adaptive rates (You et al. 2017), in MoCo v3's form; 1-D parameters follow SGD without decay.
 
         g <- g + wd p;  g <- g trust |p|/|g|;  b <- momentum b + g;  p <- p - lr b
 
-    lr_inside: the TensorFlow form b <- momentum b + lr g, p <- p - b, which differs while lr changes.
+    With `lr_inside` it has TensorFlow's form b <- momentum b + lr g, p <- p - b, which differs while lr changes.
     """
 
     def __init__(
@@ -166,31 +182,37 @@ class LARS(SGD):
     ):
         super().__init__(model, lr, momentum, weight_decay, exclude_1d=exclude_1d)
         if any(in_shards(p) for p in self.parameters.values()):
-            raise UsageError("LARS needs the norm of whole layers: with training.parallel = 'fsdp' use adamw or sgd")
+            raise UsageError("LARS needs the norm of whole layers: use adamw or sgd with training.parallel = 'fsdp'")
         self.plain = {n for n, p in self.parameters.items() if exclude_1d and p.ndim <= 1}
         self.trust, self.lr_inside = trust, lr_inside
 
-    def group(self, name: str) -> object:
+    def group_key(self, name: str) -> object:
         return name in self.plain
 
     @torch.no_grad()
     def step(self, found_inf: Tensor | None = None) -> None:
         for names, decay, ps, gs in self.groups():
-            if names[0] in self.plain and not self.lr_inside:
-                self.fused(names, decay, ps, gs, found_inf)
+            plain = names[0] in self.plain
+            if not self.lr_inside and (plain or found_inf is None):
+                self.update_fused(names, 0.0, ps, gs if plain else self.adapt(ps, gs, decay), found_inf)
             else:
-                self.update(names, decay, ps, gs, found_inf)
+                self.update_unless(found_inf, names, decay, ps, gs)
 
-    def update(self, names: list[str], decay: float, ps: list, gs: list, found_inf: Tensor | None) -> None:
-        keep = self.lr.new_ones(()) if found_inf is None else 1 - found_inf.reshape(())
+    def adapt(self, ps: list[Tensor], gs: list[Tensor], decay: float) -> list[Tensor]:
+        """Return trust |p|/|g| g for each g = gradient + decay p, or g itself if one of the norms is zero."""
+        gs = list(torch._foreach_add(gs, ps, alpha=decay))
+        norm_p, norm_g = torch.stack(torch._foreach_norm(ps)), torch.stack(torch._foreach_norm(gs))
+        ratio = torch.where((norm_p > 0) & (norm_g > 0), self.trust * norm_p / norm_g, 1.0)
+        return list(torch._foreach_mul(gs, list(ratio.unbind())))
+
+    def update_unless(self, found_inf: Tensor | None, names: list[str], decay: float, ps: list, gs: list) -> None:
+        """Update by foreach kernels: the fused one has no form for `lr_inside`."""
+        keep = ps[0].new_ones((), dtype=torch.float32) if found_inf is None else 1 - found_inf.reshape(())
         if found_inf is not None:
             gs = [torch.where(keep > 0, g, 0.0) for g in gs]
         if names[0] not in self.plain:
-            gs = list(torch._foreach_add(gs, ps, alpha=decay))
-            size_p, size_g = torch.stack(torch._foreach_norm(ps)), torch.stack(torch._foreach_norm(gs))
-            ratio = torch.where((size_p > 0) & (size_g > 0), self.trust * size_p / size_g, 1.0)
-            gs = list(torch._foreach_mul(gs, list(ratio.unbind())))
-        b = self.slot("momentum", names)
+            gs = self.adapt(ps, gs, decay)
+        b = self.slot_tensors("momentum", names)
         torch._foreach_mul_(b, self.momentum * keep + (1 - keep))
         torch._foreach_add_(b, torch._foreach_mul(gs, keep * self.lr if self.lr_inside else keep))
         torch._foreach_sub_(ps, torch._foreach_mul(b, keep if self.lr_inside else keep * self.lr))
@@ -201,7 +223,7 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     slots = ("average", "square")
-    kernel = staticmethod(torch._fused_adamw_)
+    kernel: Any = staticmethod(torch._fused_adamw_)
 
     def __init__(
         self,
@@ -220,14 +242,14 @@ class AdamW(Optimizer):
     def step(self, found_inf: Tensor | None = None) -> None:
         for names, decay, ps, gs in self.groups():
             steps = [self.state["steps"][n] for n in names]
-            # A list, not one 0-dim tensor for all: that form reads the number, which waits and forbids capture.
-            one = self.lr.new_ones(()) if found_inf is None else 1 - found_inf.reshape(())
+            # A list, because one 0-dim tensor for all would be read by the host, which waits and forbids capture.
+            one = steps[0].new_ones(()) if found_inf is None else 1 - found_inf.reshape(())
             torch._foreach_add_(steps, [one] * len(steps))
             self.kernel(
                 ps,
                 gs,
-                self.slot("average", names),
-                self.slot("square", names),
+                self.slot_tensors("average", names),
+                self.slot_tensors("square", names),
                 [],
                 steps,
                 lr=self.lr,
@@ -245,7 +267,7 @@ class AdamW(Optimizer):
 class Adam(AdamW):
     """Adam with weight decay added to the gradient (Kingma and Ba 2015)."""
 
-    kernel = staticmethod(torch._fused_adam_)
+    kernel: Any = staticmethod(torch._fused_adam_)
 
 
 def build_optimizer(
@@ -256,7 +278,22 @@ def build_optimizer(
     weight_decay: float = 0.0,
     **arguments: object,
 ) -> Optimizer:
-    """An optimizer by name over the model's parameters that want a gradient; None leaves the optimizer's default."""
+    """Build the optimizer of a name for the trainable parameters of a module.
+
+    Args:
+        model: the module to train.
+        name: "sgd", "lars", "adamw" or "adam", or a registered name.
+        lr: the first learning rate.
+        momentum: momentum of "sgd" and "lars". Default: the optimizer's own, 0.9.
+        weight_decay: weight decay.
+        **arguments: further arguments of the optimizer, such as `nesterov`, `betas` or `exclude_1d`.
+
+    Example:
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> optimizer = build_optimizer(layer, "sgd", lr=0.1, momentum=0.9)
+        >>> layer(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+    """
     given = {"momentum": momentum, **arguments}
     given = {k: v for k, v in given.items() if v is not None}
     return OPTIMIZERS.build(name, model=model, lr=lr, weight_decay=weight_decay, **given)

@@ -1,6 +1,7 @@
-"""Learning rate, teacher momentum and ramps as pure functions of the step: nothing to save, nothing to lose.
+"""The learning rate with its warm-up, the teacher's momentum and JCL's ramp, as pure functions of the step.
 
-t step from 0, T steps in all. Epochs may be fractions; a step belongs to epoch t / steps_per_epoch.
+t step from 0, T steps in all. Nothing has to be saved or restored. Epochs may be fractions; step t belongs to epoch
+t / steps_per_epoch.
 """
 
 from __future__ import annotations
@@ -8,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kontrast.errors import UsageError
-from kontrast.registry import nearest
-
-SCHEDULES = ("cosine", "steps", "constant", "linear")
-SCALINGS = ("none", "linear", "sqrt")
-
 
 def scaled_learning_rate(lr: float, batch: int, scaling: str = "none") -> float:
-    """The peak learning rate of a batch: `linear` lr B/256, `sqrt` lr sqrt(B) (SimCLR: 0.075 sqrt(B)), `none` lr."""
-    if scaling not in SCALINGS:
-        raise UsageError(f"unknown lr scaling {scaling!r}: {nearest(scaling, SCALINGS)}")
+    """Scale the peak learning rate to the batch size.
+
+    Args:
+        lr: the learning rate of the recipe.
+        batch: images per step.
+        scaling: "none" returns lr, "linear" lr * batch / 256, "sqrt" lr * sqrt(batch) (SimCLR: 0.075 sqrt(batch)).
+
+    Example:
+        >>> scaled_learning_rate(0.5, batch=512, scaling="linear")
+        1.0
+    """
     return {"none": lr, "linear": lr * batch / 256, "sqrt": lr * math.sqrt(batch)}[scaling]
 
 
@@ -35,36 +38,67 @@ def learning_rate(
     final: float = 0.0,
     per_epoch: bool = False,
 ) -> float:
-    """The learning rate of a step (from 0).
+    """Return the learning rate of a step.
 
-    warmup: epochs of linear rise, the first step at lr / (warm-up steps), then the schedule over what is left.
-    milestones: epochs at which `steps` multiplies by `factor`, counted from the start, warm-up included.
-    final: where `cosine` and `linear` end. per_epoch: the schedule stands still within an epoch (MoCo, JCL).
+    Args:
+        step: the step, counted from 0.
+        lr: the peak learning rate.
+        epochs: length of the training in epochs.
+        steps_per_epoch: steps in one epoch.
+        schedule: "cosine", "linear", "steps" or "constant". It covers what the warm-up leaves.
+        warmup: epochs of linear warm-up. The first step has lr / (number of warm-up steps).
+        milestones: epochs at which "steps" multiplies the rate by `factor`, counted from the start, warm-up included.
+        factor: multiplier at each milestone.
+        final: the rate at which "cosine" and "linear" end.
+        per_epoch: change the rate only between epochs (MoCo, JCL).
+
+    Example:
+        >>> [learning_rate(t, lr=1.0, epochs=2, steps_per_epoch=2, schedule="linear", warmup=1) for t in range(4)]
+        [0.5, 1.0, 1.0, 0.5]
     """
-    if schedule not in SCHEDULES:
-        raise UsageError(f"unknown schedule {schedule!r}: {nearest(schedule, SCHEDULES)}")
-    warm = warmup * steps_per_epoch
-    if step + 1 <= warm:
-        return lr * (step + 1) / warm
-    at = step - step % steps_per_epoch if per_epoch else step
+    warmup_steps = warmup * steps_per_epoch
+    if step + 1 <= warmup_steps:
+        return lr * (step + 1) / warmup_steps
     if schedule == "constant":
         return lr
+    if per_epoch:
+        step -= step % steps_per_epoch
     if schedule == "steps":
-        return lr * factor ** sum(at >= m * steps_per_epoch for m in milestones)
-    progress = min(max(at - warm, 0.0) / max(epochs * steps_per_epoch - warm, 1e-9), 1.0)
-    left = (1 + math.cos(math.pi * progress)) / 2 if schedule == "cosine" else 1 - progress
+        return lr * factor ** sum(step >= m * steps_per_epoch for m in milestones)
+    progress = min(max(step - warmup_steps, 0.0) / max(epochs * steps_per_epoch - warmup_steps, 1e-9), 1.0)
+    left = {"cosine": (1 + math.cos(math.pi * progress)) / 2, "linear": 1 - progress}[schedule]
     return final + (lr - final) * left
 
 
+def cosine_decay(start: float, elapsed: float, total: float) -> float:
+    """Return start (1 + cos(pi elapsed/total)) / 2, which falls from `start` to 0.
+
+    Example:
+        >>> cosine_decay(0.5, elapsed=5, total=10)
+        0.25
+    """
+    return start * (1 + math.cos(math.pi * elapsed / total)) / 2
+
+
 def teacher_momentum(step: int, *, total: int, momentum: float, schedule: str = "constant") -> float:
-    """The teacher's momentum: constant, or MoCo v3's m_t = 1 - (1 - m)(1 + cos(pi t/T))/2, which ends at 1."""
-    if schedule not in ("constant", "cosine"):
-        raise UsageError(f"unknown momentum schedule {schedule!r}: {nearest(schedule, ('constant', 'cosine'))}")
+    """Return the teacher's momentum: constant, or MoCo v3's m_t = 1 - (1 - m)(1 + cos(pi t/T))/2, which ends at 1.
+
+    Args:
+        step: the step t, counted from 0.
+        total: all steps T.
+        momentum: the momentum m at the start.
+        schedule: "constant" or "cosine".
+
+    Example:
+        >>> teacher_momentum(50, total=50, momentum=0.99, schedule="cosine")
+        1.0
+    """
     if schedule == "constant":
         return momentum
-    return 1 - (1 - momentum) * (1 + math.cos(math.pi * min(step, total) / max(total, 1))) / 2
+    assert schedule == "cosine", schedule
+    return 1 - cosine_decay(1 - momentum, min(step, total), max(total, 1))
 
 
 def joint_weight(epoch: int, *, epochs: int, weight: float, ramp: bool = False) -> float:
-    """JCL's lambda: constant in the paper, lambda (epoch + 1) / epochs in its code."""
+    """Return JCL's lambda of an epoch: constant as in the paper, or lambda (epoch + 1) / epochs as in its code."""
     return weight * (epoch + 1) / epochs if ramp else weight

@@ -1,8 +1,8 @@
-"""What a frozen encoder can do: every probe takes features [N,F] and labels [N] and returns a ProbeResult."""
+"""What frozen features can do: every probe takes features [N,F] and labels [N] and returns a `ProbeResult`."""
 
 from kontrast.probes.extract import extract_features
 from kontrast.probes.few_shot import few_per_class, few_shot
-from kontrast.probes.finetune import fine_tune
+from kontrast.probes.finetune import finetune
 from kontrast.probes.knn import knn, nearest_rows
 from kontrast.probes.linear import PROTOCOLS, LinearProtocol, linear
 from kontrast.probes.logistic import logistic
@@ -15,7 +15,7 @@ __all__ = [
     "extract_features",
     "few_per_class",
     "few_shot",
-    "fine_tune",
+    "finetune",
     "knn",
     "linear",
     "logistic",

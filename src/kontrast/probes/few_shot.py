@@ -1,4 +1,4 @@
-"""Few-shot probes and fine-tuning. N train images, T test images, C classes, n images a class."""
+"""Few-shot probes: train on n images per class, repeat over seeds. N train images, T test images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,19 @@ from kontrast.probes.result import ProbeResult
 
 
 def few_per_class(labels: Tensor, shots: int, seed: int, classes: Sequence[str] | None = None) -> Tensor:
-    """Indices of `shots` images of every class, drawn without replacement. classes: their names, for an error."""
+    """Draw the indices of `shots` images of every class without replacement.
+
+    Args:
+        labels: integers [N].
+        shots: images per class.
+        seed: seed of the draw.
+        classes: names of the labels, for an error message.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 0, 1, 1])
+        >>> labels[few_per_class(labels, shots=2, seed=0)]
+        tensor([0, 0, 1, 1])
+    """
     generator = torch.Generator().manual_seed(seed)
     chosen = []
     for label in torch.unique(labels).tolist():
@@ -24,8 +36,8 @@ def few_per_class(labels: Tensor, shots: int, seed: int, classes: Sequence[str] 
         if len(rows) < shots:
             name = repr(classes[label]) if classes else label
             raise DataError(
-                f"class {name} has {len(rows)} train images, fewer than the {shots} of each class that a few-shot "
-                "probe takes: add some, or leave the class out"
+                f"class {name} has {len(rows)} train images, but a few-shot probe needs {shots} per class: "
+                "add images or leave the class out"
             )
         chosen.append(rows[torch.randperm(len(rows), generator=generator)[:shots]])
     return torch.cat(chosen)
@@ -42,38 +54,38 @@ def few_shot(
     probe: Callable[..., ProbeResult] = logistic,
     classes: Sequence[str] | None = None,
 ) -> ProbeResult:
-    """The mean over seeds of a probe trained on `shots` images a class, with Student's interval over the seeds.
+    """Train a probe on a few images per class and average its test accuracy over seeds.
 
-    probe(train, labels, test, labels, seed=...): `logistic` on features unless told; for fine-tuning pass
-    `functools.partial(fine_tune, encoder)` and images. classes: names of the labels, for an error.
+    Args:
+        train: train features [N,F].
+        train_labels: integers [N].
+        test: test features [T,F].
+        test_labels: integers [T].
+        shots: train images per class, default 5.
+        seeds: one draw of train images per seed, default three.
+        probe: the probe to train, called as probe(train, labels, test, labels, seed=...). Default: `logistic`. To
+            fine-tune, pass `functools.partial(finetune, encoder)` and images instead of features.
+        classes: names of the labels, for an error message.
+
+    Returns:
+        The mean accuracy with Student's 95% interval over the seeds.
+
+    Example:
+        >>> y = torch.arange(40) % 2
+        >>> few_shot(torch.eye(2)[y], y, torch.eye(2)[y], y, shots=3).accuracy
+        1.0
     """
     if shots < 1 or not seeds:
-        raise UsageError(f"shots = {shots}, seeds = {list(seeds)}: give one shot and one seed at least")
+        raise UsageError(f"shots = {shots}, seeds = {list(seeds)}: give at least one shot and one seed")
     runs, train_labels = [], torch.as_tensor(train_labels)
     for seed in seeds:
         rows = few_per_class(train_labels, shots, seed, classes)
         runs.append(probe(train[rows], train_labels[rows], test, test_labels, seed=seed))
     values = [r.accuracy for r in runs]
     protocol = {"shots": shots, "seeds": list(seeds), "probe": runs[0].probe, **runs[0].protocol}
-    found, extra = within_one(over_seeds(values)), {"accuracies": values}
-    if found is None:
-        return replace(
-            runs[0], probe="few-shot", protocol=protocol, note="one seed: no interval over seeds", extra=extra
-        )
+    interval, extra = within_one(over_seeds(values)), {"accuracies": values}
+    if interval is None:
+        note = "one seed: no interval over seeds"
+        return replace(runs[0], probe="few-shot", protocol=protocol, note=note, extra=extra)
     mean = sum(values) / len(values)
-    return ProbeResult("few-shot", mean, *found, runs[0].n, protocol, seeds[0], over="seeds", extra=extra)
-
-
-def check_labels(train: Any, train_labels: Tensor, test: Any, test_labels: Tensor) -> int:
-    """The number of classes, when there is a label for each image and two classes or more."""
-    for part, images, labels in (("train", train, train_labels), ("test", test, test_labels)):
-        if len(images) != len(labels) or len(images) == 0:
-            raise DataError(f"{len(images)} {part} images but {len(labels)} labels: give one per image")
-        if int(labels.min()) < 0:
-            raise DataError(f"{part} labels go down to {int(labels.min())}: leave unlabelled images out")
-    known = set(train_labels.tolist())
-    if len(known) < 2:
-        raise DataError(f"all {len(train)} train images have one label: a probe needs two classes")
-    if missing := set(test_labels.tolist()) - known:
-        raise DataError(f"test has classes that train lacks: {sorted(missing)[:5]}")
-    return max(known) + 1
+    return ProbeResult("few-shot", mean, *interval, runs[0].n, protocol, seeds[0], over="seeds", extra=extra)

@@ -1,7 +1,4 @@
-"""How sure a comparison is: over seeds by Student's t, over test images by the bootstrap, differences in pairs.
-
-S seeds, T test images; correct [S,T] of 0 and 1.
-"""
+"""95% confidence intervals: over seeds by Student's t, over test images by the bootstrap. T test images."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ DRAWS_AT_ONCE = 4_000_000
 
 
 def over_seeds(values: list[float]) -> tuple[float, float] | None:
-    """The 95% interval of the mean by Student's t; None for a single value, which has none."""
+    """Return the 95% interval of the mean by Student's t, or None for fewer than two values."""
     n = len(values)
     if n < 2:
         return None
@@ -27,12 +24,13 @@ def over_seeds(values: list[float]) -> tuple[float, float] | None:
 
 
 def within_one(interval: tuple[float, float] | None, least: float = 0.0) -> tuple[float, float] | None:
-    """Student's t of few seeds reaches past what an accuracy can be, or, from a least of -1 on, a difference of two."""
+    """Clip an interval of accuracies to [0, 1], or with least=-1 an interval of their differences: Student's t of few
+    seeds is wider than the possible values."""
     return None if interval is None else (max(least, interval[0]), min(1.0, interval[1]))
 
 
 def over_images(scores: Tensor) -> tuple[float, float]:
-    """The 95% percentile bootstrap interval of the mean of scores [T]: accuracy per image, or its difference."""
+    """Return the 95% percentile bootstrap interval of the mean of scores [T]: 0 or 1 per image, or differences."""
     generator = torch.Generator().manual_seed(0)
     scores = scores.double()
     chunk = max(1, DRAWS_AT_ONCE // len(scores))
@@ -45,13 +43,14 @@ def over_images(scores: Tensor) -> tuple[float, float]:
 
 
 def pack_bits(correct: Tensor) -> str:
-    """Booleans [T] as hexadecimal text."""
+    """Write booleans [T] as hexadecimal text."""
     import numpy as np
 
     return np.packbits(correct.numpy().astype(np.uint8)).tobytes().hex()
 
 
 def unpack_bits(text: str, count: int) -> Tensor:
+    """Read booleans [count] that `pack_bits` wrote."""
     import numpy as np
 
     return torch.from_numpy(np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=count)).bool()

@@ -1,8 +1,8 @@
-"""Multinomial logistic regression by L-BFGS, with an explicit gradient and without torch.optim.
+"""Multinomial logistic regression by L-BFGS, with an explicit gradient.
 
 N rows, F width, C classes; W [F,C], b [C]. The loss is scikit-learn's divided by N:
 
-    f(W, b) = mean_i -log softmax(x_i W + b)[y_i] + |W|^2 / (2 C N)          C the inverse regularisation strength
+    f(W, b) = mean_i -log softmax(x_i W + b)[y_i] + |W|^2 / (2 C N)          C the inverse regularization strength
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import UsageError
-from kontrast.probes.result import ProbeResult, checked, result
+from kontrast.probes.result import ProbeResult, check_features, result
 
 GRID = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 LARGEST_SELECTION = 10_000
@@ -24,7 +24,7 @@ MEMORY = 10
 
 @dataclass(frozen=True)
 class Fit:
-    """Weights [F,C] and intercept [C], with the iterations it took and the last estimate of f - min f."""
+    """Fitted weights [F,C] and intercept [C], the number of iterations and the last estimate of f - min f."""
 
     weight: Tensor
     bias: Tensor
@@ -36,11 +36,11 @@ class Fit:
 
 
 class Problem:
-    """One data set; the value and gradient at (W, b) stacked as [F+1,C], and a preconditioner per strength."""
+    """The loss of one data set: its value and gradient at (W, b) stacked as [F+1,C], and a preconditioner."""
 
     def __init__(self, x: Tensor, y: Tensor, classes: int):
         self.x, self.y, self.classes = x, y, classes
-        # For two classes scikit-learn penalises one vector w = w1 - w0: the same as twice the penalty on both.
+        # For two classes scikit-learn penalizes one vector w = w1 - w0, which is the same as twice the penalty on both.
         self.penalty = (2.0 if classes == 2 else 1.0) / len(x)
         self.mean = x.mean(0)
         self.covariance = None
@@ -55,14 +55,16 @@ class Problem:
         decay = self.penalty / strength
         value = -chosen.mean(dtype=torch.float64) + 0.5 * decay * weight.double().square().sum()
         residual = log_p.exp_().scatter_add_(1, self.y[:, None], torch.full_like(chosen, -1.0)).div_(len(self.x))
-        # x.T @ residual is the same product, ten times slower on a CPU (measured at 50,000 x 512, 10 classes).
+        # x.T @ residual is the same product but ten times slower on a CPU (measured at 50,000 x 512, 10 classes).
         slopes = (residual.T @ self.x).T
         gradient = torch.cat([slopes + decay * weight, residual.sum(0, keepdim=True)])
         return value, gradient
 
     def preconditioner(self, strength: float):
-        """Boehning's bound: the Hessian is at most (covariance / 2 + decay) for every class; its Cholesky solve turns
-        the ill-conditioned features of a network into an easy problem."""
+        """Return the solve by Boehning's bound: the Hessian is at most (covariance / 2 + decay) for every class.
+
+        It makes the ill-conditioned features of a network an easy problem.
+        """
         decay = self.penalty / strength
         if self.covariance is None:
             return lambda g: g / (0.5 + decay)
@@ -76,8 +78,8 @@ class Problem:
 
 
 def cholesky_factor(matrix: Tensor, shift: float) -> Tensor:
-    """The factor of matrix + shift on the diagonal, with as much more of its mean as rounding asks: the features of a
-    collapsed encoder have one large eigenvalue, whose rounding alone leaves the others below zero."""
+    """Factor the matrix with `shift` added to its diagonal, and more if rounding requires it: a collapsed encoder's
+    features have one large eigenvalue, and its rounding error can make the others negative."""
     mean, identity = matrix.diagonal().mean(), torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     for more in (1e-6, 1e-5, 1e-4, 1e-3):
         factor, failed = torch.linalg.cholesky_ex(matrix + (shift + more * mean) * identity)
@@ -86,8 +88,8 @@ def cholesky_factor(matrix: Tensor, shift: float) -> Tensor:
     return torch.linalg.cholesky(matrix + (shift + mean) * identity)
 
 
-def two_loops(gradient: Tensor, history: deque, solve) -> Tensor:
-    """The L-BFGS direction: the preconditioner improved by the last steps s and gradient changes y."""
+def lbfgs_direction(gradient: Tensor, history: deque, solve) -> Tensor:
+    """Return the L-BFGS direction: the preconditioner improved by the last steps s and gradient changes y."""
     q, alphas = gradient.clone(), []
     for s, y, rho in reversed(history):
         alphas.append(rho * (s * q).sum())
@@ -114,8 +116,19 @@ def fit_logistic(
     iterations: int = 500,
     problem: Problem | None = None,
 ) -> Fit:
-    """Minimise f. It stops when the estimated gap f - min f (half the preconditioned squared gradient) is below the
-    tolerance, or when no step lowers f, which is the end of the number type's precision."""
+    """Minimize f until the estimated gap f - min f (half the preconditioned squared gradient) is below the tolerance,
+    or until no step lowers f any more, which is the limit of the dtype's precision.
+
+    Args:
+        x: features [N,F].
+        y: integers [N].
+        classes: number of classes.
+        strength: C, the inverse regularization strength.
+        start: initial (W, b) stacked as [F+1,C]. Default: zeros.
+        tolerance: gap at which to stop. Default: 1e-15 in float64, else 1e-9.
+        iterations: the most iterations.
+        problem: the loss of (x, y), if it was already built.
+    """
     problem = problem or Problem(x, y, classes)
     tolerance = tolerance or (1e-15 if x.dtype == torch.float64 else 1e-9)
     solve = problem.preconditioner(strength)
@@ -124,7 +137,7 @@ def fit_logistic(
     history: deque = deque(maxlen=MEMORY)
     taken = 0
     while (gap := 0.5 * float((gradient * solve(gradient)).sum())) > tolerance and taken < iterations:
-        direction = two_loops(gradient, history, solve)
+        direction = lbfgs_direction(gradient, history, solve)
         slope = float((gradient * direction).sum())
         step = 1.0
         while step > 1e-4:
@@ -144,30 +157,30 @@ def fit_logistic(
 
 
 def standardize(train: Tensor, *others: Tensor) -> list[Tensor]:
-    """Zero mean and unit variance by train's statistics; a constant column stays zero."""
+    """Scale columns to zero mean and unit variance by train's statistics; a constant column becomes zero."""
     mean, deviation = train.mean(0), train.std(0, correction=0)
     deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, 1.0)
     return [(x - mean) / deviation for x in (train, *others)]
 
 
-def in_their_span(train: Tensor, *others: Tensor) -> list[Tensor]:
-    """The same problem in fewer dimensions, where there are far more of them than rows: the penalty leaves weights no
-    part outside of the rows' span, so products with an orthonormal basis of it say all."""
+def project_to_span(train: Tensor, *others: Tensor) -> list[Tensor]:
+    """Reduce the dimensions to those of train's span if there are far more of them than rows. The fit is the same,
+    because the penalty removes any part of the weights outside the span."""
     if 2 * len(train) > train.shape[1]:
         return [train, *others]
     basis = torch.linalg.qr(train.T).Q
     return [x @ basis for x in (train, *others)]
 
 
-def choose_strength(x: Tensor, y: Tensor, classes: int, grid: tuple[float, ...], seed: int) -> dict[float, float]:
-    """Accuracy of each strength on a held-out fifth of (at most 10,000 rows of) train."""
+def held_out_scores(x: Tensor, y: Tensor, classes: int, grid: tuple[float, ...], seed: int) -> dict[float, float]:
+    """Return the accuracy of each strength on a held-out fifth of at most 10,000 train rows."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:LARGEST_SELECTION].to(x.device)
-    held, kept = order[: max(1, len(order) // 5)], order[max(1, len(order) // 5) :]
-    problem, theta, scores = Problem(x[kept], y[kept], classes), None, {}
+    held_out, fitted = order[: max(1, len(order) // 5)], order[max(1, len(order) // 5) :]
+    problem, theta, scores = Problem(x[fitted], y[fitted], classes), None, {}
     for strength in sorted(grid):
-        fit = fit_logistic(x[kept], y[kept], classes, strength, start=theta, tolerance=1e-6, problem=problem)
+        fit = fit_logistic(x[fitted], y[fitted], classes, strength, start=theta, tolerance=1e-6, problem=problem)
         theta = torch.cat([fit.weight, fit.bias[None]])
-        scores[strength] = float((fit.predict(x[held]) == y[held]).double().mean())
+        scores[strength] = float((fit.predict(x[held_out]) == y[held_out]).double().mean())
     return scores
 
 
@@ -182,17 +195,33 @@ def logistic(
     classes: int | None = None,
     seed: int = 0,
 ) -> ProbeResult:
-    """The quick linear probe: standardized features, C chosen from the grid on a held-out fifth of train, then fitted
-    on all of train. The first best C, that is the strongest regularisation, wins a tie."""
+    """Fit logistic regression on standardized features: the quick linear probe.
+
+    C is chosen on a held-out fifth of train; then all of train is fitted. The strongest regularization wins a tie.
+
+    Args:
+        train: train features [N,F].
+        train_labels: integers [N].
+        test: test features [T,F].
+        test_labels: integers [T].
+        grid: inverse regularization strengths C to choose from, default 0.001 to 10.
+        classes: number of classes, only checked: as in scikit-learn, the classes that are present count.
+        seed: seed of the held-out rows and of the bootstrap interval.
+
+    Example:
+        >>> y = torch.arange(40) % 2
+        >>> logistic(torch.eye(2)[y], y, torch.eye(2)[y], y).accuracy
+        1.0
+    """
     if not grid or min(grid) <= 0:
         raise UsageError(f"grid = {grid}: give positive inverse strengths")
-    train, train_labels, test, test_labels, _ = checked(train, train_labels, test, test_labels, classes)
-    # As scikit-learn: the classes that are there count, whatever their numbers; two of them are the binary problem.
+    train, train_labels, test, test_labels, _ = check_features(train, train_labels, test, test_labels, classes)
+    # As in scikit-learn, only the classes that are present count, and two of them are the binary problem.
     present, y = torch.unique(train_labels, return_inverse=True)
     test_labels, classes = torch.searchsorted(present, test_labels), len(present)
-    kind = torch.promote_types(train.dtype, torch.float32)
-    train, test = in_their_span(*standardize(train.to(kind), test.to(kind)))
-    scores = choose_strength(train, y, classes, tuple(grid), seed) if len(grid) > 1 else {grid[0]: None}
+    dtype = torch.promote_types(train.dtype, torch.float32)
+    train, test = project_to_span(*standardize(train.to(dtype), test.to(dtype)))
+    scores = held_out_scores(train, y, classes, tuple(grid), seed) if len(grid) > 1 else {grid[0]: None}
     best = max(sorted(scores), key=lambda c: scores[c] or 0.0)
     fit = fit_logistic(train, y, classes, best)
     protocol = {"C": best, "grid": list(grid), "held_out": scores[best], "iterations": fit.iterations}

@@ -1,4 +1,4 @@
-"""What a probe says, and the checks that keep nonsense out of it.
+"""The result of a probe, and the checks of a probe's input.
 
 N train rows, T test rows, F width of the features, C classes.
 """
@@ -19,9 +19,25 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracy on n test images, with its 95% interval [low, high]: over them by the bootstrap, or over seeds.
+    """Test accuracy of one probe with its 95% interval.
 
-    correct: which of them were named right, booleans [n] on the CPU; empty for the mean of several seeds.
+    Args:
+        probe: name of the probe.
+        accuracy: share of test images that were classified correctly, 0 to 1.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        n: number of test images.
+        protocol: the probe's settings.
+        seed: seed of the probe.
+        note: what the reader should know, such as a k that was lowered.
+        features: what was probed: "trained", "untrained" or "pixels".
+        over: what the interval is over: "test images" (bootstrap) or "seeds" (Student's t).
+        extra: further numbers, such as the accuracy per epoch.
+        correct: whether each test image was classified correctly, booleans [n]; empty for a mean over seeds.
+
+    Example:
+        >>> print(ProbeResult("knn", 0.9, 0.85, 0.94, 200, {"k": 20}))
+        knn: 90.00% [85.00, 94.00] over 200 test images
     """
 
     probe: str
@@ -32,13 +48,18 @@ class ProbeResult:
     protocol: dict[str, Any]
     seed: int = 0
     note: str = ""
-    features: str = ""  # of what: the trained encoder, the untrained one, raw pixels
-    over: str = "test images"  # what the interval is over
+    features: str = ""
+    over: str = "test images"
     extra: dict[str, Any] = field(default_factory=dict)
     correct: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool), repr=False, compare=False)
 
+    def __str__(self) -> str:
+        over = f"{self.n} test images" if self.over == "test images" else self.over
+        interval = f"[{100 * self.low:.2f}, {100 * self.high:.2f}]"
+        return f"{self.probe}: {100 * self.accuracy:.2f}% {interval} over {over}"
+
     def to_dict(self) -> dict[str, Any]:
-        """All of it but `correct`."""
+        """Return everything except `correct` as plain values."""
         tree = asdict(self)
         del tree["correct"]
         return tree
@@ -48,14 +69,14 @@ class ProbeResult:
 
 
 def result(probe: str, correct: Tensor, protocol: dict[str, Any], seed: int = 0, note: str = "", **extra: Any):
-    """A ProbeResult from one boolean per test image."""
+    """Build a ProbeResult from one boolean per test image."""
     n, hits = correct.numel(), int(correct.sum())
     low, high = interval(hits, n, seed)
     return ProbeResult(probe, hits / n, low, high, n, protocol, seed, note, extra=extra, correct=correct.cpu())
 
 
 def interval(hits: int, n: int, seed: int = 0) -> tuple[float, float]:
-    """The 95% percentile bootstrap interval of hits / n. Resampling n zeros and ones draws from a binomial."""
+    """Return the 95% percentile bootstrap interval of hits / n. Resampling n zeros and ones draws from a binomial."""
     draws = torch.binomial(
         torch.full((RESAMPLES,), float(n), dtype=torch.float64),
         torch.full((RESAMPLES,), hits / n, dtype=torch.float64),
@@ -65,46 +86,57 @@ def interval(hits: int, n: int, seed: int = 0) -> tuple[float, float]:
     return low, high
 
 
-def checked(
+def check_features(
     train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, classes: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """The same tensors on one device, and the number of classes; an error that says what is wrong with them."""
+    """Check the input of a probe; return it as tensors of one dtype on one device, with the number of classes."""
     train, test = torch.as_tensor(train), torch.as_tensor(test)
     device = train.device
-    train, train_labels = checked_part("train", train, train_labels)
-    test, test_labels = checked_part("test", test.to(device), test_labels)
+    train, train_labels = check_split("train", train, train_labels)
+    test, test_labels = check_split("test", test.to(device), test_labels)
     if train.shape[1] != test.shape[1]:
         raise DataError(f"train features are {train.shape[1]} wide, test features {test.shape[1]}: use one encoder")
-    kind = torch.promote_types(train.dtype, test.dtype)
-    train, test = train.to(kind), test.to(kind)
+    dtype = torch.promote_types(train.dtype, test.dtype)
     train_labels, test_labels = train_labels.to(device), test_labels.to(device)
-    present = torch.unique(train_labels)
-    if present.numel() < 2:
-        raise DataError(f"all {len(train)} train images have the label {int(present[0])}: a probe needs two classes")
-    missing = set(torch.unique(test_labels).tolist()) - set(present.tolist())
-    if missing:
-        raise DataError(f"test has classes that train lacks: {sorted(missing)[:5]}; leave them out or add train images")
-    largest = int(present[-1]) + 1
-    if classes is not None and classes < largest:
-        raise DataError(f"classes = {classes}, but labels reach {largest - 1}")
-    return train, train_labels, test, test_labels, classes or largest
+    needed = count_classes(train_labels, test_labels)
+    if classes is not None and classes < needed:
+        raise DataError(f"classes = {classes}, but the largest label is {needed - 1}")
+    return train.to(dtype), train_labels, test.to(dtype), test_labels, classes or needed
 
 
-def checked_part(part: str, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    features, labels = torch.as_tensor(features), torch.as_tensor(labels)
+def check_split(split: str, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return finite floating-point features [N,F] and int64 labels [N], or raise a DataError that names the split."""
+    features = torch.as_tensor(features)
     if features.ndim != 2 or not features.is_floating_point():
-        raise DataError(f"{part} features must be floating [N,F], not {features.dtype} {list(features.shape)}")
-    if len(features) == 0:
-        raise DataError(f"{part} has no images")
-    if labels.shape != (len(features),):
-        raise DataError(f"{len(features)} {part} images but labels of shape {list(labels.shape)}: give one per image")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise DataError(f"{part} labels must be whole numbers, not {labels.dtype}")
-    if int(labels.min()) < 0:
-        raise DataError(f"{part} labels go down to {int(labels.min())}: leave unlabelled images out")
-    # A stretch of rows at a time: of a million rows at once the answers alone would take gigabytes.
+        raise DataError(f"{split} features must be floating-point [N,F], not {features.dtype} {list(features.shape)}")
+    labels = check_labels(split, len(features), labels)
+    # In chunks: for a million rows at once, the booleans alone would take gigabytes.
     bad = torch.cat([~torch.isfinite(rows).all(dim=1) for rows in features.split(65_536)])
     if bad.any():
         row = int(bad.nonzero()[0, 0])
-        raise DataError(f"{int(bad.sum())} of {len(features)} {part} features are not finite, first in row {row}")
-    return features, labels.long()
+        raise DataError(f"{int(bad.sum())} of {len(features)} {split} features are not finite, first in row {row}")
+    return features, labels
+
+
+def check_labels(split: str, images: int, labels: Tensor) -> Tensor:
+    """Return int64 labels [N], or raise a DataError if there isn't one whole number from 0 per image."""
+    labels = torch.as_tensor(labels)
+    if images == 0:
+        raise DataError(f"{split} has no images")
+    if labels.shape != (images,):
+        raise DataError(f"{images} {split} images but labels of shape {list(labels.shape)}: give one per image")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(f"{split} labels must be whole numbers, not {labels.dtype}")
+    if int(labels.min()) < 0:
+        raise DataError(f"{split} has the label {int(labels.min())}: leave unlabeled images out")
+    return labels.long()
+
+
+def count_classes(train_labels: Tensor, test_labels: Tensor) -> int:
+    """Return the largest train label plus one; train needs two classes, and all classes of test."""
+    present = torch.unique(train_labels).tolist()
+    if len(present) < 2:
+        raise DataError(f"all {len(train_labels)} train images have the label {present[0]}: a probe needs two classes")
+    if missing := sorted(set(torch.unique(test_labels).tolist()) - set(present)):
+        raise DataError(f"test has classes that train lacks: {missing[:5]}; leave them out or add train images")
+    return present[-1] + 1

@@ -22,7 +22,7 @@ from kontrast.data.store_writer import skipped
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
 from kontrast.lens.gallery import GallerySplit, write_gallery
-from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, fine_tune, knn, linear, logistic
+from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, finetune, knn, linear, logistic
 from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.registry import nearest
 from kontrast.runs.cropped_features import CROPS, CroppedFeatures
@@ -215,7 +215,7 @@ class _Job:
         train, test, epochs = self.train, self.test, self.epochs or FINE_TUNE_EPOCHS
         with Progress(f"finetune, {name}", epochs * len(train)) as bar:
             options: dict[str, Any] = {"epochs": epochs, "transform": self.run.transform(), "seed": seed}
-            result = fine_tune(encoder, train, train.labels, test, test.labels, advance=bar.advance, **options)  # type: ignore[union-attr, arg-type]
+            result = finetune(encoder, train, train.labels, test, test.labels, advance=bar.advance, **options)  # type: ignore[union-attr, arg-type]
         return dataclasses.replace(result, probe="finetune", features=name)
 
     def _write_gallery(self, train_features: Tensor, test_features: Tensor) -> None:

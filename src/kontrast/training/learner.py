@@ -79,7 +79,7 @@ class Learner(nn.Module):
             self.predictor = with_batch_norm(part, recipe)
         self.teacher = Teacher(self.student) if recipe.teacher else None
         self.bank = (
-            MemoryBank(recipe.bank.size, self.width, normalise=recipe.bank.contents != "means") if recipe.bank else None
+            MemoryBank(recipe.bank.size, self.width, normalize=recipe.bank.contents != "means") if recipe.bank else None
         )
         self.count = recipe.views.count
         self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric

@@ -1,4 +1,4 @@
-"""Batches of images to batches of views, on the device, seeded."""
+"""Batches of images to batches of augmented views, on the device, seeded."""
 
 from kontrast.views.draws import Draws, draw, keys
 from kontrast.views.policies import POLICIES, Policy

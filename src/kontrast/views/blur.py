@@ -1,6 +1,6 @@
-"""Gaussian blur with a sigma for each view: separable, the edge reflected, as torchvision's `gaussian_blur`.
+"""Gaussian blur with one sigma per view: separable, with reflected edges, as torchvision's `gaussian_blur`.
 
-PIL's GaussianBlur(radius = sigma), which MoCo v2 calls, is three box filters that approximate this.
+PIL's GaussianBlur(radius=sigma), which MoCo v2 calls, approximates it by three box filters.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from torch.nn.functional import pad
 
 
 def weights(sigma: Tensor, radius: int) -> Tensor:
-    """Gaussian weights [n, 2 radius + 1] that sum to one."""
+    """Return Gaussian weights [n, 2 radius + 1] that sum to one."""
     distance = torch.arange(-radius, radius + 1, device=sigma.device, dtype=torch.float32)
     bell = torch.exp(-0.5 * (distance / sigma[:, None]) ** 2)
     return bell / bell.sum(1, keepdim=True)
 
 
 def blur(planes: list[Tensor], sigma: Tensor, radius: int) -> list[Tensor]:
-    """Planes [n, h, w] blurred by sigma [n]."""
+    """Blur planes [n, h, w] by sigma [n]."""
     bell = weights(sigma, radius)[:, :, None, None]
-    return [_along(_along(plane, bell, radius, 2), bell, radius, 1) for plane in planes]
+    return [_blur_axis(_blur_axis(plane, bell, radius, 2), bell, radius, 1) for plane in planes]
 
 
-def _along(plane: Tensor, bell: Tensor, radius: int, axis: int) -> Tensor:
+def _blur_axis(plane: Tensor, bell: Tensor, radius: int, axis: int) -> Tensor:
     margins = (radius, radius, 0, 0) if axis == 2 else (0, 0, radius, radius)
     padded = pad(plane[:, None], margins, mode="reflect")[:, 0]
     size = plane.shape[axis]

@@ -1,6 +1,6 @@
-"""Colour jitter, grayscale and solarize on planes, each operation as torchvision's functional defines it.
+"""Color jitter, grayscale and solarize on planes, each as in torchvision's functional transforms.
 
-A picture is a list of planes [n, h, w] with values in [0, 1]: one (grey) or three (red, green, blue). n views, each
+A picture is a list of planes [n, h, w] with values in [0, 1]: one (gray) or three (red, green, blue). n views, each
 with its own factors and its own order of the four operations.
 """
 
@@ -14,26 +14,27 @@ HUE_OPERATION = 3
 
 
 def luma(planes: list[Tensor]) -> Tensor:
-    """The grayscale picture [n, h, w]."""
+    """Return the grayscale picture [n, h, w]."""
     if len(planes) == 1:
         return planes[0]
     return (planes[0] * RED).add_(planes[1], alpha=GREEN).add_(planes[2], alpha=BLUE)
 
 
 def mean(plane: Tensor) -> Tensor:
-    """Mean per view, [n]. In two steps: the one sum of a lone view would be split among threads, changing its bits."""
+    """Return the mean per view, [n], in two steps: torch would split the one sum of a single view among threads, which
+    would change its bits."""
     n, height, width = plane.shape
     parts = plane.reshape(n, 2, -1) if height * width % 2 == 0 else plane
     return parts.sum(-1).sum(-1) / (height * width)
 
 
 def turn_hue(planes: list[Tensor], turn: Tensor) -> list[Tensor]:
-    """The hue turned by `turn` [n] (1 is the whole circle), value and saturation kept.
+    """Turn the hue by `turn` [n] (1 is the whole circle) and keep value and saturation.
 
     With v the largest channel and c its distance to the smallest, a channel of the color with this hue is
     v - c clamp(2 - 6 d, 0, 1), d the hue's distance on the circle to the channel's complement (red's 1/2, green's 5/6,
-    blue's 1/6).
-    No sectors are chosen and nothing branches: torch's `where`, `eq` and `remainder` are many times slower on a CPU.
+    blue's 1/6). This form has no sectors and no branches, because torch's `where`, `eq` and `remainder` are many times
+    slower on a CPU.
     """
     red, green, blue = planes
     value = torch.maximum(torch.maximum(red, green), blue)
@@ -52,7 +53,7 @@ def turn_hue(planes: list[Tensor], turn: Tensor) -> list[Tensor]:
 
 
 def blend(planes: list[Tensor], operation: Tensor, factors: Tensor) -> list[Tensor]:
-    """Brightness 0, contrast 1 or saturation 2 by `operation` [n]: factor x + (1 - factor) y, clamped to [0, 1].
+    """Change brightness (0), contrast (1) or saturation (2) by `operation` [n]: factor x + (1 - factor) y, clamped.
 
     y is black, the mean of the grayscale picture, or the grayscale picture. factors: [n, 3], one for each operation.
     Overwrites the planes.
@@ -61,7 +62,7 @@ def blend(planes: list[Tensor], operation: Tensor, factors: Tensor) -> list[Tens
     gray = luma(planes)
     level = torch.where(operation == 1, (1 - factor) * mean(gray), 0.0)
     share = torch.where(operation == 2, 1 - factor, 0.0)
-    if len(planes) == 1:  # the saturation of a grey picture is itself
+    if len(planes) == 1:  # saturation does not change a gray picture
         factor, base = factor + share, level[:, None, None]
     else:
         base = gray.mul_(share[:, None, None]).add_(level[:, None, None])
@@ -69,25 +70,26 @@ def blend(planes: list[Tensor], operation: Tensor, factors: Tensor) -> list[Tens
 
 
 def jitter(planes: list[Tensor], factors: Tensor, turn: Tensor, operations: Tensor) -> list[Tensor]:
-    """ColorJitter: factors [n, 3] (brightness, contrast, saturation), turn [n] (hue), operations int64 [n, 4] (order).
+    """Apply torchvision's ColorJitter.
 
-    The three blends of a view keep their order in three rounds; its hue falls before, between or after them.
+    factors [n, 3]: brightness, contrast, saturation. turn [n]: hue. operations int64 [n, 4]: the order of each view.
+    The three blends of a view run in three rounds; its hue is turned before, between or after them.
     """
     hue_at = (operations == HUE_OPERATION).mul(torch.arange(4, device=operations.device)).sum(1)
     places = torch.arange(3, device=operations.device)
     blends = operations.gather(1, places + (places >= hue_at[:, None]))
     for step in range(4):
         if len(planes) == 3:
-            planes = where(planes, (hue_at == step) & (turn != 0), turn_hue, turn)
+            planes = apply_where(planes, (hue_at == step) & (turn != 0), turn_hue, turn)
         if step < 3:
             planes = blend(planes, blends[:, step], factors)
     return planes
 
 
-def where(planes: list[Tensor], mask: Tensor, change, *parameters: Tensor) -> list[Tensor]:
-    """`change(planes, *parameters)` for the views in `mask` [n].
+def apply_where(planes: list[Tensor], mask: Tensor, change, *parameters: Tensor) -> list[Tensor]:
+    """Apply change(planes, *parameters) to the views in `mask` [n].
 
-    On the CPU the others are not computed at all; elsewhere a choice by data would wait for the device, so all are.
+    On the CPU only those are computed. Other devices compute all views, because selecting some would wait for the mask.
     """
     if mask.device.type != "cpu":
         changed = change(planes, *parameters)
@@ -102,10 +104,10 @@ def where(planes: list[Tensor], mask: Tensor, change, *parameters: Tensor) -> li
 
 
 def to_gray(planes: list[Tensor]) -> list[Tensor]:
-    """The grayscale picture in every plane."""
+    """Return the grayscale picture in every plane."""
     return [luma(planes)] * len(planes)
 
 
 def solarize(planes: list[Tensor]) -> list[Tensor]:
-    """Values from one half (128 of 255, before it was rounded) upwards inverted."""
+    """Invert values from one half (128 of 255) upwards."""
     return [torch.where(plane >= 0.5, 1 - plane, plane) for plane in planes]

@@ -1,4 +1,4 @@
-"""Chance as a pure function: every draw is a hash of (key, view, slot), the same on every device and in every order.
+"""The random draws of the views: pure functions of (key, view, slot), the same on every device and in every order.
 
 V views, B images, S slots. Keys are int64 [B]; a draw is 24 bits, as an integer or as a uniform float in [0, 1).
 """
@@ -26,32 +26,38 @@ AREA, RATIO, TOP, LEFT, FLIP = 0, ATTEMPTS, 2 * ATTEMPTS, 2 * ATTEMPTS + 1, 2 * 
 JITTER, BRIGHTNESS, CONTRAST, SATURATION, HUE, ORDER, GRAY, BLUR, SIGMA, SOLARIZE = range(FLIP + 1, FLIP + 11)
 SLOTS = SOLARIZE + 1
 
-ORDERS = tuple(itertools.permutations(range(4)))  # of brightness 0, contrast 1, saturation 2, hue 3
+ORDERS = tuple(itertools.permutations(range(4)))  # brightness 0, contrast 1, saturation 2, hue 3
 ORDER_CODES = [sum(operation << 2 * place for place, operation in enumerate(order)) for order in ORDERS]
 ORDER_WORDS = [sum(code << 8 * i for i, code in enumerate(ORDER_CODES[w : w + 6])) for w in (0, 6, 12, 18)]
 
 
 class Draws(NamedTuple):
-    """All that chance decides about a batch of views; each [V, B] float32 unless said."""
+    """Everything random about a batch of views. Each field is float32 [V, B] unless noted.
 
-    top: Tensor
+    Example:
+        >>> drawn = draw([Policy()], keys(0, 0, torch.arange(5)), sizes=torch.full((5, 2), 64), size=32)
+        >>> drawn.flip.shape, drawn.flip.dtype
+        (torch.Size([1, 5]), torch.bool)
+    """
+
+    top: Tensor  # of the crop, in pixels of the image; so are the next three
     left: Tensor
     height: Tensor
     width: Tensor
     flip: Tensor  # bool
-    jitter: Tensor  # bool: whether the four factors below are used
+    jitter: Tensor  # bool: whether the next four are used
     brightness: Tensor
     contrast: Tensor
     saturation: Tensor
     hue: Tensor
-    order: Tensor  # int64: the first operation + 4 second + 16 third + 64 fourth; see `operations`
+    order: Tensor  # int64: first operation + 4 second + 16 third + 64 fourth; see `operations`
     gray: Tensor  # bool
     blur: Tensor  # bool
     sigma: Tensor
     solarize: Tensor  # bool
 
     def operations(self) -> Tensor:
-        """The jitter's order as torchvision has it, int64 [V, B, 4]: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        """Return the order of the jitter, int64 [V, B, 4]: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
         return torch.stack([self.order >> shift & 3 for shift in (0, 2, 4, 6)], -1)
 
 
@@ -69,10 +75,23 @@ def mix(state: Tensor) -> Tensor:
 
 
 def keys(seed: int | Tensor, epoch: int | Tensor, indices: Tensor) -> Tensor:
-    """One int64 key an image from (seed, epoch, index), [B]. Seed and epoch may be 0-d int64 tensors, for graphs."""
+    """Return one key per image, from which all its random draws follow.
+
+    Args:
+        seed: seed of the run; an integer, or a 0-dim int64 tensor for CUDA graphs.
+        epoch: the epoch, so that an image looks different in each; an integer or a 0-dim int64 tensor.
+        indices: the images' indices in the image set, int64 [B].
+
+    Returns:
+        Keys, int64 [B], on the device of the indices.
+
+    Example:
+        >>> keys(seed=0, epoch=1, indices=torch.arange(4)).shape
+        torch.Size([4])
+    """
     if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
         given = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-        raise UsageError(f"keys needs indices as an int64 tensor, got {given}")
+        raise UsageError(f"indices must be an int64 tensor, got {given}")
     state = torch.zeros_like(indices)
     for part in (seed, epoch, indices):
         state = mix(state + signed(GOLDEN) + (signed(part) if isinstance(part, int) else part))
@@ -80,24 +99,25 @@ def keys(seed: int | Tensor, epoch: int | Tensor, indices: Tensor) -> Tensor:
 
 
 def bits(keys: Tensor, views: Tensor, slots: Tensor) -> Tensor:
-    """24 random bits for each (view, image, slot), int64 [V, B, S], from keys [B], view numbers [V] and slots [S]."""
+    """Return 24 random bits per (view, image, slot), int64 [V, B, S], from keys [B], view numbers [V], slots [S]."""
     stream = mix(keys[None, :] + (views[:, None] + 1) * signed(GOLDEN))
     return mix(stream[..., None] + (slots + 1) * signed(GOLDEN)) >> 40 & (1 << 24) - 1
 
 
-# columns of the table
+# Columns of the table.
 SCALE_LOW, SCALE_SPAN, LOG_LOW, LOG_SPAN, RATIO_LOW, RATIO_HIGH = range(6)
 FLIP_P, JITTER_P, GRAY_P, BLUR_P, SOLARIZE_P = range(6, 11)
-LOW, SPAN = 11, 16  # brightness, contrast, saturation, hue, sigma
-CENTRE, FRACTION = 21, 22
-NORMAL = 23  # three means, three of one over the standard deviation
+LOW, SPAN = 11, 16  # five each: brightness, contrast, saturation, hue, sigma
+CENTER, FRACTION = 21, 22
+NORMAL = 23  # three means, three inverse standard deviations
 COLUMNS = 29
 
 
 def table(policies: Sequence[Policy], device: torch.device | str = "cpu") -> Tensor:
-    """The numbers that chance is scaled by, float64 [V, COLUMNS]; one row a view, read here and by the fused kernels.
+    """Return the policies' numbers as a table, float64 [V, COLUMNS], that is read here and by the fused kernels.
 
-    Each is a float32: a span times 24 bits is then exact in float64, so that fused multiply-adds can't change a draw.
+    Each number is rounded to float32: a span times 24 bits is then exact in float64, so that fused multiply-adds can't
+    change a draw.
     """
     rows = []
     for p in policies:
@@ -113,13 +133,25 @@ def table(policies: Sequence[Policy], device: torch.device | str = "cpu") -> Ten
 
 
 def draw(policies: Sequence[Policy], keys: Tensor, sizes: Tensor, size: int, first_view: int = 0) -> Draws:
-    """What chance decides for len(policies) views of B images with (height, width) `sizes` int64 [B, 2]."""
-    rows = table(policies, keys.device)
-    return draw_rows(rows, keys, sizes, size, first_view)
+    """Draw everything random about the views of B images.
+
+    Args:
+        policies: one policy per view.
+        keys: one key per image, int64 [B], from `keys`.
+        sizes: height and width of each image in pixels, int64 [B, 2].
+        size: height and width of the views in pixels.
+        first_view: number of the first view.
+
+    Example:
+        >>> drawn = draw([Policy(), Policy()], keys(0, 0, torch.arange(3)), torch.full((3, 2), 64), size=32)
+        >>> drawn.brightness.shape
+        torch.Size([2, 3])
+    """
+    return draw_rows(table(policies, keys.device), keys, sizes, size, first_view)
 
 
 def draw_rows(rows: Tensor, keys: Tensor, sizes: Tensor, size: int, first_view: int = 0) -> Draws:
-    """`draw` from a prepared `table`, so that nothing moves from host to device."""
+    """Draw as `draw` does, from a `table` that is already on the device."""
     views = torch.arange(first_view, first_view + len(rows), device=keys.device)
     integers = bits(keys, views, torch.arange(SLOTS, device=keys.device))
     uniforms = integers.double() * 2.0**-24
@@ -131,7 +163,7 @@ def draw_rows(rows: Tensor, keys: Tensor, sizes: Tensor, size: int, first_view: 
         return (rows[:, None, LOW + column] + uniforms[..., slot] * rows[:, None, SPAN + column]).float()
 
     box = _boxes(rows, integers, uniforms, sizes)
-    box = torch.where(rows[:, None, None, CENTRE] > 0, _centers(rows, sizes, size), box)
+    box = torch.where(rows[:, None, None, CENTER] > 0, _centers(rows, sizes, size), box)
     top, left, height, width = box.float().unbind(-1)
     return Draws(
         top,
@@ -153,15 +185,16 @@ def draw_rows(rows: Tensor, keys: Tensor, sizes: Tensor, size: int, first_view: 
 
 
 def _order_code(rank: Tensor) -> Tensor:
-    """The code of the order with this rank of 24. Six codes lie in each word: nothing is looked up in memory."""
+    """Return the code of the order with this rank of 24. Each word has six codes, so that no table is read."""
     early, late = (torch.where(rank % 12 < 6, ORDER_WORDS[w], ORDER_WORDS[w + 1]) for w in (0, 2))
     return torch.where(rank < 12, early, late) >> rank % 6 * 8 & 255
 
 
 def _boxes(rows: Tensor, integers: Tensor, uniforms: Tensor, sizes: Tensor) -> Tensor:
-    """RandomResizedCrop's boxes (top, left, height, width), float64 [V, B, 4]: the first of ten attempts that fits.
+    """Return RandomResizedCrop's boxes (top, left, height, width), float64 [V, B, 4]: the first of ten attempts that
+    fits, else the largest centered box with an allowed ratio.
 
-    In float64, so that a last bit of exp or sqrt that differs between devices can't move a box by a pixel.
+    They are computed in float64, so that a difference in the last bit of exp or sqrt between devices can't move a box.
     """
     high, wide = sizes[:, 0].double(), sizes[:, 1].double()
     column = rows[:, None, None]
@@ -186,10 +219,10 @@ def _boxes(rows: Tensor, integers: Tensor, uniforms: Tensor, sizes: Tensor) -> T
 
 
 def _centers(rows: Tensor, sizes: Tensor, size: int) -> Tensor:
-    """The boxes that Resize(size / fraction) and CenterCrop(size) read, in source pixels, float64 [V, B, 4]."""
+    """Return the boxes that Resize(size / fraction) and CenterCrop(size) read, in source pixels, float64 [V, B, 4]."""
     resized = torch.floor(size / rows[:, FRACTION] + 0.5)[:, None, None]
     shorter = sizes.amin(-1, keepdim=True).double()
-    resized = torch.floor(resized * sizes / shorter)  # the longer side is cut down to whole pixels, as torchvision's
+    resized = torch.floor(resized * sizes / shorter)  # the longer side is rounded down, as in torchvision
     scale = sizes / resized
     start = torch.round((resized - size) / 2) * scale
     return torch.cat([start, size * scale], -1)

@@ -1,4 +1,4 @@
-"""Antialiased resampling of a box of each image, as PIL's: separable, the filter widened where the box shrinks.
+"""Antialiased resampling of one box per image, as in PIL: separable, with a wider filter if the box shrinks.
 
 n images with a box each, C channels, H x W source, h x w view. A box need not lie on whole pixels.
 """
@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def kernel(distance: Tensor, interpolation: str) -> Tensor:
-    """The filter at a distance >= 0 in units of its scale: triangle, or Keys' cubic, a = -1/2. Overwrites its input."""
+    """Return the filter at a distance >= 0 in units of its scale: triangle, or Keys' cubic with a = -1/2.
+
+    Overwrites its input.
+    """
     if interpolation == "bilinear":
         return distance.neg_().add_(1).clamp_(min=0)
     near = (1.5 * distance - 2.5) * distance * distance + 1
@@ -28,9 +31,9 @@ def taps(
     interpolation: str,
     flip: Tensor | None = None,
 ) -> Tensor:
-    """Weights [n, size, source] that bring source pixels in [low, high) to `size` pixels over [start, start + length).
+    """Return weights [n, size, source] that map source pixels to `size` pixels over [start, start + length).
 
-    Each row sums to one. `flip` [n] bool turns the order of the view's pixels round.
+    Only source pixels in [low, high) count. Each row sums to one. `flip` [n] bool reverses the view's pixels.
     """
     scale = length / size
     place = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5
@@ -46,9 +49,9 @@ def taps(
 
 
 def planes(images: Tensor, vertical: Tensor, horizontal: Tensor) -> list[Tensor]:
-    """Images float [n, C, H, W] and weights [n, h, H], [n, w, W] to C planes [n, h, w].
+    """Resample float images [n, C, H, W] by weights [n, h, H] and [n, w, W] to C planes [n, h, w].
 
-    One plane a channel, each contiguous: the operations on color then run at full width.
+    Each channel is a contiguous plane, which makes the color operations fast.
     """
     n, channels, high, wide = images.shape
     rows = torch.bmm(images.reshape(n, channels * high, wide), horizontal.transpose(1, 2)).view(n, channels, high, -1)

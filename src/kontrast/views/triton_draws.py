@@ -1,6 +1,6 @@
-"""`draws.draw_rows` as one Triton kernel: a lane for each view of each image, the same numbers bit for bit.
+"""`draws.draw_rows` as one Triton kernel with a lane per view of each image; it gives the same bits.
 
-Needs Triton; imported only where a fused implementation runs.
+Needs Triton, so it is imported only when the fused views run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE, SIGMA = (
 )
 SCALE_LOW, SCALE_SPAN, LOG_LOW, LOG_SPAN, RATIO_LOW, RATIO_HIGH = (tl.constexpr(i) for i in range(6))
 FLIP_P, JITTER_P, GRAY_P, BLUR_P, SOLARIZE_P = (tl.constexpr(i) for i in range(draws.FLIP_P, draws.SOLARIZE_P + 1))
-LOW, SPAN, CENTRE, FRACTION = (tl.constexpr(i) for i in (draws.LOW, draws.SPAN, draws.CENTRE, draws.FRACTION))
+LOW, SPAN, CENTER, FRACTION = (tl.constexpr(i) for i in (draws.LOW, draws.SPAN, draws.CENTER, draws.FRACTION))
 COLUMNS = tl.constexpr(draws.COLUMNS)
 WORD_0, WORD_1, WORD_2, WORD_3 = (tl.constexpr(word) for word in draws.ORDER_WORDS)
 NORMAL = tl.constexpr(draws.NORMAL)
-PARAMETERS = tl.constexpr(
-    24
-)  # floats a view in what the kernel writes: the fields of Draws, three means, three inverse deviations
+# Floats per view that the kernel writes: the fields of Draws, three means, three inverse deviations, and padding.
+PARAMETERS = tl.constexpr(24)
 
 
 @triton.jit
@@ -64,7 +63,7 @@ def within(stream, row, inside, slot: tl.constexpr, column: tl.constexpr):
 
 @triton.jit
 def crop_box(stream, row, inside, high, wide):
-    """Top, left, height, width of the first of ten attempts that fits, else the largest centerd box of a fair ratio."""
+    """Return top, left, height and width of the first of ten attempts that fits, else of the largest centered box."""
     scale_low, scale_span = tl.load(row + SCALE_LOW, inside, 0.0), tl.load(row + SCALE_SPAN, inside, 0.0)
     log_low, log_span = tl.load(row + LOG_LOW, inside, 0.0), tl.load(row + LOG_SPAN, inside, 0.0)
     ratio_low, ratio_high = tl.load(row + RATIO_LOW, inside, 1.0), tl.load(row + RATIO_HIGH, inside, 1.0)
@@ -87,11 +86,11 @@ def crop_box(stream, row, inside, high, wide):
 
 @triton.jit
 def center_side(length, shorter, fraction, SIZE: tl.constexpr):
-    """Start and length of one side of the box that Resize and CenterCrop read."""
+    """Return start and length of one side of the box that Resize and CenterCrop read."""
     resized = tl.floor(tl.floor(SIZE / fraction + 0.5) * length / shorter)
     spare = (resized - SIZE).to(tl.int64)
     half = spare // 2
-    half += (spare & 1) * (half & 1)  # halves are rounded to even
+    half += (spare & 1) * (half & 1)  # round halves to even
     return half.to(tl.float64) * (length / resized), SIZE * (length / resized)
 
 
@@ -110,7 +109,7 @@ def draw_kernel(
     SIZE: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Writes [V * B, PARAMETERS] floats. Without SIZED every image is height x width."""
+    """Write [V * B, PARAMETERS] floats. Without SIZED every image is height x width."""
     place = tl.program_id(0) * LANES + tl.arange(0, LANES)
     inside = place < total
     image, view = place % batch, place // batch
@@ -124,7 +123,7 @@ def draw_kernel(
         high = tl.zeros([LANES], tl.float64) + height
         wide = tl.zeros([LANES], tl.float64) + width
     top, left, box_height, box_width = crop_box(stream, row, inside, high, wide)
-    central = tl.load(row + CENTRE, inside, 0.0) > 0
+    central = tl.load(row + CENTER, inside, 0.0) > 0
     fraction = tl.load(row + FRACTION, inside, 1.0)
     center_top, center_height = center_side(high, tl.minimum(high, wide), fraction, SIZE)
     center_left, center_width = center_side(wide, tl.minimum(high, wide), fraction, SIZE)

@@ -1,6 +1,6 @@
-"""What the fused kernels do to a tile [R, Q] (rows, columns) of red, green and blue, all in registers.
+"""The operations of the fused kernels on a tile [R, Q] (rows, columns) of red, green and blue in registers.
 
-`at` points to the view's parameters as `triton_draws` writes them. The definitions stand in `resample` and `color`.
+`drawn` points to the view's parameters as `triton_draws` writes them. `resample` and `color` define the operations.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kontrast.views import color as color
+from kontrast.views import color
 
 RED, GREEN, BLUE = tl.constexpr(color.RED), tl.constexpr(color.GREEN), tl.constexpr(color.BLUE)
 FLIP, JITTER, FACTORS, HUE, ORDER, GRAY, BLUR, SIGMA, SOLARIZE = (
@@ -19,8 +19,8 @@ CONTRAST, SATURATION, TURN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit
-def tile_of(SIZE: tl.constexpr, R: tl.constexpr, Q: tl.constexpr):
-    """This program's rows [R], columns [Q], view, mask [R, Q] of what lies in the view, tile and number of tiles."""
+def locate_tile(SIZE: tl.constexpr, R: tl.constexpr, Q: tl.constexpr):
+    """Return this program's rows [R], columns [Q], view, mask [R, Q] of the view, tile and number of tiles."""
     across: tl.constexpr = (SIZE + Q - 1) // Q
     tiles: tl.constexpr = across * ((SIZE + R - 1) // R)
     n = (tl.program_id(0) // tiles).to(tl.int64)
@@ -51,8 +51,8 @@ def weight(center, narrow, pixel, low, high, CUBIC: tl.constexpr):
 
 
 @triton.jit
-def side(start, length, extent, place, SIZE: tl.constexpr, CUBIC: tl.constexpr, BOXED: tl.constexpr):
-    """One axis of the resampling: centers, narrowing, first tap, number of taps, limits, one over the weights' sum."""
+def resample_axis(start, length, extent, place, SIZE: tl.constexpr, CUBIC: tl.constexpr, BOXED: tl.constexpr):
+    """Return centers, narrowing, first tap, number of taps, limits and one over the weights' sum along one axis."""
     scale = length / SIZE
     narrow = 1 / tl.maximum(scale, 1.0)
     reach = tl.maximum(scale, 1.0) * (2.0 if CUBIC else 1.0)
@@ -70,17 +70,17 @@ def side(start, length, extent, place, SIZE: tl.constexpr, CUBIC: tl.constexpr, 
 
 
 @triton.jit
-def cropped(
-    image, step_c, step_h, step_w, at, extent_h, extent_w, row, column,
-    SIZE: tl.constexpr, COLOURS: tl.constexpr, CUBIC: tl.constexpr, BOXED: tl.constexpr,
+def crop(
+    image, step_c, step_h, step_w, drawn, extent_h, extent_w, row, column,
+    SIZE: tl.constexpr, COLORS: tl.constexpr, CUBIC: tl.constexpr, BOXED: tl.constexpr,
 ):  # fmt: skip
-    """The view's box resampled: red, green and blue in [0, 1] (three times the same for one channel)."""
-    column = tl.where(tl.load(at + FLIP) > 0, SIZE - 1 - column, column)
-    y, narrow_y, y0, count_y, low_y, high_y, norm_y = side(
-        tl.load(at), tl.load(at + 2), extent_h, row, SIZE, CUBIC, BOXED
+    """Resample the view's box to red, green and blue in [0, 1] (three times the same for one channel)."""
+    column = tl.where(tl.load(drawn + FLIP) > 0, SIZE - 1 - column, column)
+    y, narrow_y, y0, count_y, low_y, high_y, norm_y = resample_axis(
+        tl.load(drawn), tl.load(drawn + 2), extent_h, row, SIZE, CUBIC, BOXED
     )
-    x, narrow_x, x0, count_x, low_x, high_x, norm_x = side(
-        tl.load(at + 1), tl.load(at + 3), extent_w, column, SIZE, CUBIC, BOXED
+    x, narrow_x, x0, count_x, low_x, high_x, norm_x = resample_axis(
+        tl.load(drawn + 1), tl.load(drawn + 3), extent_w, column, SIZE, CUBIC, BOXED
     )
     red = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
     green, blue = red, red
@@ -94,7 +94,7 @@ def cropped(
             both = weight_y[:, None] * weight_x[None, :]
             pixel = line + (x0 + tap_x).to(tl.int32)[None, :] * step_w
             red += both * tl.load(pixel, both != 0, 0).to(tl.float32)
-            if COLOURS == 3:
+            if COLORS == 3:
                 green += both * tl.load(pixel + step_c, both != 0, 0).to(tl.float32)
                 blue += both * tl.load(pixel + 2 * step_c, both != 0, 0).to(tl.float32)
             tap_x += 1
@@ -106,15 +106,15 @@ def cropped(
 
 
 @triton.jit
-def luma(red, green, blue, COLOURS: tl.constexpr):
-    if COLOURS == 3:
+def luma(red, green, blue, COLORS: tl.constexpr):
+    if COLORS == 3:
         return RED * red + GREEN * green + BLUE * blue
     else:
         return red
 
 
 @triton.jit
-def turned(hue, value, chroma, complement: tl.constexpr):
+def turned_channel(hue, value, chroma, complement: tl.constexpr):
     distance = hue - complement
     distance = tl.abs(distance - tl.floor(distance + 0.5))
     return value - chroma * clamp(2 - 6 * distance)
@@ -127,88 +127,92 @@ def turn_hue(red, green, blue, turn):
     inverse = 1 / tl.maximum(6 * chroma, 1e-12)
     hue = tl.where(value == green, (blue - red) * inverse + 1 / 3, (red - green) * inverse + 2 / 3)
     hue = tl.where(value == red, (green - blue) * inverse, hue) + turn
-    return turned(hue, value, chroma, 1 / 2), turned(hue, value, chroma, 5 / 6), turned(hue, value, chroma, 1 / 6)
+    return (
+        turned_channel(hue, value, chroma, 1 / 2),
+        turned_channel(hue, value, chroma, 5 / 6),
+        turned_channel(hue, value, chroma, 1 / 6),
+    )
 
 
 @triton.jit
-def operate(red, green, blue, operation, at, mean, COLOURS: tl.constexpr):
-    """One operation of the jitter; `mean` is used by contrast alone."""
+def jitter_step(red, green, blue, operation, drawn, mean, COLORS: tl.constexpr):
+    """Apply one operation of the jitter; only contrast uses `mean`."""
     if operation == TURN:
-        if COLOURS == 3:
-            red, green, blue = turn_hue(red, green, blue, tl.load(at + HUE))
+        if COLORS == 3:
+            red, green, blue = turn_hue(red, green, blue, tl.load(drawn + HUE))
     else:
-        factor = tl.load(at + FACTORS + operation)
+        factor = tl.load(drawn + FACTORS + operation)
         level = tl.where(operation == CONTRAST, (1 - factor) * mean, 0.0)
         share = tl.where(operation == SATURATION, 1 - factor, 0.0)
-        base = luma(red, green, blue, COLOURS) * share + level
+        base = luma(red, green, blue, COLORS) * share + level
         red = clamp(red * factor + base)
-        if COLOURS == 3:
+        if COLORS == 3:
             green, blue = clamp(green * factor + base), clamp(blue * factor + base)
     return red, green, blue
 
 
 @triton.jit
-def jittered(red, green, blue, at, inside, SIZE: tl.constexpr, COLOURS: tl.constexpr):
-    """The four operations in the view's order, on a tile that holds the whole view."""
-    order = tl.load(at + ORDER).to(tl.int32)
+def jitter(red, green, blue, drawn, inside, SIZE: tl.constexpr, COLORS: tl.constexpr):
+    """Apply the four operations in the view's order to a tile that covers the whole view."""
+    order = tl.load(drawn + ORDER).to(tl.int32)
     for place in tl.static_range(4):
         operation = (order >> (2 * place)) & 3
         level = 0.0
         if operation == CONTRAST:
-            level = tl.sum(tl.where(inside, luma(red, green, blue, COLOURS), 0.0)) / (SIZE * SIZE)
-        red, green, blue = operate(red, green, blue, operation, at, level, COLOURS)
+            level = tl.sum(tl.where(inside, luma(red, green, blue, COLORS), 0.0)) / (SIZE * SIZE)
+        red, green, blue = jitter_step(red, green, blue, operation, drawn, level, COLORS)
     return red, green, blue
 
 
 @triton.jit
-def until_contrast(red, green, blue, at, COLOURS: tl.constexpr):
-    order = tl.load(at + ORDER).to(tl.int32)
+def jitter_until_contrast(red, green, blue, drawn, COLORS: tl.constexpr):
+    order = tl.load(drawn + ORDER).to(tl.int32)
     before = 1
     for place in tl.static_range(4):
         operation = (order >> (2 * place)) & 3
         before = tl.where(operation == CONTRAST, 0, before)
         if before == 1:
-            red, green, blue = operate(red, green, blue, operation, at, 0.0, COLOURS)
+            red, green, blue = jitter_step(red, green, blue, operation, drawn, 0.0, COLORS)
     return red, green, blue
 
 
 @triton.jit
-def from_contrast(red, green, blue, at, level, COLOURS: tl.constexpr):
-    order = tl.load(at + ORDER).to(tl.int32)
+def jitter_from_contrast(red, green, blue, drawn, level, COLORS: tl.constexpr):
+    order = tl.load(drawn + ORDER).to(tl.int32)
     after = 0
     for place in tl.static_range(4):
         operation = (order >> (2 * place)) & 3
         after = tl.where(operation == CONTRAST, 1, after)
         if after == 1:
-            red, green, blue = operate(red, green, blue, operation, at, level, COLOURS)
+            red, green, blue = jitter_step(red, green, blue, operation, drawn, level, COLORS)
     return red, green, blue
 
 
 @triton.jit
-def finished(x, at, channel: tl.constexpr):
-    """Solarized where drawn, and normalised."""
-    threshold = tl.where(tl.load(at + SOLARIZE) > 0, 0.5, 2.0)
-    return (tl.where(x >= threshold, 1 - x, x) - tl.load(at + MEAN + channel)) * tl.load(at + INVERSE + channel)
+def solarize_and_normalize(x, drawn, channel: tl.constexpr):
+    """Solarize if drawn, and normalize."""
+    threshold = tl.where(tl.load(drawn + SOLARIZE) > 0, 0.5, 2.0)
+    return (tl.where(x >= threshold, 1 - x, x) - tl.load(drawn + MEAN + channel)) * tl.load(drawn + INVERSE + channel)
 
 
 @triton.jit
-def store(to, step_c, step_h, step_w, row, column, inside, red, green, blue, COLOURS: tl.constexpr):
+def store(to, step_c, step_h, step_w, row, column, inside, red, green, blue, COLORS: tl.constexpr):
     to += row[:, None] * step_h + column[None, :] * step_w
     tl.store(to, red, inside)
-    if COLOURS == 3:
+    if COLORS == 3:
         tl.store(to + step_c, green, inside)
         tl.store(to + 2 * step_c, blue, inside)
 
 
 @triton.jit
 def store_interleaved(to, step_h, row, column, red, green, blue, SIZE: tl.constexpr):
-    """Red, green, blue, red, ... in unbroken lines: three stores with gaps between would each touch every sector."""
+    """Store red, green, blue, red, ... in unbroken rows: three stores with gaps would each touch every sector."""
     R: tl.constexpr = row.shape[0]
     Q: tl.constexpr = column.shape[0]
     pixels = tl.reshape(tl.join(tl.join(red, blue), tl.join(green, blue)), [R, 4 * Q])  # red, green, blue, blue
     place = tl.arange(0, 4 * Q)
     source = tl.minimum(place // 3 * 4 + place % 3, 4 * Q - 1)
     line = tl.gather(pixels, tl.broadcast_to(source[None, :], [R, 4 * Q]), 1)
-    start = tl.program_id(0) % ((SIZE + Q - 1) // Q) * (3 * Q)  # as tile_of has it, in a form that shows its alignment
+    start = tl.program_id(0) % ((SIZE + Q - 1) // Q) * (3 * Q)  # as in locate_tile, in a form that shows its alignment
     inside = (row < SIZE)[:, None] & ((place < 3 * Q) & (start + place < 3 * SIZE))[None, :]
     tl.store(to + row[:, None] * step_h + (start + place)[None, :], line, inside)

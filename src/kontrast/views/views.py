@@ -1,6 +1,6 @@
 """`Views`: one call makes all views of a batch, uint8 images [B, C, H, W] to floats [V, B, C, h, w].
 
-V views, L local views, B images, C channels of which the first 1 or 3 are the picture, H x W source, h = w = size.
+V views, L local views, B images, C channels (the first 1 or 3 are the picture), H x W source, h = w = size.
 """
 
 from __future__ import annotations
@@ -16,22 +16,43 @@ from torch import Tensor
 from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.views import reference
 from kontrast.views.draws import Draws, draw_rows, table
-from kontrast.views.policies import Policy, policies
+from kontrast.views.policies import Policy, policies_of_views
 
 IMPLEMENTATIONS = ("auto", "torch", "triton")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Views:
-    """Makes `count` views of `size` pixels by a policy of `POLICIES`; fields of the policy can be overridden by name.
+    """Makes all augmented views of a batch in one call, on the images' device.
 
-    `views(images, keys)` is [V, B, C, size, size]. With local_count > 0 (multi-crop) it is a pair: the global views and
-    [L, B, C, local_size, local_size] local views, whose crops take `local_scale` of the area. View numbers go on from
-    the global to the local ones, so that adding local views leaves the global ones as they are.
+    Every random draw depends only on the image's key and the view's number: the rest of the batch, the device, the rank
+    and the order can't change a view. Local views are numbered after the global ones, so that adding local views leaves
+    the global ones unchanged. Channels after the picture's (see `Policy.planes` and `Policy.colors`) have one value
+    each; they become value / 255 and are neither augmented nor normalized.
 
-    Every draw is a function of the image's key and the view's number alone: the batch it is in, the device, the rank
-    and the order can't change it. Channels past the picture (`colors`, `planes`) hold one value each: they pass as
-    value / 255, neither augmented nor normalised. With channels_last, `views.flatten(0, 1)` is channels-last without
-    a copy.
+    Args:
+        policy: a name in `POLICIES`, a `Policy`, or several policies that the views take in turn.
+        count: number of views V, default 2.
+        size: height and width of a view in pixels, default 32.
+        local_count: number of additional small views L (multi-crop), default 0.
+        local_size: height and width of a local view in pixels.
+        local_scale: smallest and largest share of the area that a local view covers.
+        dtype: float32, bfloat16 or float16.
+        channels_last: memory layout; `views.flatten(0, 1)` is then channels-last without a copy.
+        implementation: "torch", "triton" (CUDA only) or "auto": Triton on CUDA, else torch.
+        **overrides: fields of the policy to replace, such as `flip=0.0`.
+
+    Shape:
+        - images: uint8 [B, C, H, W]
+        - keys: int64 [B], from `keys`
+        - sizes: int64 [B, 2], height and width of each image if the batch is padded
+        - output: [V, B, C, size, size]; with local views a pair with [L, B, C, local_size, local_size]
+
+    Example:
+        >>> from kontrast.views import Views, keys
+        >>> images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+        >>> Views("simclr-cifar", count=2, size=24)(images, keys(seed=0, epoch=0, indices=torch.arange(4))).shape
+        torch.Size([2, 4, 3, 24, 24])
     """
 
     def __init__(
@@ -48,31 +69,30 @@ class Views:
         implementation: str = "auto",
         **overrides: Any,
     ):
-        _at_least("count", count, 1)
-        _at_least("size", size, 1)
-        _at_least("local_count", local_count, 0)
-        if local_count:
-            _at_least("local_size", local_size, 1)
-        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise UsageError(f"views come as float32, bfloat16 or float16, not {dtype}")
-        if implementation not in IMPLEMENTATIONS:
-            raise UsageError(f"views: implementation is {implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        numbers = {"count": (count, 1), "size": (size, 1), "local_count": (local_count, 0)}
+        for name, (number, least) in (numbers | ({"local_size": (local_size, 1)} if local_count else {})).items():
+            if not isinstance(number, int) or number < least:
+                raise UsageError(f"views: {name} is {number}; allowed: whole numbers from {least}")
+        for name, value, allowed in (("dtype", dtype, DTYPES), ("implementation", implementation, IMPLEMENTATIONS)):
+            if value not in allowed:
+                raise UsageError(f"views: {name} is {value}; allowed: {', '.join(map(str, allowed))}")
         self.count, self.size, self.local_count, self.local_size = count, size, local_count, local_size
         self.dtype, self.channels_last, self.implementation = dtype, channels_last, implementation
-        chosen = policies(policy, count + local_count, overrides)
+        chosen = policies_of_views(policy, count + local_count, overrides)
         self.policies = chosen[:count]
         self.local_policies = tuple(p.override({"crop_scale": local_scale}) for p in chosen[count:])
         self._tables: dict[torch.device, Tensor] = {}
 
     def __call__(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        self._check(images, keys, sizes)
+        if problem := find_problem(images, keys, sizes):
+            raise UsageError(f"views need {problem}")
         views = self._make(images, keys, sizes, self.policies, self.size, 0)
         if self.local_size is None or not self.local_count:
             return views
         return views, self._make(images, keys, sizes, self.local_policies, self.local_size, self.count)
 
     def draw(self, keys: Tensor, sizes: Tensor) -> Draws:
-        """What chance decides for the global views of images of `sizes` int64 [B, 2]: boxes, factors, order, ..."""
+        """Return the random draws of the global views of images with `sizes` int64 [B, 2]."""
         return draw_rows(self._table(keys.device)[: self.count], keys, sizes, self.size)
 
     def __repr__(self) -> str:
@@ -88,18 +108,18 @@ class Views:
         self, images: Tensor, keys: Tensor, sizes: Tensor | None, chosen: tuple[Policy, ...], size: int, first: int
     ) -> Tensor:
         rows = self._table(keys.device)[first : first + len(chosen)]
-        out = _empty(len(chosen), images, size, self.dtype, self.channels_last)
-        if self._fused(images):
-            from kontrast.views import triton_views as triton_launch
+        out = empty_views(len(chosen), images, size, self.dtype, self.channels_last)
+        if self._use_triton(images):
+            from kontrast.views import triton_views
 
-            parameters = triton_launch.draw(rows, keys, sizes, images.shape[2:], size, first)
-            triton_launch.render(images, sizes, parameters, chosen, out)
+            parameters = triton_views.draw(rows, keys, sizes, images.shape[2:], size, first)
+            triton_views.render(images, sizes, parameters, chosen, out)
         else:
-            sizes = _whole(images, keys) if sizes is None else sizes
+            sizes = full_sizes(images, keys) if sizes is None else sizes
             reference.render(images, sizes, draw_rows(rows, keys, sizes, size, first), chosen, out)
         return out
 
-    def _fused(self, images: Tensor) -> bool:
+    def _use_triton(self, images: Tensor) -> bool:
         if self.implementation == "auto":
             return images.is_cuda and find_spec("triton") is not None
         if self.implementation == "triton" and not images.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
@@ -108,40 +128,36 @@ class Views:
             )
         return self.implementation == "triton"
 
-    def _check(self, images: Tensor, keys: Tensor, sizes: Tensor | None) -> None:
-        """Refuses what would give a wrong picture."""
-        if not isinstance(images, Tensor) or images.dtype != torch.uint8 or images.dim() != 4:
-            given = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-            raise UsageError(
-                f"views need uint8 images [B, C, H, W], got {given}: give pixels from 0 to 255 as they were decoded"
-            )
-        if not all(images.shape):
-            raise UsageError(f"views need at least one image, channel and pixel, got images {list(images.shape)}")
-        if not isinstance(keys, Tensor) or keys.dtype != torch.int64 or keys.shape != images.shape[:1]:
-            given = f"{keys.dtype} {list(keys.shape)}" if isinstance(keys, Tensor) else type(keys).__name__
-            raise UsageError(
-                f"views need one int64 key an image, [{len(images)}], got {given}: make them with kontrast.views.keys"
-            )
-        if keys.device != images.device:
-            raise UsageError(f"views need keys on the images' device {images.device}, got {keys.device}")
-        if sizes is not None and (sizes.dtype != torch.int64 or sizes.shape != (len(images), 2)):
-            raise UsageError(f"views need sizes as int64 [{len(images)}, 2], got {sizes.dtype} {list(sizes.shape)}")
-        if sizes is not None and not sizes.is_cuda:  # there they would be waited for
-            most = torch.tensor(images.shape[2:])
-            if bool((sizes < 1).any()) or bool((sizes > most).any()):
-                raise UsageError(f"views need sizes from 1 to the padded {most.tolist()}, got {sizes.tolist()[:4]}")
+
+def find_problem(images: Tensor, keys: Tensor, sizes: Tensor | None) -> str:
+    """Return what is wrong with the arguments of a call, or an empty string."""
+    if not isinstance(images, Tensor) or images.dtype != torch.uint8 or images.dim() != 4 or not all(images.shape):
+        return f"uint8 images [B, C, H, W] with values from 0 to 255, got {describe(images)}"
+    if not isinstance(keys, Tensor) or keys.dtype != torch.int64 or keys.shape != images.shape[:1]:
+        return f"one int64 key per image, [{len(images)}], got {describe(keys)}: make them with kontrast.views.keys"
+    if keys.device != images.device:
+        return f"keys on the images' device {images.device}, got {keys.device}"
+    if sizes is None:
+        return ""
+    if sizes.dtype != torch.int64 or sizes.shape != (len(images), 2):
+        return f"sizes as int64 [{len(images)}, 2], got {describe(sizes)}"
+    if not sizes.is_cuda:  # on a GPU, looking at them would wait for the device
+        most = torch.tensor(images.shape[2:])
+        if bool((sizes < 1).any()) or bool((sizes > most).any()):
+            return f"sizes from 1 to the padded {most.tolist()}, got {sizes.tolist()[:4]}"
+    return ""
 
 
-def _at_least(name: str, given: int | None, least: int) -> None:
-    if not isinstance(given, int) or given < least:
-        raise UsageError(f"views: {name} is {given}; allowed: whole numbers from {least}")
+def describe(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _whole(images: Tensor, keys: Tensor) -> Tensor:
+def full_sizes(images: Tensor, keys: Tensor) -> Tensor:
+    """Return the sizes of images without padding, int64 [B, 2]."""
     return torch.stack([torch.full_like(keys, length) for length in images.shape[2:]], 1)
 
 
-def _empty(count: int, images: Tensor, size: int, dtype: torch.dtype, channels_last: bool) -> Tensor:
+def empty_views(count: int, images: Tensor, size: int, dtype: torch.dtype, channels_last: bool) -> Tensor:
     batch, channels = images.shape[:2]
     if channels_last:
         return images.new_empty((count, batch, size, size, channels), dtype=dtype).permute(0, 1, 4, 2, 3)
