@@ -94,7 +94,7 @@ class Storm:
         who, step = self.chance.randrange(2), self.chance.randrange(5, STEPS - 5)
         out = self.folder / f"run-{self.failures}"
         code, said, seconds = self.job(how, who, step, out)
-        resumed = [int(n) for n in re.findall(r"going on from step (\d+) of", said)]
+        resumed = [int(n) for n in re.findall(r"resuming from step (\d+) of", said)]
         mine = ends(out) if code == 0 else {}
         wrong = [f"{what} differs" for what in self.whole if mine.get(what) != self.whole[what]]
         wrong += [] if resumed else ["it did not resume"]

@@ -175,10 +175,10 @@ def test_chance_inside_the_encoder_is_resumed_too(tmp_path):
 
 
 def test_parts_of_a_batch_and_dropout_do_not_go_together(tmp_path):
-    from kontrast.training.learner import draws_by_chance
+    from kontrast.training.learner import has_dropout
 
-    assert draws_by_chance(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1)))
-    assert not draws_by_chance(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
+    assert has_dropout(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1)))
+    assert not has_dropout(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
 
 
 def test_tensorboard_holds_the_record_s_numbers(tmp_path):

@@ -16,7 +16,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     (folder / "recipe.toml").write_text("")
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="already contains a run"):
         folder.create()
 
 
@@ -54,7 +54,7 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 
     folder = RunFolder(tmp_path)
     folder.hold()
-    assert f"held by pid {os.getpid()} on" in ask()
+    assert f"pid {os.getpid()} on" in ask()
     folder.release()
     assert ask() == "held"
     folder.hold()  # the process that held it is dead: its lock has fallen

@@ -32,7 +32,7 @@ from kontrast.data.store_writer import check_bad
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import disk_faults, read_json, write_atomic, write_json
 from kontrast.networks import Encoder
-from kontrast.plugins import program
+from kontrast.plugins import command_start
 from kontrast.runs.embeddings_file import check_suffix, join, names_path, parquet
 from kontrast.runs.image_stream import BATCH, Stream, StreamBatch, open_stream
 from kontrast.runs.run import Run
@@ -126,7 +126,7 @@ def held(parts: Path) -> Iterator[None]:
 
 def go_on(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str) -> str:
     """The command that goes on with the same vectors."""
-    words = [*program(), "embed", str(run.path), stream.name, "--out", str(out)]
+    words = [*command_start(), "embed", str(run.path), stream.name, "--out", str(out)]
     words += [] if split == "all" else ["--split", split]
     words += [] if max_bad is None else ["--max-bad", str(max_bad)]
     words += [] if device == "auto" else ["--device", device]
@@ -251,7 +251,7 @@ def _fill(
                     number = batch.number // batches
                     found[number] = write_part(parts, number, torch.cat(rows), made)
                     rows, made = [], []
-                if stop.asked is not None:
+                if stop.signal is not None:
                     raise stop.error(f"part {sum(map(bool, found.values()))} of {len(found)}", command)
     return [part for part in found.values() if part]
 
