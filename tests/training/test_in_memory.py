@@ -1,4 +1,4 @@
-"""Pretraining on images in memory: packed into the run folder, resumed, probed and looked at like a folder of images."""
+"""Pretraining on images in memory: packed into the run folder, resumed and probed like a folder of images."""
 
 from __future__ import annotations
 
