@@ -1,4 +1,4 @@
-"""Files of the user's own: `kontrast --import FILE.py` and KONTRAST_IMPORT make their names known to every command."""
+"""Plugins: `kontrast --import FILE.py` and KONTRAST_IMPORT make names of the user's own known to every command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MyNet(torch.nn.Module):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
-    """A folder for own files; names, modules and the variable are as before when the test is over."""
+    """Return a folder for files of the user; names, modules and the variable are restored after the test."""
     monkeypatch.setenv(plugins.VARIABLE, "")
     monkeypatch.setattr(sys, "path", list(sys.path))
     for registry in (OBJECTIVES, ENCODERS, HEADS, POLICIES):
@@ -52,7 +52,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def snippet() -> str:
-    """The objective of CONTRIBUTING.md, as it stands there."""
+    """Return the objective in CONTRIBUTING.md."""
     code = re.search(r"   ```python\n(.*?)   ```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL)[1]
     return "\n".join(line.removeprefix("   ") for line in code.splitlines())
 
@@ -62,7 +62,7 @@ def written(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_own_names_train_and_are_found_again(place, monkeypatch):
+def test_registered_names_can_be_trained_and_used_again(place, monkeypatch):
     """The objective of CONTRIBUTING.md and a network: pretrain, embed, explain with --import; without it, one line."""
     loss, network = written(place / "my_loss_1.py", snippet()), written(place / "my-net.py", NETWORK)
     own = ["--import", loss, "--import", network]
@@ -84,9 +84,9 @@ def test_own_names_train_and_are_found_again(place, monkeypatch):
 
 
 def test_a_process_that_a_command_starts_knows_the_names(place):
-    """Another process reads the variable, which the option writes; a file may import its neighbour."""
-    written(place / "neighbour_1.py", "from kontrast.objectives import positive\n")
-    network = written(place / "second.py", "import neighbour_1\nneighbour_1.positive('x', 1)\n" + NETWORK)
+    """Another process reads the variable, which the option sets; a file may import one beside it."""
+    written(place / "neighbor_1.py", "from kontrast.objectives import positive\n")
+    network = written(place / "second.py", "import neighbor_1\nneighbor_1.positive('x', 1)\n" + NETWORK)
     plugins.import_files([network])
     done = real("explain", "my-net")
     assert done.returncode == 0 and done.stdout.startswith("encoder my-net"), done.stderr
@@ -107,8 +107,8 @@ def test_a_process_that_a_command_starts_knows_the_names(place):
         (f"two{os.pathsep}parts.py", "", "move the file"),
     ],
 )
-def test_a_file_that_can_not_be_imported_is_one_line(place, name, text, words):
-    """Exit 2 and one line with the file's path, by option and by variable; the place in it with --debug alone."""
+def test_a_file_that_cannot_be_imported_gives_one_line(place, name, text, words):
+    """The command exits with 2 and one line that names the file; a traceback appears only with --debug."""
     path = place / name
     if text is not None:
         path.write_text(text)
@@ -124,8 +124,8 @@ def test_the_variable_alone_is_read_by_the_command(place, monkeypatch):
     assert kontrast("--help").returncode == 0 and kontrast("--version").returncode == 0
 
 
-def test_own_networks_that_lack_what_kontrast_asks_for_are_told_so(place):
-    """What kontrast itself gives is not called an unknown argument; a width is asked for before it is missed."""
+def test_networks_that_lack_required_arguments_or_a_width_are_refused(place):
+    """An argument that kontrast passes is not called unknown, and a missing width is noticed early."""
 
     class Plain(torch.nn.Linear):
         def __init__(self, channels: int = 3, size: int = 32, inputs: int = 4):
@@ -145,7 +145,7 @@ def test_own_networks_that_lack_what_kontrast_asks_for_are_told_so(place):
     assert tree["text"] == ""  # torch's words about its linear layer are not the network's own
 
 
-def test_a_policy_of_one_s_own_is_a_function_that_returns_one_or_several(place):
+def test_a_policy_is_registered_as_a_function_that_returns_one_or_several(place):
     POLICIES.register("my-policy")(lambda: Policy(flip=1.0))
     assert [p.flip for p in Views("my-policy", count=2).policies] == [1.0, 1.0]
     assert explain("my-policy")[0]["views"][0]["flip"] == 1.0
@@ -153,7 +153,7 @@ def test_a_policy_of_one_s_own_is_a_function_that_returns_one_or_several(place):
         POLICIES.register("no-function")(Policy())
 
 
-def test_words_of_commands_to_go_on_with_name_the_files(monkeypatch):
+def test_the_start_of_a_command_names_the_imported_files(monkeypatch):
     monkeypatch.setenv(plugins.VARIABLE, "")
     assert plugins.command_start() == ["kontrast"]
     monkeypatch.setenv(plugins.VARIABLE, os.pathsep.join(["/a.py", "/b.py", "/a.py"]))
