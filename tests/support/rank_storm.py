@@ -46,14 +46,14 @@ TIMEOUT = 5
 def be_a_rank(how: str, who: int, step: int, out: str) -> int:
     """The command; in torchrun's first attempt rank `who` fails at step `step` of the run."""
     if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0 and int(os.environ["RANK"]) == who:
-        inner = Loop.take
+        inner = Loop.take_step
 
         def take(self: Loop, batch: object) -> None:
-            if self.at.step == step:
+            if self.position.step == step:
                 fail(how, self.step)
             inner(self, batch)
 
-        Loop.take = take  # type: ignore[method-assign]
+        Loop.take_step = take  # type: ignore[method-assign]
     return cli.run(["pretrain", *ARGUMENTS, "--out", out])
 
 

@@ -111,7 +111,7 @@ def test_local_crops_without_keys_are_further_views_and_not_in_the_bank():
     outcome = learner(views, local)
     z = torch.cat([learner.per_view("student", views), learner.per_view("student", local)])
     torch.testing.assert_close(outcome.terms.total, objective("nt-xent")(z, bank=learner.bank.rows))
-    torch.testing.assert_close(outcome.fresh, torch.nn.functional.normalize(z[1], dim=-1))
+    torch.testing.assert_close(outcome.bank_rows, torch.nn.functional.normalize(z[1], dim=-1))
 
 
 @pytest.mark.parametrize(("name", "size", "local"), [("small-alexnet", 32, 16), ("convn", 32, 16), ("vit-tiny", 16, 3)])
@@ -256,6 +256,6 @@ def test_each_run_of_one_process_is_compiled_for_its_size(monkeypatch):
     counts = range(2, 12)
     for count in counts:
         learner = Learner(read_recipe(BASE))
-        learner.compiled()
+        learner.compile_networks()
         learner(torch.rand(2, count, 3, 16, 16))
     assert sizes == [2 * count for count in counts] and all(type(size) is int for size in sizes)

@@ -54,7 +54,7 @@ def test_epochs_and_max_steps(tmp_path, training, total):
     """Training ends after the epochs or after max_steps, whichever comes first."""
     made = loop(tmp_path, recipe(training=training))
     made.run(None, StopSignals(), "")
-    assert made.at.step == total == made.at.total
+    assert made.position.step == total == made.position.total
     assert lines(tmp_path)[0][-1]["step"] == total
 
 
@@ -100,7 +100,7 @@ def test_an_interrupted_evaluation_is_logged_once_however_often_the_run_is_resum
     """The checkpoint of its step does not change, so each resumed run evaluates again."""
 
     def measure(student):
-        if made.at.step == when and not resumed:
+        if made.position.step == when and not resumed:
             signal.raise_signal(signal.SIGTERM)
         return {"effective_rank": 4.0}
 

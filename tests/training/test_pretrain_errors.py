@@ -70,7 +70,7 @@ def test_a_mistake_removes_the_folders_it_made_and_no_other(tmp_path):
 
 
 def test_a_collapse_is_reported_while_it_happens(tmp_path):
-    """Alignment alone, without teacher, predictor or stop-gradient, collapses; the warning is printed before the end."""
+    """Alignment alone collapses, and the warning is printed before the end."""
     tiny = [t for t in TINY if not t.startswith(("training", "evaluation"))]
     place = tmp_path / "pictures"
     place.mkdir()

@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
     """The result of a forward: the named terms of the loss, and the rows that the bank stores after the backward."""
 
     terms: Terms
-    fresh: Tensor | None
+    bank_rows: Tensor | None
 
 
 class Student(nn.Module):
@@ -108,7 +108,7 @@ class Learner(nn.Module):
         named = {"student": self.student, "teacher": self.teacher, "predictor": self.predictor}
         return [(name, part) for name, part in named.items() if part is not None]
 
-    def compiled(self) -> None:
+    def compile_networks(self) -> None:
         """Compile the networks. They are called through `network`, so that state dicts keep their plain names.
 
         Each size is compiled separately, since code for any size is slower. What earlier runs of this process compiled
@@ -149,7 +149,9 @@ class Learner(nn.Module):
         inputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
         with unread():  # the step checks for NaN itself, on the device and on all ranks
             terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
-        return Outcome(terms, None if self.bank is None else self.fresh_rows(z[: self.count] if keys is None else keys))
+        return Outcome(
+            terms, None if self.bank is None else self.rows_for_bank(z[: self.count] if keys is None else keys)
+        )
 
     def predict(self, projections: Tensor) -> Tensor:
         """Return the queries: projections through the predictor, if there is one."""
@@ -169,21 +171,21 @@ class Learner(nn.Module):
             return None
         if momentum is not None and self.training:
             self.teacher.update(self.student, momentum)
-        pictures = views[1:] if self.asymmetric else views
+        images = views[1:] if self.asymmetric else views
         if not self.shuffled:
-            return torch.cat([self.per_view("teacher", part) for part in pictures.chunk(parts, 1)], 1)
+            return torch.cat([self.per_view("teacher", part) for part in images.chunk(parts, 1)], 1)
         if self.joint:  # JCL shuffles the keys of all views together
-            keys = self.shuffled_keys(pictures.flatten(0, 1), self.steps, parts, len(pictures))
-            return keys.unflatten(0, pictures.shape[:2])
-        count = len(pictures)
-        return torch.stack([self.shuffled_keys(x, self.steps * count + v, parts) for v, x in enumerate(pictures)])
+            keys = self.shuffled_keys(images.flatten(0, 1), self.steps, parts, len(images))
+            return keys.unflatten(0, images.shape[:2])
+        count = len(images)
+        return torch.stack([self.shuffled_keys(x, self.steps * count + v, parts) for v, x in enumerate(images)])
 
-    def shuffled_keys(self, pictures: Tensor, number: Tensor, parts: int, views: int = 1) -> Tensor:
+    def shuffled_keys(self, images: Tensor, number: Tensor, parts: int, views: int = 1) -> Tensor:
         """Return keys whose batch statistics come from other images than those of their queries (ShuffleBN)."""
-        mixed, order = shuffle(pictures, number, views)
+        mixed, order = shuffle(images, number, views)
         return unshuffle(torch.cat([self.network("teacher")(part) for part in mixed.chunk(parts)]), order)
 
-    def per_view(self, name: str, pictures: Tensor) -> Tensor:
+    def per_view(self, name: str, images: Tensor) -> Tensor:
         """Pass [V,B,...] through a network, in one forward if possible.
 
         If each view is to have its own batch statistics, split batch norm separates the views within the forward; other
@@ -192,16 +194,16 @@ class Learner(nn.Module):
         """
         network, norms = self.network(name), self._norms[name]
         if not self.joint and any(not isinstance(norm, SplitBatchNorm) for norm in norms):
-            return torch.stack([network(picture) for picture in pictures])
+            return torch.stack([network(image) for image in images])
         for norm in norms:
-            norm.views = 1 if self.joint else len(pictures)
+            norm.views = 1 if self.joint else len(images)
         splits = getattr(norms[0], "splits", 1) if norms and self.joint else 1
-        if splits == 1 or len(pictures) == 1:
-            return network(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
-        shares = pictures.unflatten(1, (splits, -1)).transpose(0, 1)
+        if splits == 1 or len(images) == 1:
+            return network(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        shares = images.unflatten(1, (splits, -1)).transpose(0, 1)
         return network(shares.flatten(0, 2)).unflatten(0, shares.shape[:3]).transpose(0, 1).flatten(1, 2)
 
-    def fresh_rows(self, keys: Tensor) -> Tensor:
+    def rows_for_bank(self, keys: Tensor) -> Tensor:
         """Return the rows that the bank stores, from keys [W,B,D] of all ranks: the last view, all, or JCL's means.
 
         The bank itself normalizes the means if they are to be `unit-means`.

@@ -70,7 +70,7 @@ class Loop:
         self.peak = scaled_learning_rate(t.lr, t.batch, t.lr_scaling)
         per_epoch = self.feeder.steps_per_epoch
         steps = t.epochs * per_epoch
-        self.at = Position(0, min(steps, t.max_steps) if t.max_steps else steps, per_epoch)
+        self.position = Position(0, min(steps, t.max_steps) if t.max_steps else steps, per_epoch)
         self.first = 0  # the step at which this process started
         self.best: dict[str, float] = {}
         self.owed = False  # whether a signal interrupted the evaluation of this step
@@ -111,14 +111,14 @@ class Loop:
         try:
             load_whole(self.learner, checkpoints.under("learner", tensors))
             self.optimizer.load_state_dict(checkpoints.under("optimizer", tensors))
-            self.at.step = self.first = state["step"]
+            self.position.step = self.first = state["step"]
             self.step.names, self.step.count, self.best = state["names"], state["count"], state["best"]
             self.step.sums = tensors["window"].to(self.device)
             self.owed, self.failures = state.get("owed", False), state.get("failures", [])
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
-        note = ": there is nothing left to train" if self.at.step > self.at.total else ""
-        self.say(f"resuming from step {self.at.step} of {self.at.total}{note}")
+        note = ": there is nothing left to train" if self.position.step > self.position.total else ""
+        self.say(f"resuming from step {self.position.step} of {self.position.total}{note}")
 
     def save(self) -> None:
         """Write a checkpoint of this step. The first rank writes it, with the shards of all ranks."""
@@ -129,16 +129,16 @@ class Loop:
             return
         self.log.metrics.sync()
         tensors["window"] = self.step.sums
-        state = {"step": self.at.step, "names": self.step.names, "count": self.step.count, "best": self.best}
+        state = {"step": self.position.step, "names": self.step.names, "count": self.step.count, "best": self.best}
         state |= {"owed": self.owed, "failures": self.failures}
         self.saved = time.monotonic()
         place = self.folder / "checkpoints"
-        checkpoints.save(place, self.at.step, tensors, state, self.facts())
+        checkpoints.save(place, self.position.step, tensors, state, self.facts())
         if not self.has_saved:  # recorded once, so that lost checkpoints are noticed
-            self.folder.update_info(first_checkpoint=self.at.step)
+            self.folder.update_info(first_checkpoint=self.position.step)
             self.has_saved = True
         best = int(self.best["step"]) if self.best else None
-        checkpoints.prune(place, self.recipe.checkpoints.keep, best, self.at.step)
+        checkpoints.prune(place, self.recipe.checkpoints.keep, best, self.position.step)
 
     def facts(self) -> dict[str, Any]:
         """Return what the bits depend on: the recipe, as it was when the run began, and the machine."""
@@ -153,28 +153,28 @@ class Loop:
             stop: the signals.
             resume_command: the command to print if training is stopped.
         """
-        at, batch = self.at, self.recipe.training.batch
+        position, batch = self.position, self.recipe.training.batch
         self.learner.train()
         if self.main:
-            damaged = self.log.open(at.step, self.owed)
+            damaged = self.log.open(position.step, self.owed)
             if damaged:
                 self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:
             self.evaluate(evaluate, stop)
-        with Progress("train", at.total * batch, done=at.step * batch, silent=not self.main) as bar:
-            while not at.finished:
+        with Progress("train", position.total * batch, done=position.step * batch, silent=not self.main) as bar:
+            while not position.finished:
                 for images in self.batches():
                     self.take_step(images)
-                    if at.step == self.first + 1:  # the first step, with compilation, is the slowest
+                    if position.step == self.first + 1:  # the first step, with compilation, is the slowest
                         distributed.wait_at_most(distributed.training_seconds())
                     self.report(bar)
                     improved = self.evaluate(evaluate, stop)
                     stopping = self.must_stop(stop)
                     if stopping or improved or self.save_due():
                         self.save()
-                    if stopping and (not at.finished or self.owed):
-                        raise stop.error(f"step {at.step} of {at.total}", resume_command)
-                    if at.finished or at.step % at.per_epoch == 0:
+                    if stopping and (not position.finished or self.owed):
+                        raise stop.error(f"step {position.step} of {position.total}", resume_command)
+                    if position.finished or position.step % position.per_epoch == 0:
                         break
         self.save()
         sync_bad_images(self.feeder.data)
@@ -184,17 +184,17 @@ class Loop:
         """Yield the remaining batches of the epoch. If reading images fails, save a checkpoint first."""
         try:
             sync_bad_images(self.feeder.data)
-            yield from self.feeder.batches(self.at.epoch, start=self.at.step % self.at.per_epoch)
+            yield from self.feeder.batches(self.position.epoch, start=self.position.step % self.position.per_epoch)
         except (EnvironmentFault, DataError):
-            if self.at.step and not self.step.sharded:
+            if self.position.step and not self.step.sharded:
                 self.save()
-                self.say(f"saved step {self.at.step} of {self.at.total}")
+                self.say(f"saved step {self.position.step} of {self.position.total}")
             raise
 
     def save_due(self) -> bool:
         """Return whether it is time for a checkpoint."""
-        every, at = self.recipe.checkpoints.every, self.at
-        if not every or at.finished or at.step % max(1, round(every * at.per_epoch)):
+        every, position = self.recipe.checkpoints.every, self.position
+        if not every or position.finished or position.step % max(1, round(every * position.per_epoch)):
             return False
         # On a GPU an epoch may take a second, and a checkpoint as long. If sharded, all ranks must save together.
         return self.device.type == "cpu" or self.step.sharded or time.monotonic() - self.saved > SAVE_SECONDS
@@ -202,27 +202,27 @@ class Loop:
     def must_stop(self, stop: StopSignals) -> bool:
         """Return whether any rank received a signal. On several GPUs, where this waits, it is checked less often."""
         often = distributed.world() == 1 or self.device.type == "cpu"
-        if not often and self.at.step % self.recipe.training.log_every and not self.at.finished:
+        if not often and self.position.step % self.recipe.training.log_every and not self.position.finished:
             return False
         return distributed.any_rank(stop.signal is not None)
 
     def take_step(self, batch: Any) -> None:
         """Train on one batch."""
-        recipe, at = self.recipe, self.at
+        recipe, position = self.recipe, self.position
         momentum = 1.0
         if recipe.teacher:
             t = recipe.teacher
-            momentum = teacher_momentum(at.step, total=at.total, momentum=t.momentum, schedule=t.schedule)
+            momentum = teacher_momentum(position.step, total=position.total, momentum=t.momentum, schedule=t.schedule)
         if recipe.objective.ramp:
-            epochs = max(1, -(-at.total // at.per_epoch))
-            value = joint_weight(at.epoch, epochs=epochs, weight=self.learner.ramp_end, ramp=True)
+            epochs = max(1, -(-position.total // position.per_epoch))
+            value = joint_weight(position.epoch, epochs=epochs, weight=self.learner.ramp_end, ramp=True)
             setattr(self.learner.objective, recipe.objective.ramp, value)
         if self.device.type == "cpu":  # for encoders with dropout; torch.manual_seed itself takes 200 times as long
-            draw = at.step * distributed.world() + distributed.rank()
+            draw = position.step * distributed.world() + distributed.rank()
             torch.default_generator.manual_seed((recipe.seed * 0x9E3779B97F4A7C15 + draw) % 2**63)
-        view_keys = keys(recipe.seed, at.epoch, batch.indices)
-        self.step(batch.images, view_keys, batch.sizes, self.learning_rate(at.step), momentum)
-        at.step += 1
+        view_keys = keys(recipe.seed, position.epoch, batch.indices)
+        self.step(batch.images, view_keys, batch.sizes, self.learning_rate(position.step), momentum)
+        position.step += 1
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -230,8 +230,8 @@ class Loop:
         return learning_rate(
             step,
             lr=self.peak,
-            epochs=self.at.epochs,
-            steps_per_epoch=self.at.per_epoch,
+            epochs=self.position.epochs,
+            steps_per_epoch=self.position.per_epoch,
             schedule=t.schedule,
             warmup=t.warmup,
             milestones=t.milestones,
@@ -241,29 +241,29 @@ class Loop:
 
     def report(self, bar: Progress) -> None:
         """Show progress, and log every `log_every` steps, which waits for the device."""
-        t, at = self.recipe.training, self.at
+        t, position = self.recipe.training, self.position
         if self.device.type == "cpu" or self.step.skipping:
             self.check_numbers()
-        if (at.step % t.log_every and not at.finished) or not self.step.count:
+        if (position.step % t.log_every and not position.finished) or not self.step.count:
             bar.advance(t.batch)
             return
         self.check_numbers()
         terms = self.step.flush()
         loss = sum(terms.values())
-        bar.advance(t.batch, epoch=at.epoch, loss=loss, **terms)
+        bar.advance(t.batch, epoch=position.epoch, loss=loss, **terms)
         if self.main:
-            lr, epoch = self.learning_rate(at.step - 1), at.epochs_done
-            self.log.write(step=at.step, epoch=epoch, loss=loss, **terms, lr=lr)
-            self.log.speed.write(step=at.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
+            lr, epoch = self.learning_rate(position.step - 1), position.epochs_done
+            self.log.write(step=position.step, epoch=epoch, loss=loss, **terms, lr=lr)
+            self.log.speed.write(step=position.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
 
     def evaluate(self, evaluate: Evaluate | None, stop: StopSignals) -> bool:
         """Every few epochs and at the end, measure and log; return whether this is the best by kNN so far.
 
         All ranks must call this, since the first one, which measures, may need their shards.
         """
-        at, every = self.at, self.recipe.evaluation.every
-        due = every and at.step % (every * at.per_epoch) == 0
-        if not (due or at.finished):
+        position, every = self.position, self.recipe.evaluation.every
+        due = every and position.step % (every * position.per_epoch) == 0
+        if not (due or position.finished):
             return False
         self.check_numbers()
         student = whole_student(self.learner, self.recipe, self.channels, self.device)
@@ -278,7 +278,7 @@ class Loop:
 
         If a signal interrupts the evaluation, the resumed run starts with it.
         """
-        at = self.at
+        position = self.position
         try:
             with stop.cutting():
                 record = evaluate(student)
@@ -286,15 +286,15 @@ class Loop:
             self.owed = True
             return False
         self.owed = False
-        self.log.write(step=at.step, epoch=at.epochs_done, **record)
+        self.log.write(step=position.step, epoch=position.epochs_done, **record)
         if record["effective_rank"] < COLLAPSED:
-            self.say(f"collapsed: effective rank {record['effective_rank']:.1f} at epoch {at.epochs_done:g}")
+            self.say(f"collapsed: effective rank {record['effective_rank']:.1f} at epoch {position.epochs_done:g}")
             if self.remedy:
                 self.say(self.remedy)
             self.remedy = ""
         if "knn" not in record or record["knn"] <= self.best.get("knn", -1.0):
             return False
-        self.best = {"step": at.step, "knn": record["knn"]}
+        self.best = {"step": position.step, "knn": record["knn"]}
         return True
 
     def check_numbers(self) -> None:
@@ -302,7 +302,7 @@ class Loop:
         good = self.step.check()
         if good is None:
             return
-        bad = self.at.step - 1 if self.step.skipping else self.first + good
+        bad = self.position.step - 1 if self.step.skipping else self.first + good
         terms = {} if self.step.skipping else self.step.flush()
         self.failures.append(describe_failure(self.feeder, bad, self.learning_rate(bad), terms))
         if self.main:

@@ -126,7 +126,7 @@ class Pretraining:
                 loop = Loop(recipe, folder, train, self.device, self.say, self.on_nan)
                 if resume:
                     loop.restore()
-                self.warn(recipe, loop.at.epochs, train)
+                self.warn(recipe, loop.position.epochs, train)
                 command = self.resume_command(folder)
                 if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run
                     write_start(folder, loop, recipe, splits, command, resume)
@@ -200,7 +200,7 @@ class Pretraining:
         digest = write_encoder(loop, folder)
         if distributed.is_main():
             seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
-            folder.update_info(finished=timestamp(), seconds=seconds, steps=loop.at.step, encoder_sha256=digest)
+            folder.update_info(finished=timestamp(), seconds=seconds, steps=loop.position.step, encoder_sha256=digest)
         if stop.signal is not None:
             raise stop.error("the end of training", shlex.join([*command_start(), "probe", str(folder.path)]))
 

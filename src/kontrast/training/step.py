@@ -54,7 +54,7 @@ class Step:
         self.skipping = skipping
         self.sharded = is_sharded(learner)
         if compile and not self.sharded:
-            learner.compiled()
+            learner.compile_networks()
         elif compile:
             say("the networks are not compiled: their parameters are sharded")
         alone = distributed.world() == 1 or self.sharded  # sharded modules reduce their gradients themselves
@@ -133,9 +133,9 @@ class Step:
         loss = torch.stack([t.detach().float() for t in outcome.terms.values()])
         self._check_finite(loss)
         self.optimizer.step(found_inf=self.failed)
-        if outcome.fresh is not None:
+        if outcome.bank_rows is not None:
             assert self.learner.bank is not None
-            self.learner.bank.enqueue(outcome.fresh)
+            self.learner.bank.enqueue(outcome.bank_rows)
         for tensor, before in zip(self.state_to_roll_back(), saved):
             tensor.copy_(torch.where(self.failed > 0, before, tensor).view_as(tensor))
         self.learner.steps += 1
