@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kontrast.config.overrides import apply_overrides, merge_trees, override_tree, parse_override
+from kontrast.config.overrides import apply_overrides, merge_trees, nested, parse_override
 from kontrast.config.recipe import Recipe, fingerprint, parse_toml, read_recipe, to_toml, to_tree
 from kontrast.config.recipe_files import recipe_names, resolve
 from kontrast.config.suggest import FILLED_IN
@@ -94,7 +94,7 @@ def test_overrides_from_python_are_a_tree():
         "teacher": {},
         "bank": None,
     }
-    assert override_tree(overrides) == {
+    assert nested(overrides) == {
         "training": {"epochs": 3, "milestones": [1, 2]},
         "objective": {"temperature": 0.5, "name": "dcl"},
         "data": {"root": "somewhere"},
@@ -103,10 +103,11 @@ def test_overrides_from_python_are_a_tree():
     }
     recipe = resolve("quickstart", overrides)
     assert recipe.teacher is not None and recipe.bank is None and recipe.objective.arguments == {"temperature": 0.5}
-    texts = ["objective.temperature=0.5", "objective.name=dcl"]
-    assert override_tree(texts) == {"objective": {"temperature": 0.5, "name": "dcl"}}
-    texts = ["objective.name=cacr", "objective.t_plus=2", "objective.name=dcl"]
-    assert override_tree(texts) == {"objective": {"name": "dcl"}}
+
+
+def test_a_later_name_drops_earlier_arguments_on_the_command_line():
+    recipe = resolve("quickstart", ["objective.name=cacr", "objective.t_plus=2", "objective.name=dcl"])
+    assert recipe.objective.name == "dcl" and not recipe.objective.arguments
 
 
 def test_text_from_python_stays_text():
@@ -123,10 +124,10 @@ def test_malformed_overrides_are_refused(text):
 
 
 def test_override_values_are_toml_or_words():
-    assert parse_override("a.b=[1, 2]") == (["a", "b"], [1, 2])
-    assert parse_override("a=dcl") == (["a"], "dcl")
-    assert parse_override('a="3"') == (["a"], "3")
-    assert parse_override("a=true") == (["a"], True)
+    assert parse_override("a.b=[1, 2]") == ("a.b", [1, 2])
+    assert parse_override("a=dcl") == ("a", "dcl")
+    assert parse_override('a="3"') == ("a", "3")
+    assert parse_override("a=true") == ("a", True)
 
 
 def test_deep_nesting_and_bad_toml_are_refused():

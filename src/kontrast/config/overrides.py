@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from kontrast.config.toml import LONGEST_TEXT, parse_toml
 from kontrast.errors import UsageError, shorten
 
-Overrides = Sequence[str] | Mapping[str, Any]
-"""`key.path=value` strings, or a mapping with nested tables, dotted keys or both."""
+Overrides = Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+"""A mapping with nested tables, dotted keys or both (`{"training.epochs": 5}`), or `key.path=value` strings."""
 DEEPEST = 8
 """How deeply the values of a recipe may be nested."""
 
@@ -39,7 +40,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def parse_override(text: str) -> tuple[list[str], Any]:
+def parse_override(text: str) -> tuple[str, Any]:
     """Split `training.lr=0.1` into its path and its value. A value that is not TOML is a string."""
     key, equals, raw = text.partition("=")
     path = key.strip().split(".")
@@ -52,42 +53,46 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     except UsageError:
         tree = {}
     # Text with a newline and further keys is not one value; it stays a string, which its setting then refuses.
-    return path, tree["value"] if list(tree) == ["value"] else raw.strip()
+    return ".".join(path), tree["value"] if list(tree) == ["value"] else raw.strip()
 
 
-def override_tree(overrides: Overrides) -> dict[str, Any]:
-    """Return overrides as one tree. Later overrides win; a name and its arguments may come in any order.
+def override_layers(overrides: Overrides) -> list[Mapping[str, Any]]:
+    """Return overrides as trees, to be merged into a recipe one after the other.
 
-    Args:
-        overrides: `key.path=value` strings, or a mapping with nested tables, dotted keys or both:
-            `{"training.epochs": 5, "objective": {"name": "dcl"}}`.
+    A mapping is one tree, so a name and its arguments may come in any order. Strings are a tree each: as later ones
+    win, a later name drops earlier arguments of another objective or network.
     """
-    tree: dict[str, Any] = {}
     if isinstance(overrides, Mapping):
-        _update(tree, overrides)
-    else:
-        for path, value in map(parse_override, overrides):
-            _update(tree, {".".join(path): value})
+        return [nested(overrides)]
+    return [one if isinstance(one, Mapping) else nested(dict([parse_override(one)])) for one in overrides]
+
+
+def override_keys(overrides: Overrides) -> list[str]:
+    """Return the dotted paths of all settings that overrides set."""
+    return list(dict.fromkeys(key for layer in override_layers(overrides) for key in flat(layer)))
+
+
+def apply_overrides(tree: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """Return the tree with overrides merged into it."""
+    return functools.reduce(merge_trees, override_layers(overrides), dict(tree))
+
+
+def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping with dotted keys as nested tables."""
+    tree: dict[str, Any] = {}
+    for key, value in overrides.items():
+        *path, last = str(key).split(".")
+        layer: dict[str, Any] = {last: nested(value) if isinstance(value, Mapping) else _plain(value)}
+        for name in reversed(path):
+            layer = {name: layer}
+        tree = _union(tree, layer)
     return tree
 
 
-def _update(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Set each override in the tree, table by table; dots in a key separate tables."""
-    for key, value in overrides.items():
-        *path, last = str(key).split(".")
-        table = tree
-        for name in path if not isinstance(value, Mapping) else (*path, last):
-            if not isinstance(table.get(name), dict):
-                table[name] = {}
-            table = table[name]
-        if isinstance(value, Mapping):
-            if "name" in value:
-                _update(table, {"name": value["name"]})
-            _update(table, value)
-        else:
-            if last == "name" and table.get("name", value) != value:
-                table.clear()  # the arguments were those of another objective or network
-            table[last] = _plain(value)
+def _union(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Merge two trees; unlike `merge_trees`, a name drops nothing."""
+    tables = {k: _union(one[k], v) for k, v in other.items() if isinstance(v, dict) and isinstance(one.get(k), dict)}
+    return {**one, **other, **tables}
 
 
 def _plain(value: Any) -> Any:
@@ -96,8 +101,3 @@ def _plain(value: Any) -> Any:
         return os.fspath(value)
     value = value.tolist() if hasattr(value, "tolist") else value
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def apply_overrides(tree: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Return the tree with overrides merged into it."""
-    return merge_trees(tree, override_tree(overrides))

@@ -5,7 +5,7 @@ An override without effect is an error or a warning; a setting of the recipe its
 
 from __future__ import annotations
 
-from kontrast.config.overrides import Overrides, flat, override_tree
+from kontrast.config.overrides import Overrides, override_keys
 from kontrast.config.recipe import Recipe, TrainingSettings
 from kontrast.errors import UsageError
 
@@ -51,7 +51,7 @@ def unused_by_schedule(training: TrainingSettings) -> dict[str, str]:
 
 def refuse_ineffective(recipe: Recipe, overrides: Overrides) -> None:
     """Raise if a schedule setting in `overrides` has no effect."""
-    keys = flat(override_tree(overrides))
+    keys = override_keys(overrides)
     training, unused = recipe.training, unused_by_schedule(recipe.training)
     late = {key: f"{line}; raise training.epochs or lower {key}" for key, line in past_the_end(training).items()}
     for key, line in [*unused.items(), *late.items()]:
@@ -71,6 +71,4 @@ def unused_settings(recipe: Recipe, overrides: Overrides) -> list[str]:
         "batch_norm.splits": "batch_norm.kind=split" if recipe.batch_norm.kind != "split" else "",
         "views.local_size": "views.local_count" if not recipe.views.local_count else "",
     }
-    return [
-        f"{key} has no effect here: it needs {needed[key]}" for key in flat(override_tree(overrides)) if needed.get(key)
-    ]
+    return [f"{key} has no effect here: it needs {needed[key]}" for key in override_keys(overrides) if needed.get(key)]

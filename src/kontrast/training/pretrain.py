@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kontrast import distributed
-from kontrast.config.overrides import Overrides, merge_trees, override_tree
+from kontrast.config.overrides import Overrides, apply_overrides
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
 from kontrast.data.in_memory import pack_in_memory
@@ -160,7 +160,7 @@ class Pretraining:
             return source
         place = os.path.abspath(folder / "images")
         tree, origin = recipe_tree(place, self.recipe_name)
-        settings = read_recipe(merge_trees(tree, override_tree(self.overrides)), origin).data
+        settings = read_recipe(apply_overrides(tree, self.overrides), origin).data
         if distributed.is_main():
             pack_in_memory(self.data, Path(place), test_share=settings.test_share)
         distributed.broadcast(place)  # the other ranks wait until the store is complete

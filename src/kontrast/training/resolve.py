@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kontrast import distributed
-from kontrast.config.overrides import Overrides, flat, merge_trees, override_tree
+from kontrast.config.overrides import Overrides, apply_overrides, flat, merge_trees, override_layers
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_tree
 from kontrast.config.recipe_files import load_tree
 from kontrast.data import ImageSet
@@ -47,18 +47,18 @@ def fresh_recipe(
         say: receives notes about what was chosen and what has no effect.
     """
     tree, origin = recipe_tree(data, recipe)
-    changes = override_tree(overrides)
-    resolved = read_recipe(merge_trees(tree, changes), origin)
+    overrides = override_layers(overrides)
+    resolved = read_recipe(apply_overrides(tree, overrides), origin)
     seen = None
     if resolved.adapt:
         unpacked = replace(resolved.data, pack=False)  # the size to pack at is only chosen now
         seen = open_split(unpacked, "train", seed=resolved.seed, pretraining=True)
         tree = merge_trees(tree, {**adapt(seen, device), "adapt": False})
-        resolved = read_recipe(merge_trees(tree, changes), origin)
+        resolved = read_recipe(apply_overrides(tree, overrides), origin)
         for line in reasons(resolved, seen, device):
             say(line)
-    refuse_ineffective(resolved, changes)
-    for line in unused_settings(resolved, changes):
+    refuse_ineffective(resolved, overrides)
+    for line in unused_settings(resolved, overrides):
         say(line)
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
     if seen is not None and MENDED in seen.notes:  # the first reading repaired the store, so the second did not note it
@@ -69,8 +69,12 @@ def fresh_recipe(
 def recipe_tree(data: Any, recipe: str | None) -> tuple[dict[str, Any], str]:
     """Return the tree of a recipe on these data, and how errors name it. Without a name: the default of the data."""
     name = recipe or ("quickstart" if data in (None, "digits") else "folder")
-    source = {} if data is None else {"data": {"source": str(data)}}
-    return merge_trees(load_tree(name), source), f"recipe {name!r}"
+    return merge_trees(load_tree(name), data_source(data)), f"recipe {name!r}"
+
+
+def data_source(data: Any) -> dict[str, Any]:
+    """Return the tree that sets data.source, or an empty one for the recipe's own data."""
+    return {} if data is None else {"data": {"source": str(data)}}
 
 
 def resumed_recipe(
@@ -84,13 +88,13 @@ def resumed_recipe(
     stored = stored_recipe(folder)
     if recipe is not None:
         tree, origin = recipe_tree(data, recipe)
-        wanted = with_defaults(read_recipe(merge_trees(tree, override_tree(overrides)), origin))
+        wanted = with_defaults(read_recipe(apply_overrides(tree, overrides), origin))
         if wanted.adapt:
             refuse_changes(stored, wanted, (*MAY_CHANGE, *CHOSEN))
             wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
     else:
-        changes = merge_trees(override_tree(overrides), {} if data is None else {"data": {"source": str(data)}})
-        wanted = read_recipe(merge_trees(to_tree(stored), changes), str(folder / "recipe.toml"))
+        tree = merge_trees(apply_overrides(to_tree(stored), overrides), data_source(data))
+        wanted = read_recipe(tree, str(folder / "recipe.toml"))
     refuse_changes(stored, wanted, MAY_CHANGE)
     return wanted, open_split(located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True)
 
