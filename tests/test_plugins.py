@@ -1,4 +1,4 @@
-"""Files of the user's own: `kontrast --import FILE.py` and KONTRAST_IMPORT make their names known to every command."""
+"""Plugins: `kontrast --import FILE.py` and KONTRAST_IMPORT make names of the user's own known to every command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kontrast import plugins as own_code
+from kontrast import plugins
 from kontrast.cli.describe import describe as explain
 from kontrast.errors import UsageError
 from kontrast.networks import ENCODERS, HEADS, encoder, head
@@ -39,8 +39,8 @@ class MyNet(torch.nn.Module):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
-    """A folder for own files; names, modules and the variable are as before when the test is over."""
-    monkeypatch.setenv(own_code.VARIABLE, "")
+    """Return a folder for files of the user; names, modules and the variable are restored after the test."""
+    monkeypatch.setenv(plugins.VARIABLE, "")
     monkeypatch.setattr(sys, "path", list(sys.path))
     for registry in (OBJECTIVES, ENCODERS, HEADS, POLICIES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -52,7 +52,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def snippet() -> str:
-    """The objective of CONTRIBUTING.md, as it stands there."""
+    """Return the objective in CONTRIBUTING.md."""
     code = re.search(r"   ```python\n(.*?)   ```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL)[1]
     return "\n".join(line.removeprefix("   ") for line in code.splitlines())
 
@@ -62,7 +62,7 @@ def written(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_own_names_train_and_are_found_again(place, monkeypatch):
+def test_registered_names_can_be_trained_and_used_again(place, monkeypatch):
     """The objective of CONTRIBUTING.md and a network: pretrain, embed, explain with --import; without it, one line."""
     loss, network = written(place / "my_loss_1.py", snippet()), written(place / "my-net.py", NETWORK)
     own = ["--import", loss, "--import", network]
@@ -74,20 +74,20 @@ def test_own_names_train_and_are_found_again(place, monkeypatch):
         json.loads(done.stdout)["run"] == run and "a word of its own" in done.stderr
     )  # standard output is the result's
     assert json.loads((place / "run" / "run.json").read_text())["resume"].startswith(f"kontrast --import {loss} ")
-    assert os.environ[own_code.VARIABLE] == os.pathsep.join([loss, network])
+    assert os.environ[plugins.VARIABLE] == os.pathsep.join([loss, network])
     assert kontrast(*own, "explain", "my-loss").returncode == 0  # named again, it is not imported again
     embedded = kontrast("embed", run, "digits", "--split", "test", "--out", str(place / "vectors.npy"))
     assert embedded.returncode == 0, embedded.stderr
     monkeypatch.delitem(ENCODERS._entries, "my-net")
-    monkeypatch.setenv(own_code.VARIABLE, "")
+    monkeypatch.setenv(plugins.VARIABLE, "")
     one_line(kontrast("probe", run, "knn"), 2, "unknown encoder 'my-net'", "--import FILE.py")
 
 
 def test_a_process_that_a_command_starts_knows_the_names(place):
-    """Another process reads the variable, which the option writes; a file may import its neighbour."""
-    written(place / "neighbour_1.py", "from kontrast.objectives import positive\n")
-    network = written(place / "second.py", "import neighbour_1\nneighbour_1.positive('x', 1)\n" + NETWORK)
-    own_code.import_files([network])
+    """Another process reads the variable, which the option sets; a file may import one beside it."""
+    written(place / "neighbor_1.py", "from kontrast.objectives import positive\n")
+    network = written(place / "second.py", "import neighbor_1\nneighbor_1.positive('x', 1)\n" + NETWORK)
+    plugins.import_files([network])
     done = real("explain", "my-net")
     assert done.returncode == 0 and done.stdout.startswith("encoder my-net"), done.stderr
 
@@ -102,30 +102,30 @@ def test_a_process_that_a_command_starts_knows_the_names(place):
         ("broken_3.py", "import no_such_library", "No module named 'no_such_library'"),
         ("leaving_1.py", "raise SystemExit(3)", "SystemExit: 3"),
         ("twice_1.py", "from kontrast.objectives import *\nOBJECTIVES.register('dcl')(DCL)", "registered twice"),
-        ("json.py", "", "json is the name of another module too"),
-        ("wave.py", "", "wave is the name of another module too"),
+        ("json.py", "", "name of another module"),
+        ("wave.py", "", "name of another module"),
         (f"two{os.pathsep}parts.py", "", "move the file"),
     ],
 )
-def test_a_file_that_can_not_be_imported_is_one_line(place, name, text, words):
-    """Exit 2 and one line with the file's path, by option and by variable; the place in it with --debug alone."""
+def test_a_file_that_cannot_be_imported_gives_one_line(place, name, text, words):
+    """The command exits with 2 and one line that names the file; a traceback appears only with --debug."""
     path = place / name
     if text is not None:
         path.write_text(text)
     one_line(kontrast("--import", str(path), "recipes"), 2, f"--import {path}", words)
-    assert os.environ[own_code.VARIABLE] == ""
+    assert os.environ[plugins.VARIABLE] == ""
     shown = kontrast("--debug", "--import", str(path), "recipes")
     assert shown.returncode == 2 and "Traceback" in shown.stderr
 
 
 def test_the_variable_alone_is_read_by_the_command(place, monkeypatch):
-    monkeypatch.setenv(own_code.VARIABLE, os.pathsep.join(["", str(place / "gone.py"), ""]))
+    monkeypatch.setenv(plugins.VARIABLE, os.pathsep.join(["", str(place / "gone.py"), ""]))
     one_line(kontrast("recipes"), 2, "gone.py", "no such file")
     assert kontrast("--help").returncode == 0 and kontrast("--version").returncode == 0
 
 
-def test_own_networks_that_lack_what_kontrast_asks_for_are_told_so(place):
-    """What kontrast itself gives is not called an unknown argument; a width is asked for before it is missed."""
+def test_networks_that_lack_required_arguments_or_a_width_are_refused(place):
+    """An argument that kontrast passes is not called unknown, and a missing width is noticed early."""
 
     class Plain(torch.nn.Linear):
         def __init__(self, channels: int = 3, size: int = 32, inputs: int = 4):
@@ -137,15 +137,15 @@ def test_own_networks_that_lack_what_kontrast_asks_for_are_told_so(place):
     for build in (lambda name: encoder(name), lambda name: head(name, 4)):
         with pytest.raises(UsageError, match="'plain' has no width: set"):
             build("plain")
-    with pytest.raises(UsageError, match="'narrow' must take 'channels' and 'size', which kontrast gives it"):
+    with pytest.raises(UsageError, match="'narrow' must accept 'channels' and 'size'"):
         encoder("narrow")
-    with pytest.raises(UsageError, match="'narrow' must take 'inputs'"):
+    with pytest.raises(UsageError, match="'narrow' must accept 'inputs'"):
         head("narrow", 4)
     tree, _ = explain("plain")
     assert tree["text"] == ""  # torch's words about its linear layer are not the network's own
 
 
-def test_a_policy_of_one_s_own_is_a_function_that_returns_one_or_several(place):
+def test_a_policy_is_registered_as_a_function_that_returns_one_or_several(place):
     POLICIES.register("my-policy")(lambda: Policy(flip=1.0))
     assert [p.flip for p in Views("my-policy", count=2).policies] == [1.0, 1.0]
     assert explain("my-policy")[0]["views"][0]["flip"] == 1.0
@@ -153,8 +153,8 @@ def test_a_policy_of_one_s_own_is_a_function_that_returns_one_or_several(place):
         POLICIES.register("no-function")(Policy())
 
 
-def test_words_of_commands_to_go_on_with_name_the_files(monkeypatch):
-    monkeypatch.setenv(own_code.VARIABLE, "")
-    assert own_code.program() == ["kontrast"]
-    monkeypatch.setenv(own_code.VARIABLE, os.pathsep.join(["/a.py", "/b.py", "/a.py"]))
-    assert own_code.program() == ["kontrast", "--import", "/a.py", "--import", "/b.py"]
+def test_the_start_of_a_command_names_the_imported_files(monkeypatch):
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    assert plugins.command_start() == ["kontrast"]
+    monkeypatch.setenv(plugins.VARIABLE, os.pathsep.join(["/a.py", "/b.py", "/a.py"]))
+    assert plugins.command_start() == ["kontrast", "--import", "/a.py", "--import", "/b.py"]

@@ -1,7 +1,4 @@
-"""Names to things, and errors that say what was given, what is allowed and what to do.
-
-A room keeps one `Registry`; recipes, the command line, the docs and the contract tests all read names from it.
-"""
+"""Exceptions with one clear line for the user and an exit code, and text that is safe to print in them."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ class KontrastError(Exception):
 
 
 class UsageError(KontrastError, ValueError):
-    """The command line or the recipe asks for something that does not exist or can't be."""
+    """The command line or the recipe is wrong: an unknown name, or a value that is not allowed."""
 
     exit_code = 2
 
@@ -39,13 +36,13 @@ class NumbersError(KontrastError):
 
 
 class EnvironmentFault(KontrastError):
-    """The machine can't do it: no such device, no memory, no space, no permission."""
+    """The machine can't do it: there is no such device, or not enough memory, disk space or permission."""
 
     exit_code = 6
 
 
 class Stopped(KontrastError):
-    """Asked to stop (SIGTERM); the work is saved and can be resumed."""
+    """The process received SIGTERM; the work is saved and can be resumed."""
 
     exit_code = 75
 
@@ -54,21 +51,25 @@ PICKLED = (".pt", ".pth", ".pt2", ".ckpt", ".pkl", ".pickle", ".bin")
 
 
 def refuse_pickle(path: Path) -> None:
-    """What another program pickled is never read."""
+    """Raise if the path is a pickled checkpoint of another program: reading it could execute code."""
     if path.suffix in PICKLED or (path / ".metadata").exists():
         raise CheckpointError(
-            f"{path} is a checkpoint of another program, unsupported: it can execute code when it is read; "
+            f"{path} is a checkpoint of another program, which is unsupported because reading it can execute code; "
             "give a run folder that `kontrast pretrain` made"
         )
 
 
 def printable(text: str) -> str:
-    """A name as one line that does nothing to a terminal: control, direction and other invisible characters and bytes
-    that are no UTF-8 are written as their escapes."""
+    """Return text as one line that is safe to print: control and other invisible characters become their escapes.
+
+    Example:
+        >>> printable("a\\nb")
+        'a\\\\nb'
+    """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shorten(value: object, longest: int = 200) -> str:
-    """A value as it was given, quoted, its middle left out where it is very long."""
+    """Return the repr of a value, without its middle if it is very long."""
     text = repr(value)
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"

@@ -1,7 +1,7 @@
-"""Python files of the user's own, imported before a command, for the names they register: `kontrast --import FILE.py`.
+"""Import Python files of the user before a command, for the names that they register: `kontrast --import FILE.py`.
 
-The option adds to the variable KONTRAST_IMPORT, which every process that the command starts reads too. Both come from
-the user alone: no run folder, recipe or data can name a file to import.
+The option adds to the environment variable KONTRAST_IMPORT, which every process that the command starts reads too.
+Both come from the user alone: no run folder, recipe or data can name a file to import.
 """
 
 from __future__ import annotations
@@ -14,69 +14,61 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 
 from kontrast.errors import UsageError
 
 VARIABLE = "KONTRAST_IMPORT"
 
 
-def import_files(asked: Sequence[str | os.PathLike[str]] = ()) -> None:
-    """Import the files of KONTRAST_IMPORT and those asked for, each once, and note all for processes to come."""
-    paths = [*noted(), *(os.path.abspath(path) for path in asked)]
+def import_files(files: Sequence[str | os.PathLike[str]] = ()) -> None:
+    """Import the files in KONTRAST_IMPORT and then `files`, each once, and add `files` to the variable."""
+    paths = [*files_in_variable(), *(os.path.abspath(path) for path in files)]
     for path in paths:
         import_file(Path(path))
-    if asked:
+    if files:
         os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(paths))
 
 
-def noted() -> list[str]:
-    """The files that KONTRAST_IMPORT names."""
+def files_in_variable() -> list[str]:
+    """Return the files in KONTRAST_IMPORT, as absolute paths."""
     return [os.path.abspath(path) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
 
 
-def program() -> list[str]:
-    """The first words of a command that finds the same names again."""
-    return ["kontrast", *(word for path in dict.fromkeys(noted()) for word in ("--import", path))]
+def command_start() -> list[str]:
+    """Return how a command starts that knows the same names: `kontrast --import FILE.py ...`."""
+    return ["kontrast", *(word for path in dict.fromkeys(files_in_variable()) for word in ("--import", path))]
 
 
 def import_file(path: Path) -> None:
-    """Import the file under its own name, so that a neighbour that imports it gets the same module."""
-    spec = checked(path)
-    known = sys.modules.get(spec.name)
-    if known is not None and is_same(known.__spec__, path):
+    """Import a file under its own name, so that a file beside it that imports it gets the same module."""
+    if os.pathsep in str(path):
+        raise UsageError(f"--import {path}: {os.pathsep!r} in the path separates paths: rename or move the file")
+    if path.suffix != ".py" or not path.is_file():
+        problem = "is not a .py file" if path.exists() else "there is no such file"
+        raise UsageError(f"--import {path}: {problem}; give a Python file of your own")
+    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", path.stem), path)
+    assert spec is not None
+    imported = sys.modules.get(spec.name)
+    known = importlib.util.find_spec(spec.name) if imported is None else imported.__spec__
+    if imported is not None and is_file_of(known, path):
         return
-    if known is not None or not is_free(spec.name, path):
-        raise UsageError(f"--import {path}: {spec.name} is the name of another module too: rename the file")
+    if imported is not None or (known is not None and not is_file_of(known, path)):
+        # A file called timm.py would replace timm in the whole program.
+        raise UsageError(f"--import {path}: {spec.name} is also the name of another module: rename the file")
     folder = str(path.parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # a file may import its neighbours; last, so that none of them hides a library
+        sys.path.append(folder)  # a file may import files beside it; last, so that none of them hides a library
     execute(spec, path)
 
 
-def checked(path: Path) -> ModuleSpec:
-    if os.pathsep in str(path):
-        raise UsageError(f"--import {path}: its path holds {os.pathsep!r}, which stands between paths: move the file")
-    if path.suffix != ".py" or not path.is_file():
-        what = "is not a .py file" if path.exists() else "there is no such file"
-        raise UsageError(f"--import {path}: {what}; give a Python file of your own")
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", path.stem), path)
-    assert spec is not None
-    return spec
-
-
-def is_free(name: str, path: Path) -> bool:
-    """Whether no other module has the name: an own timm.py would stand in the place of timm for all the program."""
-    found = importlib.util.find_spec(name)
-    return found is None or is_same(found, path)
-
-
-def is_same(spec: ModuleSpec | None, path: Path) -> bool:
+def is_file_of(spec: ModuleSpec | None, path: Path) -> bool:
+    """Return whether a module was, or would be, loaded from this file."""
     return spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(path)
 
 
 def execute(spec: ModuleSpec, path: Path) -> None:
-    module: ModuleType = importlib.util.module_from_spec(spec)
+    """Run the file as a module; any error in it becomes one line."""
+    module = importlib.util.module_from_spec(spec)
     assert spec.loader is not None
     sys.modules[spec.name] = module
     try:
@@ -84,6 +76,4 @@ def execute(spec: ModuleSpec, path: Path) -> None:
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
-        raise UsageError(
-            f"--import {path} failed: {type(error).__name__}: {error} (with --debug its place shows)"
-        ) from error
+        raise UsageError(f"--import {path} failed: {type(error).__name__}: {error} (--debug shows the line)") from error

@@ -1,6 +1,6 @@
-"""Names to things, and errors that say what was given, what is allowed and what to do.
+"""Registries map names to classes and functions, with errors that name the nearest known one.
 
-A room keeps one `Registry`; recipes, the command line, the docs and the contract tests all read names from it.
+Each room has one `Registry`. Recipes, the command line, the documentation and the contract tests read names from it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from typing import Any
 from kontrast.errors import UsageError, shorten
 
 LISTED, NEAREST = 50, 8
-"""Up to how many names an error lists them all, and how many it lists of more."""
+"""An error lists all allowed names if there are at most LISTED, else the NEAREST nearest ones."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A hint for an unknown name: `did you mean 'x'?` and what is allowed; of very many names, the nearest ones."""
+    """Return a hint for an unknown name: `did you mean 'x'?` and the allowed names, or the nearest ones of very many.
+
+    Example:
+        >>> nearest("cosin", ["cosine", "steps"])
+        "did you mean 'cosine'? allowed: cosine, steps"
+    """
     names = [str(a) for a in allowed]
     close = [n for n in names if n.rpartition("/")[2] == str(name)]  # a recipe without its folder
     close += [n for n in difflib.get_close_matches(str(name), names, n=NEAREST, cutoff=0.6) if n not in close]
@@ -25,26 +30,38 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     if len(names) <= LISTED:
         return f"{hint}allowed: {', '.join(names) if names else 'none'}"
     shown = close or names
-    more = f", ... ({len(names)} in all)" if len(names) > NEAREST else ""
-    return f"{hint}{'nearest' if close else 'allowed'}: {', '.join(shown[:NEAREST])}{more}"
+    return f"{hint}{'nearest' if close else 'allowed'}: {', '.join(shown[:NEAREST])}, ... ({len(names)} in all)"
 
 
-OWN = "a name of your own needs its file: kontrast --import FILE.py COMMAND ..."
+IMPORT_HINT = "a name of your own needs its file: kontrast --import FILE.py COMMAND ..."
 
 
 def unknown(name: str, allowed: Iterable[str], hint: str = "", general: str = "") -> str:
-    """What is said of an unknown name: the hint that there is for it, what is allowed, and where nothing comes near it
-    what holds for any."""
+    """Return what an error says about an unknown name.
+
+    Args:
+        name: the unknown name.
+        allowed: the known names.
+        hint: advice about this very name, if there is any.
+        general: advice about any unknown name, given if no known name is near.
+    """
     known = nearest(name, allowed)
-    found = hint or known.startswith("did you mean")
-    return "; ".join(filter(None, [hint, known, *([] if found else [general, OWN])]))
+    helped = hint or known.startswith("did you mean")
+    return "; ".join(filter(None, [hint, known, *([] if helped else [general, IMPORT_HINT])]))
 
 
 class Registry:
-    """One room's names: `@registry.register("dcl")`, `registry["dcl"]`, `registry.build("dcl", temperature=0.1)`.
+    """The names of one kind of thing, for example objectives.
 
-    `hints` tell of names that others use and what stands for them here; the one of "" is told of any unknown name.
-    `given`: arguments that the program gives, so that no error offers them.
+    Args:
+        kind: what the names stand for, as errors call it.
+        hints: advice by name, for names that other libraries use; the entry "" is advice about any unknown name.
+        given: arguments that kontrast itself passes, so that no error suggests them.
+
+    Example:
+        >>> losses = Registry("loss")
+        >>> losses.register("double")(lambda x=1: 2 * x)(3), losses.build("double", x=4)
+        (6, 8)
     """
 
     def __init__(self, kind: str, hints: Mapping[str, str] | None = None, given: Sequence[str] = ()):
@@ -53,6 +70,8 @@ class Registry:
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[Any], Any]:
+        """Return a decorator that adds a class, or a function that makes the thing, under this name."""
+
         def add(thing: Any) -> Any:
             if name in self._entries:
                 raise RuntimeError(f"{self.kind} {name!r} is registered twice")
@@ -71,7 +90,7 @@ class Registry:
         return self._entries[name]
 
     def hint(self, name: str) -> str:
-        """What is said of a name that is not here, but known elsewhere."""
+        """Return the advice about a name that other libraries use; "" if there is none."""
         return self.hints.get(str(name).partition(":")[0].lower(), "")
 
     def __contains__(self, name: object) -> bool:
@@ -84,24 +103,24 @@ class Registry:
         return len(self._entries)
 
     def arguments(self, name: str) -> dict[str, inspect.Parameter]:
-        """The named arguments of an entry, in the order of its signature."""
+        """Return the named arguments of an entry, in the order of its signature."""
         parameters = inspect.signature(self[name]).parameters
         return {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
     def build(self, name: str, /, **arguments: Any) -> Any:
-        """Call the entry; an unknown argument is an error that names the nearest known one."""
+        """Call the entry with these arguments; an unknown argument is an error that names the nearest known one."""
         thing = self[name]
         variadic = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(thing).parameters.values())
         known = self.arguments(name)
-        for key in arguments:
-            if key not in known and not variadic:
-                if key in self.given:
-                    wanted = " and ".join(repr(k) for k in self.given)
-                    raise UsageError(f"{self.kind} {name!r} must take {wanted}, which kontrast gives it: add {key!r}")
-                free = [*(k for k in known if k not in self.given), "name"]
-                raise UsageError(f"{self.kind} {name!r} has no argument {key!r}: {nearest(key, free)}")
+        unused = [] if variadic else [key for key in arguments if key not in known]
+        if unused and unused[0] in self.given:
+            names = " and ".join(repr(k) for k in self.given)
+            raise UsageError(f"{self.kind} {name!r} must accept {names}, which kontrast passes: add {unused[0]!r}")
+        if unused:
+            free = [*(k for k in known if k not in self.given), "name"]
+            raise UsageError(f"{self.kind} {name!r} has no argument {unused[0]!r}: {nearest(unused[0], free)}")
         try:
             return thing(**arguments)
-        except TypeError as error:  # a word where a number belongs; with --debug the place shows
-            words = ", ".join(f"{key} = {shorten(value)}" for key, value in arguments.items())
-            raise UsageError(f"{self.kind} {name!r} can't be built with {words}: {error}") from error
+        except TypeError as error:  # for example text instead of a number; --debug shows the line
+            given = ", ".join(f"{key} = {shorten(value)}" for key, value in arguments.items())
+            raise UsageError(f"{self.kind} {name!r} can't be built with {given}: {error}") from error

@@ -221,7 +221,7 @@ def test_empty_folders_and_folders_without_images_are_refused(tmp_path):
 
 def test_an_out_that_holds_a_run_is_left_alone(finished, photos):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
-    one_line(kontrast("pretrain", str(photos), *TINY, "--out", str(finished)), 2, "already holds a run", "--resume")
+    one_line(kontrast("pretrain", str(photos), *TINY, "--out", str(finished)), 2, "already contains a run", "--resume")
     assert {p: p.stat().st_mtime_ns for p in finished.rglob("*")} == before
 
 

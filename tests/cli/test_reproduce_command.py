@@ -206,7 +206,7 @@ def test_a_killed_table_goes_on_to_the_same_numbers(tiny, tmp_path, capsys):
     assert set(before) == {("nt", 0)} and not (second / "encoder.safetensors").exists()
     assert run(tiny(epochs)) == 0
     said = capsys.readouterr().err
-    assert "nt, seed 0: in " in said and "going on from step" in said
+    assert "nt, seed 0: in " in said and "from step" in said
     after = stored(tmp_path)
     assert after["nt", 0] == before["nt", 0]
     assert run([*tiny(epochs, "whole"), "--cells", "dcl"]) == 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import string
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kontrast.config.overrides import apply_overrides, merge_trees, parse_override
+from kontrast.config.overrides import apply_overrides, merge_trees, nested, parse_override
 from kontrast.config.recipe import Recipe, fingerprint, parse_toml, read_recipe, to_toml, to_tree
-from kontrast.config.recipe_files import load_tree, recipe_names, resolve
+from kontrast.config.recipe_files import recipe_names, resolve
 from kontrast.config.suggest import FILLED_IN
 from kontrast.errors import UsageError
 from kontrast.networks import encoder
@@ -19,7 +21,7 @@ from kontrast.objectives import objective
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_reads_and_says_what_it_is(name):
+def test_every_recipe_has_a_title_and_is_read_back_the_same(name):
     recipe = resolve(name)
     assert recipe.title
     assert read_recipe(parse_toml(to_toml(recipe, "a header\nof two lines"), "again")) == recipe
@@ -42,7 +44,7 @@ def test_every_recipe_reads_and_says_what_it_is(name):
         ({"training": {"schedule": "cosin"}}, ["training.schedule", "'cosine'"]),
         ({"training": {"milestones": 3}}, ["training.milestones", "list"]),
         *(
-            ({"training": {"milestones": wrong}}, ["training.milestones must be epochs that grow", str(wrong)])
+            ({"training": {"milestones": wrong}}, ["training.milestones", str(wrong)])
             for wrong in ([3, 1], [2, 2], [-1, 4])
         ),
         ({"training": 3}, ["training", "table"]),
@@ -82,6 +84,39 @@ def test_another_name_drops_the_old_arguments():
     assert tree["objective"] == {"name": "cacr"}
 
 
+def test_overrides_from_python_are_a_tree():
+    """Nested, dotted or both; a name and its arguments may come in any order; paths, tuples and numpy are plain."""
+    overrides = {
+        "training": {"epochs": 3, "milestones": (1, 2)},
+        "objective.temperature": np.float32(0.5),
+        "objective": {"name": "dcl"},
+        "data.root": Path("somewhere"),
+        "teacher": {},
+        "bank": None,
+    }
+    assert nested(overrides) == {
+        "training": {"epochs": 3, "milestones": [1, 2]},
+        "objective": {"temperature": 0.5, "name": "dcl"},
+        "data": {"root": "somewhere"},
+        "teacher": {},
+        "bank": None,
+    }
+    recipe = resolve("quickstart", overrides)
+    assert recipe.teacher is not None and recipe.bank is None and recipe.objective.arguments == {"temperature": 0.5}
+
+
+def test_a_later_name_drops_earlier_arguments_on_the_command_line():
+    recipe = resolve("quickstart", ["objective.name=cacr", "objective.t_plus=2", "objective.name=dcl"])
+    assert recipe.objective.name == "dcl" and not recipe.objective.arguments
+
+
+def test_text_from_python_stays_text():
+    """A string is not parsed: "3" is no number and "[1]" no list."""
+    assert resolve("quickstart", {"title": "3"}).title == "3"
+    with pytest.raises(UsageError, match=r"training\.epochs"):
+        resolve("quickstart", {"training.epochs": "3"})
+
+
 @pytest.mark.parametrize("text", ["training.epochs", "=3", "training..lr=3", "title.x=3"])
 def test_malformed_overrides_are_refused(text):
     with pytest.raises(UsageError):
@@ -89,10 +124,10 @@ def test_malformed_overrides_are_refused(text):
 
 
 def test_override_values_are_toml_or_words():
-    assert parse_override("a.b=[1, 2]") == (["a", "b"], [1, 2])
-    assert parse_override("a=dcl") == (["a"], "dcl")
-    assert parse_override('a="3"') == (["a"], "3")
-    assert parse_override("a=true") == (["a"], True)
+    assert parse_override("a.b=[1, 2]") == ("a.b", [1, 2])
+    assert parse_override("a=dcl") == ("a", "dcl")
+    assert parse_override('a="3"') == ("a", "3")
+    assert parse_override("a=true") == ("a", True)
 
 
 def test_deep_nesting_and_bad_toml_are_refused():
@@ -101,14 +136,7 @@ def test_deep_nesting_and_bad_toml_are_refused():
             parse_toml(text, "text")
 
 
-def test_a_base_may_not_name_itself(tmp_path, monkeypatch):
-    path = tmp_path / "loop.toml"
-    path.write_text(f'base = "{path}"\n')
-    with pytest.raises(UsageError, match="base"):
-        load_tree(str(path))
-
-
-def test_fingerprint_tells_recipes_apart():
+def test_different_recipes_have_different_fingerprints():
     assert fingerprint(Recipe()) == fingerprint(read_recipe({}))
     assert fingerprint(Recipe()) != fingerprint(Recipe(seed=1))
 
@@ -133,8 +161,8 @@ def test_nonsense_is_never_a_traceback(tree):
 
 
 @pytest.mark.parametrize("key", sorted(FILLED_IN))
-def test_what_the_program_gives_itself_is_refused_with_its_source(key):
-    with pytest.raises(UsageError, match=f"{key} can't be set: it is what"):
+def test_arguments_that_kontrast_fills_in_are_refused(key):
+    with pytest.raises(UsageError, match=f"{key} can't be set"):
         resolve("cifar10/simclr", [f"{key}=3"])
 
 
@@ -144,10 +172,10 @@ def test_what_the_program_gives_itself_is_refused_with_its_source(key):
         (lambda: objective("dcl", nmae="x"), "did you mean 'name'"),
         (lambda: objective("dcl", self=1), "no argument 'self'"),
         (lambda: encoder("small-conv", nmae=1), "did you mean 'name'"),
-        (lambda: resolve("cifar10/simclr", ["predictor.nme=byol"]), "predictor needs a name, and has only nme"),
+        (lambda: resolve("cifar10/simclr", ["predictor.nme=byol"]), "predictor needs a name.*nme"),
     ],
 )
-def test_misspelt_arguments_are_told(build, words):
-    with pytest.raises(UsageError, match=words) as told:
+def test_misspelled_arguments_are_named(build, words):
+    with pytest.raises(UsageError, match=words) as error:
         build()
-    assert "channels" not in str(told.value)  # given by the program, not by hand
+    assert "channels" not in str(error.value)  # kontrast passes it

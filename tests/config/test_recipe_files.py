@@ -1,4 +1,4 @@
-"""Every recipe in the package is possible, and takes three steps on images of its kind."""
+"""Every recipe in the package can be built, and takes three steps on images of its kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = recipe_names()
 
 
 def shape_of_training(name: str) -> str:
-    """What decides how a recipe's step runs: the same for recipes that differ in numbers alone."""
+    """Return what decides how a recipe's step runs; recipes that differ only in numbers have the same."""
     r = resolve(name)
     parts = [r.objective.name, r.objective.ramp, r.encoder.name, r.encoder.arguments, r.head.name]
     parts += [r.predictor and r.predictor.name, r.teacher and r.teacher.symmetric, r.bank and r.bank.contents]
@@ -37,7 +37,7 @@ DISTINCT = list({shape_of_training(name): name for name in reversed(NAMES)}.valu
 
 
 def shrunk(name: str, real_size: bool) -> Recipe:
-    """The recipe on few and small images; the networks, the objective and the options are its own."""
+    """Return the recipe on few small images, with its own networks, objective and options."""
     recipe = resolve(name)
     changes = ["training.batch=4", "batch_norm.splits=2"]
     if recipe.bank:
@@ -70,7 +70,7 @@ def three_steps(recipe: Recipe) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_is_possible(name):
+def test_every_recipe_can_be_built(name):
     recipe = resolve(name)
     build_views(recipe, torch.float32)
     check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
@@ -101,13 +101,13 @@ def test_the_header_gives_the_command_and_where_our_number_is(name):
 @pytest.mark.parametrize(
     ("name", "first", "second"), [("cifar10/au-cl", "83.39", "83.49"), ("imagenet/cacr-k1", "69.5", "68.40")]
 )
-def test_the_header_gives_both_numbers_where_the_paper_prints_two(name, first, second):
+def test_the_header_gives_both_numbers_if_the_paper_has_two(name, first, second):
     header = recipe_text(FOLDER / f"{name}.toml").splitlines()[1]
     assert f"prints {second}): {first} linear" in header
 
 
 def remarks(name: str) -> str:
-    """The comments of a recipe and of those beneath it, without their two lines of header."""
+    """Return the comments of a recipe and of its bases, without the two lines of header."""
     lines = recipe_text(FOLDER / f"{name}.toml").splitlines()
     base = [line.split('"')[1] for line in lines if line.startswith("base ")]
     return "\n".join([line for line in lines[2:] if "#" in line] + [remarks(b) for b in base])
@@ -129,7 +129,7 @@ def remarks(name: str) -> str:
         ("cifar10/cacr-k4-rbf", "t- is not named"),
     ],
 )
-def test_a_recipe_with_a_papers_number_says_what_the_paper_does_not(pattern, words):
+def test_a_recipe_comments_on_settings_that_its_paper_does_not_give(pattern, words):
     found = fnmatch.filter(NAMES, pattern)
     assert found
     assert [name for name in found if words not in remarks(name)] == []
@@ -166,7 +166,7 @@ def test_the_papers_settings(name, facts):
     assert {k: found[k] for k in facts} == pytest.approx(facts)
 
 
-def test_defaults_are_spelled_out_and_the_temperature_is_the_objectives_own():
+def test_defaults_are_written_out_and_the_temperature_is_that_of_the_objective():
     for name, temperature in (("info-nce", 0.2), ("nt-xent", 0.2), ("barlow-twins", 0.1)):  # the last has none
         recipe = resolve("cifar10/cl", [f"objective.name={name}"])
         assert temperature_of(recipe) == (0.19 if name == "nt-xent" else temperature)
@@ -175,7 +175,7 @@ def test_defaults_are_spelled_out_and_the_temperature_is_the_objectives_own():
     assert "channels" not in whole.encoder.arguments and with_defaults(whole) == whole
 
 
-def test_the_gcl_recipes_train_with_the_rate_inside_the_momentum():
+def test_the_gcl_recipes_have_the_learning_rate_inside_the_momentum():
     network = torch.nn.Linear(3, 3)
     assert optimizer_of(resolve("cifar10/gcl-nt-xent"), network).lr_inside
     assert not optimizer_of(resolve("cifar10/gcl-nt-xent", ["training.lr_inside=false"]), network).lr_inside

@@ -24,7 +24,7 @@ def storm(folder, tally, kills: dict[str, int], seed: int) -> kill_storm.Storm:
 
 @pytest.mark.fault(1)
 def test_sixty_kills(tmp_path, tally):
-    """Seen: `going on from step N`. Remains: encoder, checkpoint, metrics, store of an undisturbed run, to the bit."""
+    """Seen: `resuming from step N`. Remains: encoder, checkpoint, metrics, store of an undisturbed run, to the bit."""
     made = storm(tmp_path, tally, QUICK, seed=1)
     assert made.wheres["save"] >= 9, made.wheres  # 15%
     assert made.wheres["pack"] and made.wheres["evaluation"], made.wheres
@@ -34,7 +34,7 @@ def test_sixty_kills(tmp_path, tally):
 @pytest.mark.fault(1)
 @pytest.mark.parametrize("name", kill_storm.variants())
 def test_every_objective_and_option_killed_twenty_times(tmp_path, tally, name):
-    """Seen: `going on from step N`. Remains: the bits of an undisturbed run, for everything that can be trained."""
+    """Seen: `resuming from step N`. Remains: the bits of an undisturbed run, for everything that can be trained."""
     made = storm(tmp_path, tally, {name: 20}, seed=2)
     assert name == "pack" or made.wheres["save"] >= 3, made.wheres
 
@@ -50,7 +50,7 @@ def test_a_restarted_rank_goes_on_by_itself(tmp_path, tally):
     assert first.wait() == -9
     tally("kills", 1)
     again = Command(tmp_path / "log", *argv, str(tmp_path / "run"), environment={"TORCHELASTIC_RESTART_COUNT": "1"})
-    assert "going on from step" in again.ended(0)
+    assert "resuming from step" in again.ended(0)
     assert ends(tmp_path / "run") == ends(tmp_path / "whole")
 
 

@@ -22,10 +22,10 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path, how):
     until(steps_logged(run, 1))
     if how == "resumed":
         said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(6)
-        words = rf"is held by pid {holder.process} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\dT"
+        words = rf"by pid {holder.process} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\dT"
         assert re.search(words, said), said
     else:
-        assert "already holds a run" in Command(tmp_path / "log", *LONG, "--out", str(run)).ended(2)
+        assert "already contains a run" in Command(tmp_path / "log", *LONG, "--out", str(run)).ended(2)
     holder.send(signal.SIGTERM)
     assert "stopped and saved at step" in holder.ended(75)
 

@@ -49,7 +49,7 @@ def test_a_killed_decoding_process_is_named_and_the_last_step_saved_first(shards
     assert "a decoding process was killed by signal 9 at " in said and "fewer cores" in said
     step = int(re.search(r"saved step (\d+) of 100", said)[1])
     assert [p.name for p in (run / "checkpoints").iterdir()] == [f"step-{step:08d}"]
-    assert f"going on from step {step} of" in Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
+    assert f"from step {step} of" in Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
     Command(tmp_path / "log", str(shards), *LONG, steps, "--out", str(tmp_path / "whole")).ended(0)
     assert ends(run) == ends(tmp_path / "whole")
 

@@ -59,7 +59,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_older_one_used(run, tmp_pa
     HARMS[harm](newest / name)
     said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
     assert said.count("skipped checkpoint step-00000012: ") == 1, said
-    assert "going on from step" in said and ends(run) == whole
+    assert "from step" in said and ends(run) == whole
 
 
 @pytest.mark.fault(4)
@@ -69,7 +69,7 @@ def test_a_damaged_checkpoint_takes_no_good_ones_place(run, tmp_path):
     flip(sorted((run / "checkpoints").glob("step-*"))[-1] / "state.safetensors")
     again = ["--resume", "--out", str(run), "checkpoints.keep=1", "training.max_steps=11"]
     Command(tmp_path / "log", *again).ended(0)
-    assert "going on from step 11 of 11" in Command(tmp_path / "log-again", *again).ended(0)
+    assert "from step 11 of 11" in Command(tmp_path / "log-again", *again).ended(0)
 
 
 @pytest.mark.fault(4)
@@ -119,5 +119,5 @@ def test_damaged_lines_of_the_metrics_are_left_out_and_said(run, tmp_path):
     torn = [whole[0], whole[1][:-9], b"\xff\x00" + whole[2], *whole[3:], whole[-1][:5]]
     path.write_bytes(b"\n".join(torn))
     said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
-    assert said.count("metrics.jsonl: left out 2 damaged lines") == 1, said
+    assert said.count("metrics.jsonl: dropped 2 damaged lines") == 1, said
     assert path.read_bytes().splitlines() == [whole[0], *whole[3:]]

@@ -36,7 +36,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     until(steps_logged(run, 2))
     command.send(number)
     said = command.ended(code)
-    told = re.search(r"stopped and saved at step (\d+) of 300; go on with: (kontrast pretrain .*)", said)
+    told = re.search(r"stopped and saved at step (\d+) of 300; resume with: (kontrast pretrain .*)", said)
     assert told, said
     assert (run / "checkpoints" / f"step-{int(told[1]):08d}" / "manifest.json").exists()
     assert shlex.split(told[2]) == ["kontrast", "pretrain", "--resume", "--out", str(run), "--device", "cpu"]
@@ -107,10 +107,10 @@ def test_a_signal_cuts_an_evaluation_and_the_probes(tmp_path, where, number, cod
     said = command.ended(code)
     assert time.monotonic() - begin < 10
     if where == "probes":
-        assert f"go on with: kontrast probe {run}" in said
+        assert f"with: kontrast probe {run}" in said
         assert (run / "encoder.safetensors").exists() and not (run / "probes.json").exists()
         return
-    assert "go on with: kontrast pretrain --resume" in said
+    assert "with: kontrast pretrain --resume" in said
     Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
     argv = [*LONG, "training.batch=512", "training.max_steps=4", "evaluation.every=1", "--out", str(whole)]
     Command(tmp_path / "log", *argv).ended(0)
@@ -242,6 +242,6 @@ def test_the_printed_command_works_as_printed(tmp_path):
     command.send_signal(signal.SIGTERM)
     _, said = command.communicate(timeout=60)
     assert command.returncode == 75, said
-    told = shlex.split(said.split("go on with: kontrast ")[1])
+    told = shlex.split(said.split(" with: kontrast ")[1])
     again = [sys.executable, "-m", "kontrast", *told, "--no-probes", "training.max_steps=60"]
     assert subprocess.run(again, timeout=200).returncode == 0

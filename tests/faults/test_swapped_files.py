@@ -49,7 +49,7 @@ def test_a_checkpoint_of_a_run_by_another_recipe(run, tmp_path):
     shutil.rmtree(run / "checkpoints")
     shutil.copytree(other / "checkpoints", run / "checkpoints")
     said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(4)
-    assert "checkpoint step-00000006: of a run by another recipe" in said
+    assert "checkpoint step-00000006: it belongs to another recipe" in said
     assert (run / "encoder.safetensors").read_bytes() == before
 
 
@@ -60,7 +60,7 @@ def test_a_checkpoint_under_another_steps_name(run, tmp_path):
     shutil.rmtree(steps[-1])
     shutil.copytree(steps[-2], steps[-1])
     said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
-    assert "skipped checkpoint step-00000006: it is of step 4" in said and "going on from step 4 of 6" in said
+    assert "skipped checkpoint step-00000006: it belongs to step 4" in said and "from step 4 of 6" in said
 
 
 @pytest.mark.fault(4)

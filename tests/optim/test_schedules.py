@@ -9,8 +9,8 @@ import pytest
 from kontrast.config.recipe_files import recipe_names, resolve
 from kontrast.errors import UsageError
 from kontrast.optim.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
+from kontrast.training.ineffective_settings import past_the_end, refuse_ineffective, unused_by_schedule, unused_settings
 from kontrast.training.pretrain import pretrain
-from kontrast.training.resolve import asked_in_vain, out_of_reach, refuse_out_of_reach, unread
 
 from support.tiny_run import images
 
@@ -80,12 +80,12 @@ def test_joint_weight_ramps_as_the_code_does():
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_made_shorter_is_told_of_its_schedule_and_trains(name):
     """Its own warm-up and milestones lie within it; past the end of a shorter training they are told, not refused."""
-    assert not out_of_reach(resolve(name).training)
+    assert not past_the_end(resolve(name).training)
     short = resolve(name, ["training.epochs=1"])
     told = {"training.warmup": short.training.warmup > 1, "training.milestones": short.training.schedule == "steps"}
-    assert out_of_reach(short.training).keys() == {key for key, late in told.items() if late}
-    refuse_out_of_reach(short, ["training.epochs=1"])
-    assert not out_of_reach(resolve(name, ["training.epochs=0"]).training)
+    assert past_the_end(short.training).keys() == {key for key, late in told.items() if late}
+    refuse_ineffective(short, ["training.epochs=1"])
+    assert not past_the_end(resolve(name, ["training.epochs=0"]).training)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_a_recipe_made_shorter_is_told_of_its_schedule_and_trains(name):
 def test_a_schedule_past_the_end_is_refused_where_it_was_asked_for(asked, words):
     asked = ["training.epochs=5", *asked]
     with pytest.raises(UsageError, match=words):
-        refuse_out_of_reach(resolve("quickstart", asked), asked)
+        refuse_ineffective(resolve("quickstart", asked), asked)
     longer = [*asked, "training.epochs=8"]
-    refuse_out_of_reach(resolve("quickstart", longer), longer)
+    refuse_ineffective(resolve("quickstart", longer), longer)
 
 
 def test_a_schedule_that_max_steps_cut_short_is_told(tmp_path):
@@ -114,7 +114,7 @@ def test_a_schedule_that_max_steps_cut_short_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["training.milestones=[2,3]"], "cosine schedule does not look at training.milestones"),
+        (["training.milestones=[2,3]"], "cosine schedule does not use training.milestones"),
         (["training.schedule=steps"], "never lowers the learning rate without training.milestones"),
     ],
 )
@@ -122,12 +122,12 @@ def test_a_schedule_and_milestones_need_each_other(asked, words):
     """Asked for alone they did nothing, silently; what a recipe has left over is only told."""
     recipe = resolve("quickstart", asked)
     with pytest.raises(UsageError, match=words):
-        refuse_out_of_reach(recipe, asked)
-    refuse_out_of_reach(recipe, [])
-    assert list(unread(recipe.training).values())
+        refuse_ineffective(recipe, asked)
+    refuse_ineffective(recipe, [])
+    assert list(unused_by_schedule(recipe.training).values())
     both = ["training.schedule=steps", "training.milestones=[2,3]"]
-    refuse_out_of_reach(resolve("quickstart", both), both)
-    assert not any(unread(resolve(name).training) for name in recipe_names())
+    refuse_ineffective(resolve("quickstart", both), both)
+    assert not any(unused_by_schedule(resolve(name).training) for name in recipe_names())
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_a_schedule_and_milestones_need_each_other(asked, words):
 )
 def test_a_setting_that_nothing_looks_at_is_told_where_it_was_asked_for(asked, told):
     recipe = resolve("quickstart", asked)
-    assert [line.split()[0] for line in asked_in_vain(recipe, asked)] == told
-    assert not asked_in_vain(recipe, []), "what a recipe has left over says nothing wrong"
+    assert [line.split()[0] for line in unused_settings(recipe, asked)] == told
+    assert not unused_settings(recipe, []), "what a recipe has left over says nothing wrong"

@@ -10,7 +10,7 @@ from kontrast.config.recipe_files import resolve
 from kontrast.data.pack import pack
 from kontrast.training import progress
 from kontrast.training.auto_recipe import beside_train, length, taken_for
-from kontrast.training.pretrain import warn_of_bank
+from kontrast.training.pretrain import bank_warnings
 from kontrast.training.progress import PackingBar, Progress
 from kontrast.training.splits import open_split
 
@@ -92,7 +92,7 @@ def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):
 def test_a_bank_without_a_teacher_is_told():
     said = []
     for more in (["bank.size=20"], ["bank.size=20", "teacher.momentum=0.9"]):
-        warn_of_bank(resolve("cifar10/simclr", more), range(100), said.append)
+        said += bank_warnings(resolve("cifar10/simclr", more), 100)
     assert len(said) == 1 and "the student's own rows" in said[0]
 
 
@@ -108,6 +108,6 @@ def test_a_bank_that_outlasts_an_epoch_is_told_by_the_rows_that_an_image_has_in_
     for size in (rows, 2 * rows):
         said = []
         recipe = resolve("cifar10/simclr", ["teacher.momentum=0.9", f"bank.size={size}", *more])
-        warn_of_bank(recipe, range(100), said.append)
+        said += bank_warnings(recipe, 100)
         assert len(said) == (size > rows)
-    assert "holds 2.0 epochs of 100 images" in said[0] and f"bank.size={rows // 2} or fewer" in said[0]
+    assert "2.0 epochs of 100 images" in said[0] and f"bank.size={rows // 2} or fewer" in said[0]

@@ -108,19 +108,19 @@ class TensorBoardLog:
     def watch(self) -> None:
         """In a child, before it runs."""
         self.during(checkpoints, "save", "save")
-        self.during(loop.Loop, "take", "step")
+        self.during(loop.Loop, "take_step", "step")
         self.during(online.OnlineProbe, "__call__", "evaluation")
-        inner_run, inner_take = loop.Loop.run, loop.Loop.take
+        inner_run, inner_take = loop.Loop.run, loop.Loop.take_step
 
         def run(self_: loop.Loop, *arguments: object) -> None:
-            self.write(first=self_.at.step, step=self_.at.step)
+            self.write(first=self_.position.step, step=self_.position.step)
             inner_run(self_, *arguments)  # type: ignore[arg-type]
 
         def take(self_: loop.Loop, batch: object) -> None:
-            self.write(step=self_.at.step + 1)
+            self.write(step=self_.position.step + 1)
             inner_take(self_, batch)
 
-        loop.Loop.run, loop.Loop.take = run, take  # type: ignore[method-assign,assignment]
+        loop.Loop.run, loop.Loop.take_step = run, take  # type: ignore[method-assign,assignment]
 
 
 def make_pictures(folder: Path) -> tuple[Path, Path]:

@@ -46,14 +46,14 @@ TIMEOUT = 5
 def be_a_rank(how: str, who: int, step: int, out: str) -> int:
     """The command; in torchrun's first attempt rank `who` fails at step `step` of the run."""
     if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0 and int(os.environ["RANK"]) == who:
-        inner = Loop.take
+        inner = Loop.take_step
 
         def take(self: Loop, batch: object) -> None:
-            if self.at.step == step:
+            if self.position.step == step:
                 fail(how, self.step)
             inner(self, batch)
 
-        Loop.take = take  # type: ignore[method-assign]
+        Loop.take_step = take  # type: ignore[method-assign]
     return cli.run(["pretrain", *ARGUMENTS, "--out", out])
 
 
@@ -94,7 +94,7 @@ class Storm:
         who, step = self.chance.randrange(2), self.chance.randrange(5, STEPS - 5)
         out = self.folder / f"run-{self.failures}"
         code, said, seconds = self.job(how, who, step, out)
-        resumed = [int(n) for n in re.findall(r"going on from step (\d+) of", said)]
+        resumed = [int(n) for n in re.findall(r"resuming from step (\d+) of", said)]
         mine = ends(out) if code == 0 else {}
         wrong = [f"{what} differs" for what in self.whole if mine.get(what) != self.whole[what]]
         wrong += [] if resumed else ["it did not resume"]

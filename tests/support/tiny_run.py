@@ -1,4 +1,4 @@
-"""A real run of a few seconds for tests that look at runs: images in a folder, two epochs, all checkpoints kept."""
+"""A real run of a few seconds for tests that need one: images in a folder, two epochs, all checkpoints kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGES = 240
 
 @functools.cache
 def home() -> Path:
-    """A folder that lives as long as the tests do."""
+    """Return a folder that exists until the tests end."""
     place = Path(tempfile.mkdtemp(prefix="kontrast-tests-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return place
@@ -27,7 +27,7 @@ def home() -> Path:
 
 @functools.cache
 def images() -> Path:
-    """Real digits as PNG files in class folders."""
+    """Return a folder of real digits, as PNG files in class folders."""
     from PIL import Image
 
     digits = open_data("digits", "test").first(IMAGES)
@@ -40,7 +40,7 @@ def images() -> Path:
 
 @functools.cache
 def trained() -> Path:
-    """A finished run folder; treat it as read-only, and copy it to change it."""
+    """Return a finished run folder, which is read-only: use `copy` to change it."""
     overrides = {
         "training": {"epochs": 2, "batch": 32, "lr": 0.1, "warmup": 0.0},
         "encoder.width": 32,
@@ -54,7 +54,7 @@ def trained() -> Path:
 
 
 def copy(target: Path) -> Path:
-    """The run in a folder of its own."""
+    """Copy the finished run below `target` and return the copy."""
     return Path(shutil.copytree(trained(), target / "run"))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, every byte verified, the newest good one taken, nothing ever unpickled."""
+"""Checkpoints: complete or absent, every byte verified, the newest valid one loaded, nothing ever unpickled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert state == {"step": 3} and manifest["torch"] == "x"
 
 
-def test_newest_first_and_older_ones_pruned(tmp_path):
+def test_the_newest_is_loaded_and_older_ones_are_pruned(tmp_path):
     for step in (1, 2, 30, 4):
         save(tmp_path, step)
     assert checkpoints.newest(tmp_path)[1] == {"step": 30}
@@ -53,14 +53,14 @@ def test_a_damaged_checkpoint_is_skipped_with_its_reason(tmp_path, name, harm):
     assert len(said) == 1 and "step-00000002" in said[0]
 
 
-def test_with_no_valid_one_it_refuses_instead_of_starting_afresh(tmp_path):
+def test_without_a_valid_checkpoint_nothing_starts_from_scratch(tmp_path):
     (save(tmp_path, 1) / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
         checkpoints.newest(tmp_path)
     assert checkpoints.newest(tmp_path / "nothing") is None
 
 
-def test_half_written_ones_are_ignored_and_swept(tmp_path):
+def test_incomplete_checkpoints_are_ignored_and_removed(tmp_path):
     save(tmp_path, 1)
     (tmp_path / ".tmp-123-9").mkdir()
     (tmp_path / ".tmp-123-9" / "state.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""The loop: how long it trains, what it logs, when it measures and saves, and arguments that grow."""
+"""The loop: how long it trains, what it logs, when it evaluates and saves, and arguments that grow during training."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kontrast.config.recipe import Recipe, read_recipe
 from kontrast.data import ImageSet
 from kontrast.errors import Stopped, UsageError
 from kontrast.files import read_json_lines
+from kontrast.training import metrics_log
 from kontrast.training.build import algorithms
 from kontrast.training.checkpoints import checkpoints
 from kontrast.training.loop import Loop
@@ -50,10 +51,10 @@ def lines(path: Path) -> tuple[list[dict], list[dict]]:
 
 @pytest.mark.parametrize(("training", "total"), [({}, 15), ({"max_steps": 7}, 7), ({"max_steps": 90}, 15)])
 def test_epochs_and_max_steps(tmp_path, training, total):
-    """max_steps is a most: fewer epochs than it allows end the run first."""
+    """Training ends after the epochs or after max_steps, whichever comes first."""
     made = loop(tmp_path, recipe(training=training))
     made.run(None, StopSignals(), "")
-    assert made.at.step == total == made.at.total
+    assert made.position.step == total == made.position.total
     assert lines(tmp_path)[0][-1]["step"] == total
 
 
@@ -65,7 +66,7 @@ def test_the_schedule_spans_the_steps_that_are_taken(tmp_path):
 
 
 def test_the_last_window_of_terms_is_logged(tmp_path):
-    """Steps 5 to 7 fill no window of four; their mean is logged all the same, and the means add up."""
+    """Steps 5 to 7 are fewer than the four of a window; their mean is logged too."""
     loop(tmp_path / "a", recipe(training={"max_steps": 7})).run(None, StopSignals(), "")
     loop(tmp_path / "b", recipe(training={"max_steps": 7, "log_every": 1})).run(None, StopSignals(), "")
     coarse, fine = lines(tmp_path / "a")[0], lines(tmp_path / "b")[0]
@@ -87,7 +88,7 @@ def test_every_line_has_its_step_epoch_terms_and_rate(tmp_path):
     ("every", "steps", "measured"),
     [(1, 0, [5, 10, 15]), (2, 0, [10, 15]), (1, 7, [5, 7]), (0, 7, [7]), (2, 13, [10, 13])],
 )
-def test_it_measures_every_few_epochs_and_at_the_end(tmp_path, every, steps, measured):
+def test_it_evaluates_every_few_epochs_and_at_the_end(tmp_path, every, steps, measured):
     made = loop(tmp_path, recipe(training={"max_steps": steps}, evaluation={"every": every}))
     made.run(lambda student: {"effective_rank": 4.0}, StopSignals(), "")
     assert [r["step"] for r in lines(tmp_path)[1]] == measured
@@ -95,11 +96,11 @@ def test_it_measures_every_few_epochs_and_at_the_end(tmp_path, every, steps, mea
 
 
 @pytest.mark.parametrize("when", [5, 15])
-def test_an_evaluation_that_was_cut_is_written_once_however_often_the_run_is_resumed(tmp_path, when):
-    """The checkpoint of its step stays as it was written: each resumption measures again."""
+def test_an_interrupted_evaluation_is_logged_once_however_often_the_run_is_resumed(tmp_path, when):
+    """The checkpoint of its step does not change, so each resumed run evaluates again."""
 
     def measure(student):
-        if made.at.step == when and not resumed:
+        if made.position.step == when and not resumed:
             signal.raise_signal(signal.SIGTERM)
         return {"effective_rank": 4.0}
 
@@ -125,17 +126,17 @@ def test_the_best_checkpoint_by_knn_is_kept(tmp_path):
     assert [p.name for p in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000010", "step-00000020"]
 
 
-def test_collapse_is_said(tmp_path):
+def test_a_collapse_is_reported(tmp_path):
     said = []
     made = loop(tmp_path, recipe(training={"epochs": 4}, evaluation={"every": 1}), said.append)
     ranks = iter([3.0, 1.2, 1.6, 1.1])
     made.run(lambda student: {"effective_rank": next(ranks)}, StopSignals(), "")
     found = [s for s in said if "collapse" in s]
     assert found[0] == "collapsed: effective rank 1.2 at epoch 2" and "training.warmup=2)" in found[1]
-    assert found[2:] == ["collapsed: effective rank 1.1 at epoch 4"], "the remedy is told once"
+    assert found[2:] == ["collapsed: effective rank 1.1 at epoch 4"], "the advice is printed once"
 
 
-def test_an_argument_that_grows(tmp_path):
+def test_an_argument_of_the_objective_that_grows(tmp_path):
     """JCL's code: lambda (epoch + 1) / epochs, over the epochs that are trained."""
     objective = {"name": "jcl", "covariance_weight": 2.0, "ramp": "covariance_weight"}
     made = loop(tmp_path, recipe(objective=objective, views={**TREE["views"], "count": 3}))
@@ -147,13 +148,13 @@ def test_an_argument_that_grows(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "ramp"), [("nt-xent", "temperature"), ("jcl", "temperature"), ("jcl", "lambda")])
-def test_only_what_may_change_in_training_can_grow(tmp_path, name, ramp):
+def test_only_arguments_that_can_be_set_later_may_grow(tmp_path, name, ramp):
     with pytest.raises(UsageError, match=f"objective.ramp = '{ramp}' can't be used here"):
         loop(tmp_path, recipe(objective={"name": name, "ramp": ramp}, views={**TREE["views"], "count": 3}))
 
 
-def test_chance_inside_the_encoder_is_resumed_too(tmp_path):
-    """Dropout draws by the step's number, so that a resumed run drops the units that an undisturbed one does."""
+def test_dropout_is_the_same_after_resuming(tmp_path):
+    """Dropout is seeded by the step's number, so that a resumed run drops the same units."""
 
     def with_dropout(path: Path, steps: int) -> Loop:
         folder = RunFolder(path)
@@ -174,14 +175,14 @@ def test_chance_inside_the_encoder_is_resumed_too(tmp_path):
         assert torch.equal(mine, theirs)
 
 
-def test_parts_of_a_batch_and_dropout_do_not_go_together(tmp_path):
-    from kontrast.training.learner import draws_by_chance
+def test_dropout_is_recognized():
+    from kontrast.training.learner import has_dropout
 
-    assert draws_by_chance(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1)))
-    assert not draws_by_chance(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
+    assert has_dropout(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1)))
+    assert not has_dropout(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
 
 
-def test_tensorboard_holds_the_record_s_numbers(tmp_path):
+def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     made = loop(tmp_path, recipe(training={"epochs": 1, "batch": 8, "log_every": 1, "tensorboard": True}))
     made.run(None, StopSignals(), "")
@@ -191,7 +192,22 @@ def test_tensorboard_holds_the_record_s_numbers(tmp_path):
     assert [e.value for e in events.Scalars("loss")] == pytest.approx(written) and len(written) > 1
 
 
-def test_the_schedule_can_stand_still_within_an_epoch(tmp_path):
+def test_every_tracker_receives_every_record(tmp_path, monkeypatch):
+    records, closed = [], []
+
+    class Recorder:
+        def write(self, record):
+            records.append(record)
+
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr(metrics_log, "open_trackers", lambda settings, folder, step: [Recorder(), Recorder()])
+    loop(tmp_path, recipe(training={"max_steps": 2, "log_every": 1})).run(None, StopSignals(), "")
+    assert records[::2] == records[1::2] == read_json_lines(tmp_path / "run" / "metrics.jsonl") and len(closed) == 2
+
+
+def test_the_learning_rate_can_change_between_epochs_only(tmp_path):
     made = loop(tmp_path, recipe(training={"epochs": 4, "batch": 8, "log_every": 1, "lr_per_epoch": True}))
     made.run(None, StopSignals(), "")
     rates = [line["lr"] for line in lines(tmp_path)[0]]
@@ -199,18 +215,18 @@ def test_the_schedule_can_stand_still_within_an_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("asked", [False, True])
-def test_the_programs_own_choice_of_algorithms_comes_back(deterministic, asked):
-    """Where the program around has asked for the same bits each time, a run keeps to it."""
+@pytest.mark.parametrize("already", [False, True])
+def test_the_choice_of_algorithms_is_restored(deterministic, already):
+    """If the calling program uses deterministic algorithms, a run does so too."""
     cudnn = torch.backends.cudnn
-    torch.use_deterministic_algorithms(asked)
+    torch.use_deterministic_algorithms(already)
     before = cudnn.benchmark, cudnn.deterministic
     try:
         with pytest.raises(KeyError), algorithms(deterministic):
-            assert torch.are_deterministic_algorithms_enabled() == (deterministic or asked)
-            assert (cudnn.benchmark, cudnn.deterministic) == (not (deterministic or asked), deterministic or asked)
+            assert torch.are_deterministic_algorithms_enabled() == (deterministic or already)
+            assert (cudnn.benchmark, cudnn.deterministic) == (not (deterministic or already), deterministic or already)
             raise KeyError
-        assert torch.are_deterministic_algorithms_enabled() == asked
+        assert torch.are_deterministic_algorithms_enabled() == already
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert (cudnn.benchmark, cudnn.deterministic) == before
     finally:

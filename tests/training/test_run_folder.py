@@ -1,4 +1,4 @@
-"""The run folder: one writer, whole files, lines that survive a crash."""
+"""The run folder: one writer, complete files, lines that survive a crash."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kontrast.files import JsonLines, read_json_lines, write_atomic
 from kontrast.training.run_folder import RunFolder
 
 
-def test_a_folder_that_holds_a_run_is_refused(tmp_path):
+def test_a_folder_that_contains_a_run_is_refused(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     (folder / "recipe.toml").write_text("")
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="already contains a run"):
         folder.create()
 
 
-def test_a_file_in_its_place_is_refused(tmp_path):
+def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(EnvironmentFault, match="is a file"):
         RunFolder(tmp_path / "run").create()
@@ -28,7 +28,7 @@ def test_a_file_in_its_place_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_can_not_be_written_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(EnvironmentFault, match="can't write"):
         RunFolder(tmp_path / "run").create()
@@ -42,7 +42,7 @@ def hold(path, queue):
         queue.put(str(error))
 
 
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
+def test_a_second_process_learns_who_uses_the_folder(tmp_path):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
 
@@ -54,13 +54,13 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 
     folder = RunFolder(tmp_path)
     folder.hold()
-    assert f"held by pid {os.getpid()} on" in ask()
+    assert f"pid {os.getpid()} on" in ask()
     folder.release()
     assert ask() == "held"
-    folder.hold()  # the process that held it is dead: its lock has fallen
+    folder.hold()  # the process that held the lock is dead, and so is the lock
 
 
-def test_a_torn_last_line_is_dropped_and_later_steps_go(tmp_path):
+def test_an_incomplete_last_line_and_later_steps_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "loss": 0.5}\n{"step": 2}\n{"step": 3}\n{"st')
     lines = JsonLines(path)
@@ -83,7 +83,7 @@ def test_an_atomic_write_leaves_the_old_file_on_failure(tmp_path, monkeypatch):
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_newer_or_damaged_run_is_said_so(tmp_path):
+def test_a_newer_or_damaged_run_is_refused(tmp_path):
     folder = RunFolder(tmp_path)
     (folder / "run.json").write_text('{"version": 999}')
     with pytest.raises(CheckpointError, match="newer"):

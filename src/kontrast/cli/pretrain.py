@@ -85,7 +85,7 @@ def probed(run: Run, probes: bool, device: str) -> tuple[list[ProbeResult], Path
     """A finished run's probes, if they are wanted, and its report."""
     from kontrast.runs.probe import probe
 
-    words = plugins.program()
+    words = plugins.command_start()
     again = " && ".join(shlex.join([*words, word, str(run.path)]) for word in ("probe", "report"))
     with StopSignals(f"stopped before the probes were done; go on with: {again}"):
         results = list(probe(run, device=device, say=say)) if probes else []

@@ -1,7 +1,7 @@
-"""Recipes: TOML read strictly into frozen dataclasses. An unknown key is an error that names the nearest known one.
+"""The recipe: frozen dataclasses, read strictly from TOML. An unknown key is an error that names the nearest known one.
 
-Sections with `arguments` (objective, views, encoder, head, predictor) take further keys, which the named thing itself
-checks when it is built: `objective.temperature`, `encoder.stem`, `views.crop_scale`.
+Sections with `arguments` (objective, views, encoder, head, predictor) accept further keys, which are checked when the
+named objective or network is built: `objective.temperature`, `encoder.stem`, `views.crop_scale`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kontrast.config.overrides import DEEPEST
 from kontrast.config.suggest import FILLED_IN, nearest_key
 from kontrast.config.toml import parse_toml as parse_toml
 from kontrast.config.toml import toml_document
@@ -26,24 +27,28 @@ from kontrast.registry import nearest
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
+    """The loss, by name, with its arguments."""
+
     name: str = "nt-xent"
-    ramp: str = ""  # the argument that grows linearly from 0 to its value over training (JCL's covariance_weight)
+    ramp: str = ""  # an argument that grows linearly from 0 to its value over training (JCL's covariance_weight)
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ViewSettings:
-    policy: str = "simclr-cifar"
-    count: int = 2
-    size: int = 32
-    local_count: int = 0
-    local_size: int = 0
+    """How each image becomes several augmented views."""
+
+    policy: str = "simclr-cifar"  # a named set of augmentations; its parameters are further keys of [views]
+    count: int = 2  # views per image
+    size: int = 32  # pixels per side
+    local_count: int = 0  # small additional crops per image (multi-crop)
+    local_size: int = 0  # pixels per side of a small crop
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """An encoder, head or predictor by name."""
+    """An encoder, head or predictor, by name, with its arguments."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -51,89 +56,105 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    source: str = "digits"
-    root: str = ""  # where named sets lie; empty: KONTRAST_DATA, else ./data
-    split: str = "train"  # what is trained on; probes read train and test
-    size: int = 0  # stored images are bounded by this; 0: as they are
-    test_share: float = 0.2  # of a labelled folder without a test part
-    imbalance: str = "none"
-    random_bits: int = 0
-    overlay_digits: int = 0
-    max_bad: float = 0.05
-    float_range: tuple[float, ...] = ()  # which values of float images are black and white
-    pack: bool = True
-    allow_small: bool = False
-    follow_links: bool = False
-    resident: str = "auto"  # images on the device: auto, yes, no
+    """Which images are trained on, and how they are read."""
+
+    source: str = "digits"  # the name of a data set, or the path of a folder, of shards or of a packed store
+    root: str = ""  # the folder of named data sets; empty: KONTRAST_DATA, else ./data
+    split: str = "train"  # the split that is trained on; probes always use train and test
+    size: int = 0  # the longest that the shorter side of a stored image may be, in pixels; 0: no limit
+    test_share: float = 0.2  # the share of a labeled folder without a test split that is held out for the probes
+    imbalance: str = "none"  # drop images so that classes have unequal sizes: none, linear, exponential
+    random_bits: int = 0  # bits per image that are added as constant channels, as features that compete
+    overlay_digits: int = 0  # draw one of this many different digits over each image, as features that compete
+    max_bad: float = 0.05  # the share of images that may be unreadable
+    float_range: tuple[float, ...] = ()  # the values of float images that are black and white, for example [0, 1]
+    pack: bool = True  # decode large folders once, into a store in the cache
+    allow_small: bool = False  # shrink the batch if there are fewer images than one batch
+    follow_links: bool = False  # follow symbolic links inside a folder of images
+    resident: str = "auto"  # keep all images on the device: auto, yes, no
 
 
 @dataclass(frozen=True)
 class TeacherSettings:
-    momentum: float = 0.99
-    schedule: str = "constant"
-    symmetric: bool = True  # every view is query and key; false: view 0 asks, the others answer
+    """A momentum teacher: a moving average of the student that makes the keys."""
+
+    momentum: float = 0.99  # the share of the teacher that each step keeps
+    schedule: str = "constant"  # constant, or cosine: the momentum grows to 1 over training
+    symmetric: bool = True  # every view is a query and a key; false: view 0 is the query, the others are keys
 
 
 @dataclass(frozen=True)
 class BankSettings:
-    size: int = 4096
-    contents: str = "last"  # of the key views: last, all, means (JCL), unit-means
+    """A memory bank: keys of earlier batches, which serve as further negatives."""
+
+    size: int = 4096  # rows
+    contents: str = "last"  # which keys it stores: those of the last view, all, their means (JCL), or unit-means
 
 
 @dataclass(frozen=True)
 class BatchNormSettings:
-    kind: str = "plain"
-    splits: int = 8  # of the whole batch: ranks and accumulated parts share them, so that each has as many images
-    joint: bool = True  # one forward for all views, so that statistics are over V x B
+    """Over which images batch norm computes its statistics."""
+
+    kind: str = "plain"  # plain: per rank; sync: over all ranks; split: over parts of the batch, with shuffled keys
+    splits: int = 8  # parts of the whole batch for kind = "split"; ranks and accumulated parts share them
+    joint: bool = True  # one forward for all views, so that statistics are over all of them; false: one per view
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
+    """How long and with which optimizer the networks are trained."""
+
     epochs: int = 20
-    batch: int = 256
-    optimizer: str = "sgd"
-    lr: float = 0.06
-    lr_scaling: str = "none"
-    momentum: float = 0.9
-    lr_inside: bool = False  # LARS as TensorFlow's SimCLR has it: the rate is inside the momentum
+    batch: int = 256  # images per step, over all ranks
+    optimizer: str = "sgd"  # sgd, lars, adamw, adam
+    lr: float = 0.06  # the learning rate, before lr_scaling
+    lr_scaling: str = "none"  # none; linear: lr * batch / 256; sqrt: lr * sqrt(batch)
+    momentum: float = 0.9  # of sgd and lars
+    lr_inside: bool = False  # LARS as in SimCLR's TensorFlow code: the momentum includes the learning rate
     weight_decay: float = 5e-4
-    decay_all: bool = True  # false: biases and norms go without weight decay
-    schedule: str = "cosine"
-    lr_per_epoch: bool = False  # the schedule stands still within an epoch (MoCo, JCL)
-    warmup: float = 0.0
-    milestones: tuple[float, ...] = ()
+    decay_all: bool = True  # false: biases and norms have no weight decay
+    schedule: str = "cosine"  # of the learning rate: cosine, steps, constant, linear
+    lr_per_epoch: bool = False  # the learning rate changes only between epochs (MoCo, JCL)
+    warmup: float = 0.0  # epochs in which the learning rate grows linearly from 0
+    milestones: tuple[float, ...] = ()  # epochs at which schedule = "steps" multiplies the learning rate by gamma
     gamma: float = 0.1
-    precision: str = "auto"
-    stop_gradient: bool = False
-    accumulate: int = 1
-    parallel: str = "ddp"  # on several ranks: ddp (a copy on each), fsdp (parameters in shards, for large ViTs)
-    compile: str = "auto"
-    deterministic: bool = False  # on a GPU: the same bits each time, somewhat slower; a CPU gives them anyway
-    max_steps: int = 0
-    log_every: int = 10
-    tensorboard: bool = False  # the numbers also as RUN/tensorboard
+    precision: str = "auto"  # auto (bfloat16 on a GPU that has it), float32, bfloat16
+    stop_gradient: bool = False  # without a teacher, the student's own projections are keys without gradient (SimSiam)
+    accumulate: int = 1  # parts that a batch is computed in, to save memory; the loss is still that of the whole batch
+    parallel: str = "ddp"  # on several ranks: ddp (a copy per rank), fsdp (sharded parameters, for large ViTs)
+    compile: str = "auto"  # compile the networks: auto (on a GPU), yes, no
+    deterministic: bool = False  # the same bits each time on a GPU, somewhat slower; a CPU always gives the same bits
+    max_steps: int = 0  # stop after this many steps if that is before the last epoch; 0: no limit
+    log_every: int = 10  # steps between two lines of metrics.jsonl
+    tensorboard: bool = False  # also log to RUN/tensorboard
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    every: int = 0  # epochs between online kNN; 0: none
-    k: int = 200
-    temperature: float = 0.1
-    crop: float = 1.0  # side of the centre crop that probes see, over the shorter side of the image
-    gallery: int = 1000
+    """How the encoder is evaluated during training, and by kNN afterwards."""
+
+    every: int = 0  # epochs between two evaluations by kNN; 0: none
+    k: int = 200  # neighbors that vote
+    temperature: float = 0.1  # of the votes
+    crop: float = 1.0  # side of the center crop that probes see, as a share of the shorter side of the image
+    gallery: int = 1000  # images that the gallery of nearest neighbors draws from; 0: no gallery
 
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    every: float = 1.0  # epochs; on a GPU no sooner than 30 s after the last
-    keep: int = 2
+    """How often checkpoints are written."""
+
+    every: float = 1.0  # epochs between two checkpoints; on a GPU at least 30 seconds pass between them
+    keep: int = 2  # how many of the newest are kept, besides the best by kNN
 
 
 @dataclass(frozen=True)
 class Recipe:
+    """Everything that decides what a run trains."""
+
     title: str = ""
     seed: int = 0
-    adapt: bool = False  # choose sizes, batch, epochs and encoder from the images and the device
+    adapt: bool = False  # choose sizes, batch, epochs and encoder to suit the images and the device
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     views: ViewSettings = field(default_factory=ViewSettings)
     encoder: NetworkSettings = field(default_factory=lambda: NetworkSettings("resnet-18"))
@@ -161,7 +182,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "training.compile": ("auto", "yes", "no"),
     "training.parallel": ("ddp", "fsdp"),
 }
-"""Settings that take one of a few words."""
+"""The allowed words of settings that are a choice."""
 NOT_NEGATIVE = """
     seed views.local_count views.local_size data.size data.random_bits data.overlay_digits data.max_bad
     data.test_share teacher.momentum training.epochs training.lr training.momentum training.weight_decay
@@ -182,11 +203,15 @@ AT_MOST: dict[str, float] = {
     "teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62, "evaluation.crop": 1,
     "views.count": 1000, "views.local_count": 1000, "checkpoints.every": 1e9,
 }  # fmt: skip
-DEEPEST = 8
 
 
 def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
-    """A tree of plain values (as TOML gives it) as a checked `Recipe`."""
+    """Read a tree of plain values, as TOML gives it, into a checked `Recipe`.
+
+    Args:
+        tree: sections and their settings.
+        origin: how errors name the recipe.
+    """
     return typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
 
 
@@ -195,87 +220,89 @@ def _read_section(kind: type, tree: Any, path: str, origin: str) -> Any:
         raise UsageError(f"{origin}: {path or 'the recipe'} must be a table, not {tree!r}")
     hints = typing.get_type_hints(kind)
     fields = {f.name for f in dataclasses.fields(kind)}
-    is_open = "arguments" in fields
     values: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     for key, value in tree.items():
-        where = f"{path}.{key}" if path else key
+        name = f"{path}.{key}" if path else key
         if key in fields and key != "arguments":
-            values[key] = _read_value(hints[key], value, where, origin)
-        elif where in FILLED_IN:
-            raise UsageError(f"{origin}: {where} can't be set: it is what {FILLED_IN[where]}")
-        elif is_open:
-            _storable(value, where, origin)
-            arguments[key] = value
+            values[key] = _read_value(hints[key], value, name, origin)
+        elif name in FILLED_IN:
+            raise UsageError(f"{origin}: {name} can't be set: it is {FILLED_IN[name]}")
+        elif "arguments" in fields:
+            arguments[key] = _read_value(None, value, name, origin)
         else:
-            raise UsageError(f"{origin}: unknown key {where!r}: {nearest_key(key, sorted(fields), Recipe)}")
-    if is_open:
+            raise UsageError(f"{origin}: unknown key {name!r}: {nearest_key(key, sorted(fields), Recipe)}")
+    if "arguments" in fields:
         values["arguments"] = arguments
-    if "name" in fields and kind is NetworkSettings and "name" not in values:
-        given = f", and has only {', '.join(arguments)}" if arguments else ""
+    if kind is NetworkSettings and "name" not in values:
+        given = f"; it only has {', '.join(arguments)}" if arguments else ""
         raise UsageError(f"{origin}: {path} needs a name{given}")
     return kind(**values)
 
 
-RISING = ("training.milestones",)
-"""Lists of epochs, each later than the one before."""
-
-
-def _read_value(hint: Any, value: Any, where: str, origin: str) -> Any:
+def _read_value(hint: Any, value: Any, name: str, origin: str) -> Any:
+    """Return the value of one setting; `hint` is its type, or None for the argument of an objective or network."""
     if isinstance(hint, types.UnionType):  # an optional section: absent, or `false`
         if value is None or value is False:
             return None
         hint = next(h for h in typing.get_args(hint) if h is not type(None))
     if dataclasses.is_dataclass(hint):
-        return _read_section(typing.cast(type, hint), value, where, origin)
-    _storable(value, where, origin)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        return _read_section(typing.cast(type, hint), value, name, origin)
+    problem = _value_problem(value) or _type_problem(hint, value) or _range_problem(value, name)
+    if problem:
+        raise UsageError(f"{origin}: {name} {problem}")
     if typing.get_origin(hint) is tuple:
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            raise UsageError(f"{origin}: {where} must be a list of numbers, not {value!r}")
-        numbers = tuple(_read_value(float, v, where, origin) for v in value)
-        if where in RISING and list(numbers) != sorted({n for n in numbers if n >= 0}):
-            raise UsageError(f"{origin}: {where} must be epochs that grow, for example [155, 170], not {value}")
-        return numbers
-    if type(value) is not hint:
-        raise UsageError(f"{origin}: {where} must be {_word(hint)}, not {value!r}")
-    _check_range(value, where, origin)
-    return value
+        return tuple(map(float, value))
+    return float(value) if hint is float else value
 
 
-def _check_range(value: Any, where: str, origin: str) -> None:
-    if where in CHOICES and value not in CHOICES[where]:
-        raise UsageError(f"{origin}: {where} can't be {value!r}: {nearest(value, CHOICES[where])}")
-    if where in AT_LEAST and value < AT_LEAST[where]:
-        raise UsageError(f"{origin}: {where} must be at least {AT_LEAST[where]:g}, not {value}")
-    if where in AT_MOST and value > AT_MOST[where]:
-        raise UsageError(f"{origin}: {where} must be at most {AT_MOST[where]:g}, not {value}")
-
-
-def _storable(value: Any, where: str, origin: str, depth: int = 0) -> None:
-    """Refuse what no setting means: NaN and infinity, endless numbers, dates, deep nests, bytes that are no UTF-8."""
+def _value_problem(value: Any, depth: int = 0) -> str:
+    """Say why no setting can have this value: NaN, an endless number, a date, deep nesting; "" if one can."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{origin}: {where} must be a finite number, not {value}")
+        return f"must be a finite number, not {value}"
     if isinstance(value, int) and abs(value) >= 2**63:
-        raise UsageError(f"{origin}: {where} must be a number below 2^63, not one of {value.bit_length()} bits")
+        return f"must be a number below 2^63, not one of {value.bit_length()} bits"
     if isinstance(value, str) and not value.isascii() and value.encode("utf-8", "replace").decode() != value:
-        raise UsageError(f"{origin}: {where} is not UTF-8 text: {value!r}; rename the file or folder")
-    if isinstance(value, Mapping | list):
+        return f"is not UTF-8 text: {value!r}; rename the file or folder"
+    if isinstance(value, Mapping | list | tuple):
         if depth == DEEPEST:
-            raise UsageError(f"{origin}: {where} is nested more than {DEEPEST} deep")
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            _storable(inner, where, origin, depth + 1)
-    elif not isinstance(value, bool | int | float | str):
-        raise UsageError(f"{origin}: {where} must be a number, text, true or false or a list, not {value!r}")
+            return f"is nested more than {DEEPEST} deep"
+        inner = value.values() if isinstance(value, Mapping) else value
+        return next(filter(None, (_value_problem(one, depth + 1) for one in inner)), "")
+    if not isinstance(value, bool | int | float | str):
+        return f"must be a number, text, true or false or a list, not {value!r}"
+    return ""
 
 
-def _word(hint: type) -> str:
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))
+TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+
+
+def _type_problem(hint: Any, value: Any) -> str:
+    """Say why a value is not of a setting's type; "" if it is. A whole number is also a number."""
+    if hint is None:
+        return ""
+    if typing.get_origin(hint) is tuple:
+        numbers = isinstance(value, list | tuple) and all(type(one) in (int, float) for one in value)
+        return "" if numbers else f"must be a list of numbers, not {value!r}"
+    allowed = (int, float) if hint is float else (hint,)
+    return "" if type(value) in allowed else f"must be {TYPE_NAMES[hint]}, not {value!r}"
+
+
+def _range_problem(value: Any, name: str) -> str:
+    """Say why a value is outside of what its setting allows; "" if it is not."""
+    if name in CHOICES and value not in CHOICES[name]:
+        return f"can't be {value!r}: {nearest(value, CHOICES[name])}"
+    if name in AT_LEAST and value < AT_LEAST[name]:
+        return f"must be at least {AT_LEAST[name]:g}, not {value}"
+    if name in AT_MOST and value > AT_MOST[name]:
+        return f"must be at most {AT_MOST[name]:g}, not {value}"
+    if name == "training.milestones" and list(value) != sorted({n for n in value if n >= 0}):
+        return f"must be growing numbers of epochs, for example [155, 170], not {value}"
+    return ""
 
 
 def to_tree(recipe: Recipe) -> dict[str, Any]:
-    """Plain values again; absent sections are left out and open arguments lie beside their name."""
+    """Return the recipe as plain values: without absent sections, and with arguments beside the name they belong to."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value):
@@ -288,10 +315,10 @@ def to_tree(recipe: Recipe) -> dict[str, Any]:
 
 
 def to_toml(recipe: Recipe, header: str = "") -> str:
-    """The recipe as TOML that reads back to the same recipe."""
+    """Write the recipe as TOML that reads back as the same recipe, with `header` as comments above."""
     return toml_document(to_tree(recipe), header)
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """SHA-256 of the resolved recipe: two runs with one fingerprint ask for the same thing."""
+    """Return the SHA-256 of the resolved recipe: runs with equal fingerprints have equal settings."""
     return hashlib.sha256(json.dumps(to_tree(recipe), sort_keys=True).encode()).hexdigest()

@@ -1,14 +1,13 @@
-"""Recipes by name: one TOML file per row of a paper's table. A recipe may name another as its base."""
+"""Find and read recipes by name: one TOML file per row of a paper's table. A recipe may name another as its base."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kontrast.config.overrides import apply_overrides, merge_trees
-from kontrast.config.recipe import Recipe, parse_toml, read_recipe
-from kontrast.config.toml import LONGEST_TEXT
+from kontrast.config.overrides import Overrides, apply_overrides, merge_trees
+from kontrast.config.recipe import Recipe, read_recipe
+from kontrast.config.toml import LONGEST_TEXT, parse_toml
 from kontrast.errors import UsageError
 from kontrast.registry import nearest
 
@@ -16,36 +15,34 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """The recipes in the package: `quickstart`, `cifar10/dcl`, ..."""
+    """Return the names of the recipes in the package: `quickstart`, `cifar10/dcl`, ..."""
     return sorted(str(p.relative_to(FOLDER).with_suffix("")).replace("\\", "/") for p in FOLDER.rglob("*.toml"))
 
 
 def recipe_path(name: str) -> Path:
-    """The file of a recipe: a name in the package, or a path to a .toml file."""
+    """Return the file of a recipe, given its name in the package or a path to a .toml file."""
     if name in recipe_names():
         return FOLDER / f"{name}.toml"
-    path = Path(name)
-    if name.endswith(".toml"):
-        if path.is_file():
-            return path
-        raise UsageError(f"no recipe file {name!r}; recipes in the package: `kontrast recipes`")
-    raise UsageError(f"unknown recipe {name!r}: {nearest(name, recipe_names())}")
+    if not name.endswith(".toml"):
+        raise UsageError(f"unknown recipe {name!r}: {nearest(name, recipe_names())}")
+    if not Path(name).is_file():
+        raise UsageError(f"no recipe file {name!r}; `kontrast recipes` lists the recipes in the package")
+    return Path(name)
 
 
 def recipe_text(path: Path) -> str:
-    """A recipe file's text, refused when it is too large to be one or not text at all."""
+    """Read a recipe file, unless it is too large to be a recipe or not text."""
     if path.stat().st_size > LONGEST_TEXT:
         raise UsageError(f"recipe {path} is larger than {LONGEST_TEXT} bytes; a recipe is a few lines of TOML")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"recipe {path} is not UTF-8 text") from None
 
 
 def load_tree(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A recipe's plain tree with its base (`base = "other"`) merged beneath."""
-    path = recipe_path(name)
-    tree = parse_toml(recipe_text(path), f"recipe {name!r}")
+    """Return a recipe as a plain tree, merged over its base (`base = "other"`)."""
+    tree = parse_toml(recipe_text(recipe_path(name)), f"recipe {name!r}")
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -54,7 +51,6 @@ def load_tree(name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     return merge_trees(load_tree(base, (*seen, name)), tree)
 
 
-def resolve(name: str, overrides: Sequence[str] = (), extra: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe as it will run: base, file, `extra` (the command's own arguments), overrides."""
-    tree = merge_trees(load_tree(name), extra or {})
-    return read_recipe(apply_overrides(tree, overrides), f"recipe {name!r}")
+def resolve(name: str, overrides: Overrides = ()) -> Recipe:
+    """Return a recipe by its name, with its base and overrides applied."""
+    return read_recipe(apply_overrides(load_tree(name), overrides), f"recipe {name!r}")

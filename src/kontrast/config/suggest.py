@@ -1,5 +1,4 @@
-"""Keys that stand where they can't: without their section (`epochs` is `training.epochs`), in another one, or given by
-hand where the program gives them itself."""
+"""Suggest the key that was probably meant: one spelled alike, or one of another section (`training.epochs`)."""
 
 from __future__ import annotations
 
@@ -11,36 +10,37 @@ from collections.abc import Sequence
 
 from kontrast.registry import nearest
 
-OFTEN_MEANT = {"temperature": ["objective.temperature"], "width": ["encoder.width"]}
-"""Arguments of named things, which no section lists."""
+ARGUMENTS = {"temperature": ["objective.temperature"], "width": ["encoder.width"]}
+"""Arguments that are often looked for; no section lists its arguments."""
 FILLED_IN = {
-    "encoder.channels": "the images have",
-    "encoder.size": "views.size says",
-    "head.inputs": "the encoder gives",
-    "head.width": "the encoder gives; its own width is head.outputs",
-    "predictor.inputs": "the head gives",
-    "predictor.width": "the head gives",
-    "views.dtype": "training.precision says",
-    "views.planes": "data.random_bits says",
+    "encoder.channels": "the number of channels of the images",
+    "encoder.size": "views.size",
+    "head.inputs": "the width of the encoder",
+    "head.width": "the width of the encoder; set the head's own width with head.outputs",
+    "predictor.inputs": "the width of the head",
+    "predictor.width": "the width of the head",
+    "views.dtype": "given by training.precision",
+    "views.planes": "data.random_bits",
 }
-"""Arguments that the program gives itself, and whence."""
+"""Arguments that kontrast fills in itself, and with what."""
 
 
 @functools.cache
-def places(kind: type) -> dict[str, list[str]]:
-    """The keys of all sections of a dataclass of dataclasses, each with where it stands."""
-    found = {key: list(where) for key, where in OFTEN_MEANT.items()}
+def key_paths(kind: type) -> dict[str, list[str]]:
+    """Return the keys of all sections of a dataclass of dataclasses, each with its dotted paths."""
+    paths = {key: list(known) for key, known in ARGUMENTS.items()}
     for section, hint in typing.get_type_hints(kind).items():
         inner = next((h for h in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(h)), None)
         for field in dataclasses.fields(inner) if inner is not None else ():
-            found.setdefault(field.name, []).append(f"{section}.{field.name}")
-    return {key: where for key, where in found.items() if key != "arguments"}
+            paths.setdefault(field.name, []).append(f"{section}.{field.name}")
+    del paths["arguments"]
+    return paths
 
 
 def nearest_key(key: str, own: Sequence[str], kind: type) -> str:
-    """A hint for a key that its section does not have: the nearest of its own, else where it stands, or one like it."""
-    known = places(kind)
+    """Return a hint for a key that a section doesn't have: the nearest key of its own, else one of another section."""
+    known = key_paths(kind)
     if key not in known and difflib.get_close_matches(key, own, n=1):
         return nearest(key, own)
-    found = [where for near in difflib.get_close_matches(key, known, n=1, cutoff=0.8) for where in known[near]]
-    return f"did you mean {' or '.join(map(repr, found))}? allowed: {', '.join(own)}" if found else nearest(key, own)
+    paths = [path for near in difflib.get_close_matches(key, known, n=1, cutoff=0.8) for path in known[near]]
+    return f"did you mean {' or '.join(map(repr, paths))}? allowed: {', '.join(own)}" if paths else nearest(key, own)

@@ -1,4 +1,4 @@
-"""TOML as recipes use it: read with one-line errors, written so that it reads back the same."""
+"""Read TOML with one-line errors, and write it so that it reads back the same."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from typing import Any
 from kontrast.errors import UsageError, printable
 
 LONGEST_TEXT = 1_000_000
-"""Bytes of a recipe file or an override."""
+"""The most bytes that a recipe file or an override may have."""
 MOST_DOTS = 2_000
-"""tomllib takes the square of a dotted key's parts: 100,000 of them would take hours."""
+"""tomllib needs time that grows with the square of a dotted key's parts: hours for 100,000 of them."""
 
 
 def parse_toml(text: str, origin: str) -> dict[str, Any]:
+    """Parse a TOML document; `origin` names it in errors."""
     if text.count(".") > MOST_DOTS:
-        raise UsageError(f"{origin} has more than {MOST_DOTS:,} dots: it is nested too deeply, or no recipe")
+        raise UsageError(f"{origin} is not a recipe: it has more than {MOST_DOTS:,} dots or is nested too deeply")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{origin} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise UsageError(f"{origin} is nested too deeply") from None
-    except ValueError as error:  # a number of more digits than Python converts
-        raise UsageError(f"{origin} can't be read: {error}") from None
+    except (ValueError, RecursionError) as error:  # a ValueError also for a number with too many digits
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{origin} is not valid TOML: {reason}") from None
 
 
 def toml_document(tree: Mapping[str, Any], header: str = "") -> str:
-    """A tree of two levels, plain values first, then one table for each section; `header` as comments above."""
+    """Write a tree of two levels as TOML: plain values first, then one table per section.
+
+    Args:
+        tree: plain values and sections.
+        header: text that is written above as comments.
+    """
     lines = [f"# {printable(line)}" if line else "#" for line in header.splitlines()]
     lines += [f"{_toml_key(k)} = {toml_value(v)}" for k, v in tree.items() if not isinstance(v, Mapping)]
     for key, value in tree.items():
@@ -43,12 +46,13 @@ def _toml_key(key: str) -> str:
 
 
 def toml_value(value: Any) -> str:
+    """Write one value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL and lone surrogates, which TOML can't hold.
+        # JSON's escapes are also TOML's, except for DEL and lone surrogates, which TOML can't hold.
         return json.dumps(value.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + " }"

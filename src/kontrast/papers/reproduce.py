@@ -31,9 +31,9 @@ from kontrast.studies.audit import audit
 from kontrast.studies.cells import finished_run, refuse_other_recipe
 from kontrast.training import checkpoints
 from kontrast.training.build import precision
-from kontrast.training.device import choose_device, device_words
+from kontrast.training.device import choose_device, describe_device
 from kontrast.training.learner import check_options
-from kontrast.training.pretrain import now
+from kontrast.training.pretrain import timestamp
 from kontrast.training.signals import Interrupted, StopSignals
 from kontrast.training.splits import open_split
 
@@ -169,10 +169,10 @@ class Reproduction:
 
     def measured(self, job: Job) -> dict[str, Any]:
         on = choose_device(self.device)
-        facts = {"seed": job.seed, **checkpoints.versions(), "device": device_words(on), "at_once": at_once()}
+        facts = {"seed": job.seed, **checkpoints.versions(), "device": describe_device(on), "at_once": at_once()}
         facts["precision"] = str(precision(job.recipe.training.precision, on)).removeprefix("torch.")
         numbers = self.autoencoder(job) if job.cell.learner in audit.AUTOENCODERS else self.contrastive(job, on)
-        return {**facts, "finished": now(), **numbers}
+        return {**facts, "finished": timestamp(), **numbers}
 
     def contrastive(self, job: Job, device: torch.device) -> dict[str, Any]:
         """Train or go on, then probe and measure."""

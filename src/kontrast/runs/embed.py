@@ -34,7 +34,7 @@ from kontrast.data.store_writer import check_bad, skipped
 from kontrast.errors import CheckpointError, DataError, UsageError, printable
 from kontrast.files import disk_faults, read_json, write_atomic, write_json
 from kontrast.networks import Encoder
-from kontrast.plugins import program
+from kontrast.plugins import command_start
 from kontrast.runs.embeddings_file import check_suffix, import_parquet, names_path, write_embeddings
 from kontrast.runs.image_stream import BATCH, Stream, StreamBatch, open_stream
 from kontrast.runs.run import Run, open_run
@@ -181,7 +181,7 @@ def discard_outdated(parts: Path, facts: dict[str, Any], say: Callable[[str], No
 
 
 def resume_command(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str) -> str:
-    words = [*program(), "embed", str(run.path), stream.name, "--out", str(out)]
+    words = [*command_start(), "embed", str(run.path), stream.name, "--out", str(out)]
     words += [] if split == "all" else ["--split", split]
     words += [] if max_bad is None else ["--max-bad", str(max_bad)]
     words += [] if device == "auto" else ["--device", device]

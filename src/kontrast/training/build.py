@@ -1,4 +1,4 @@
-"""The parts of a run, built by its recipe: feeder, learner on its device, optimizer, views."""
+"""Build the parts of a run from its recipe: feeder, learner on its device, optimizer, views."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from kontrast.views import Views
 
 
 def build_feeder(recipe: Recipe, train: ImageSet, device: torch.device) -> Feeder:
+    """Return the batches of the training images."""
     return Feeder(
         train,
         batch=recipe.training.batch,
@@ -35,17 +36,17 @@ def build_feeder(recipe: Recipe, train: ImageSet, device: torch.device) -> Feede
 
 
 def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learner:
-    """The learner on its device; refused where a rank's share of the batch is too small for batch norm."""
+    """Return the learner on its device. Raises if a rank's share of the batch is too small for batch norm."""
     learner = Learner(recipe, channels).to(device)
     sharded = recipe.training.parallel == "fsdp" and distributed.world() > 1
-    if not sharded:  # shards are cut from contiguous parameters
-        learner.to(memory_format=torch.channels_last)  # as the views come; faster on CUDA and on CPUs
+    if not sharded:  # sharding needs contiguous parameters
+        learner.to(memory_format=torch.channels_last)  # like the views; faster on CUDA and on CPUs
     share = recipe.training.batch // distributed.world() // recipe.training.accumulate
-    one = not recipe.batch_norm.joint or (recipe.teacher is not None and not recipe.teacher.symmetric)
-    views = 1 if one else recipe.views.count
+    one_view = not recipe.batch_norm.joint or (recipe.teacher is not None and not recipe.teacher.symmetric)
+    views = 1 if one_view else recipe.views.count
     least = smallest_batch(learner)
     if share * views < least:
-        raise UsageError(f"training.batch gives {share} images a rank: batch norm needs at least {-(-least // views)}")
+        raise UsageError(f"training.batch: batch norm needs at least {-(-least // views)} images per rank, not {share}")
     if recipe.batch_norm.kind == "sync" and distributed.world() > 1:
         learner = synchronize_batch_norm(learner)
     if sharded:
@@ -56,6 +57,7 @@ def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learne
 
 
 def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
+    """Return the recipe's optimizer of the learner's parameters."""
     t = recipe.training
     momentum = t.momentum if t.optimizer in ("sgd", "lars") else None
     exclude = {"exclude_1d": True} if t.optimizer == "lars" or not t.decay_all else {}
@@ -66,43 +68,47 @@ def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
 
 @contextmanager
 def algorithms(deterministic: bool) -> Iterator[None]:
-    """On CUDA the fastest algorithms, found by trying, or those that give the same bits each time, also where the
-    program around has asked for them. Its own choices come back afterwards."""
+    """Let CUDA use the fastest algorithms, found by trying, or deterministic ones; restore the settings afterwards.
+
+    Args:
+        deterministic: give the same bits each time. If the calling program has already set torch to do so, it stays so.
+    """
     cudnn = torch.backends.cudnn
     memory: Any = torch.utils.deterministic  # whose only attribute is made at run time
-    asked = torch.are_deterministic_algorithms_enabled()
+    already = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     before = cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory
-    cudnn.benchmark, cudnn.deterministic = not (deterministic or asked), deterministic or asked
+    cudnn.benchmark, cudnn.deterministic = not (deterministic or already), deterministic or already
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is made
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
         torch.use_deterministic_algorithms(True, warn_only=True)
         memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
         cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory = before
-        if deterministic:  # else it stands as it was, and this call imports torch's compiler, which takes seconds
-            torch.use_deterministic_algorithms(asked, warn_only=only_warns)
+        if deterministic:  # otherwise nothing changed, and this call imports torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(already, warn_only=only_warns)
 
 
 def precision(name: str, device: torch.device) -> torch.dtype:
+    """Return the type to compute in; auto: bfloat16 on a GPU that has it, else float32."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise EnvironmentFault("training.precision=bfloat16: this GPU has none; use float32 or auto")
+        raise EnvironmentFault("training.precision=bfloat16: this GPU does not support it; use float32 or auto")
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def build_views(recipe: Recipe, dtype: torch.dtype) -> Views:
-    """The views that the recipe trains on."""
+    """Return the views that the recipe trains on."""
     v = recipe.views
     local = {"local_count": v.local_count, "local_size": v.local_size} if v.local_count else {}
     return views_of(recipe, v.count, dtype=dtype, **local)
 
 
 def whole_student(learner: Learner, recipe: Recipe, channels: int, device: torch.device) -> nn.Module:
-    """The student; where it lies in shards, a copy of it made whole, for which all ranks must ask."""
+    """Return the student; if it is sharded, an unsharded copy, which all ranks must ask for together."""
     if not is_sharded(learner.student):
         return learner.student
     copy = build_student(recipe, channels)
@@ -110,16 +116,16 @@ def whole_student(learner: Learner, recipe: Recipe, channels: int, device: torch
     return copy.to(device)
 
 
-def views_of(recipe: Recipe, count: int, **how: Any) -> Views:
-    """Views by the recipe's policy, which leaves alone what lies behind the picture."""
+def views_of(recipe: Recipe, count: int, **options: Any) -> Views:
+    """Return views by the recipe's policy, which leaves the channels of random bits unchanged."""
     arguments = {**recipe.views.arguments, "planes": recipe.data.random_bits}
-    return Views(recipe.views.policy, count=count, size=recipe.views.size, **how, **arguments)
+    return Views(recipe.views.policy, count=count, size=recipe.views.size, **options, **arguments)
 
 
 def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views:
-    """One view without chance, normalised as the recipe's training views are."""
-    trained = views_of(recipe, 1).policies[0]
+    """Return one view without random augmentation, normalized like the training views."""
+    policy = views_of(recipe, 1).policies[0]
     return Views(
         "evaluate", count=1, size=recipe.views.size, dtype=dtype, center_fraction=recipe.evaluation.crop,
-        **{name: getattr(trained, name) for name in ("mean", "std", "planes", "colors", "interpolation")},
+        **{name: getattr(policy, name) for name in ("mean", "std", "planes", "colors", "interpolation")},
     )  # fmt: skip

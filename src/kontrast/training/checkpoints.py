@@ -1,8 +1,9 @@
-"""Checkpoints: a folder with tensors, state and a SHA-256 manifest, written aside, synced, renamed; never pickle.
+"""Checkpoints: folders with tensors, state and a SHA-256 manifest, written under another name, synced and renamed.
 
     checkpoints/.tmp-<pid>-<step>/{state.safetensors, state.json, manifest.json}  ->  checkpoints/step-00001234/
 
-The loader walks from newest to oldest, verifies every hash, and says what it skipped and why.
+Loading goes from the newest to the oldest, verifies every hash, and reports what it skipped and why. Nothing is ever
+pickled.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ from kontrast.errors import CheckpointError, EnvironmentFault
 from kontrast.files import disk_faults, write_atomic
 
 SCHEMA = 1
+FILES = ("state.safetensors", "state.json")
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], facts: dict[str, Any]) -> Path:
-    """Write one checkpoint whole; a crash at any moment leaves the older ones untouched."""
+    """Write a checkpoint and return its folder. A crash at any moment leaves the older ones untouched."""
     final = folder / name_of(step)
     if final.exists():
         try:
             load(final)
-            return final  # the same step reached again after a resume: the same bits
+            return final  # a resumed run reached the same step again, with the same bits
         except CheckpointError:
             discard(final)
     aside = folder / f".tmp-{os.getpid()}-{step}"
     with disk_faults(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())):
         try:
-            folder.mkdir(exist_ok=True)  # not its parents: a removed run folder is not to come back in part
+            folder.mkdir(exist_ok=True)  # without parents, so that a removed run folder is not partly created again
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             _write_tensors(aside / "state.safetensors", tensors)
             (aside / "state.json").write_text(json.dumps(state))
-            files = {name: _describe(aside / name) for name in ("state.safetensors", "state.json")}
+            files = {name: _describe(aside / name) for name in FILES}
             manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
             (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
             for path in (*aside.iterdir(), aside):
@@ -66,8 +68,10 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def prune(folder: Path, keep: int, best: int | None = None, step: int | None = None) -> None:
-    """Keep the newest `keep`, and the one of step `best`. Those past the run's `step` are in nobody's place: it came
-    back from before them, since they are damaged."""
+    """Remove all but the newest `keep` checkpoints and the one of step `best`.
+
+    Checkpoints after `step` don't count towards `keep`: they are damaged, and the run rolled back past them.
+    """
     reached = [path for path in checkpoints(folder) if step is None or path.name <= name_of(step)]
     for path in reached[:-keep]:
         if best is None or path.name != name_of(best):
@@ -76,7 +80,7 @@ def prune(folder: Path, keep: int, best: int | None = None, step: int | None = N
 
 
 def discard(path: Path) -> None:
-    """Remove one; renamed first, so that a half-deleted one is never taken for a checkpoint."""
+    """Remove a checkpoint. It is renamed first, so that half of one is never taken for a checkpoint."""
     doomed = path.with_name(f".del-{os.getpid()}-{path.name}")
     os.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
@@ -87,7 +91,7 @@ def name_of(step: int) -> str:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written or half-deleted; only the run's holder may."""
+    """Remove what a killed process left half-written or half-deleted. Call this only while holding the run's lock."""
     for path in folder.glob(".*"):
         if path.name.startswith((".tmp-", ".del-")):
             if path.is_dir():
@@ -97,60 +101,69 @@ def sweep(folder: Path) -> None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints, oldest first."""
+    """Return the finished checkpoints, oldest first."""
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
 def newest(
     folder: Path, say: Any = None, recipe: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]] | None:
-    """Tensors, state and manifest of the newest valid checkpoint of this recipe (its fingerprint, where it is known);
-    None where there is none at all."""
-    found = checkpoints(folder)
+    """Return tensors, state and manifest of the newest valid checkpoint; None if there are no checkpoints at all.
+
+    Args:
+        folder: the folder of checkpoints.
+        say: receives a line about each checkpoint that is skipped.
+        recipe: the fingerprint of the run's recipe, if it is known; checkpoints of other recipes are skipped.
+    """
+    paths = checkpoints(folder)
     reasons = []
-    for path in reversed(found):
+    for path in reversed(paths):
         try:
             tensors, state, manifest = load(path)
             if recipe is not None and manifest.get("recipe") not in (None, recipe):
-                raise CheckpointError(f"checkpoint {path.name}: of a run by another recipe")
+                raise CheckpointError(f"checkpoint {path.name}: it belongs to another recipe")
             return tensors, state, manifest
         except CheckpointError as error:
             reasons.append(str(error))
             if say:
                 say(f"skipped {error}")
-    if found:
+    if paths:
         raise CheckpointError(f"no valid checkpoint in {folder}: {'; '.join(reasons)}")
     return None
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """One checkpoint, every byte verified against its manifest."""
+    """Read one checkpoint and verify every byte against its manifest."""
     from safetensors import SafetensorError
     from safetensors.torch import load as load_tensors
 
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest.pop("self", None) not in (None, _digest(manifest)):  # None: written before manifests had one
-            raise CheckpointError(f"checkpoint {path.name}: manifest.json is damaged (its SHA-256 differs)")
-        files = manifest["files"]
-        if manifest["schema"] > SCHEMA:
-            raise CheckpointError(f"checkpoint {path.name}: written by a newer kontrast; upgrade to read it")
-        if name_of(manifest["step"]) != path.name:
-            raise CheckpointError(f"checkpoint {path.name}: it is of step {manifest['step']}")
-        content = {}
-        for name in ("state.safetensors", "state.json"):
-            content[name] = (path / name).read_bytes()
-            if hashlib.sha256(content[name]).hexdigest() != files[name]["sha256"]:
-                raise CheckpointError(f"checkpoint {path.name}: {name} is damaged (its SHA-256 differs)")
-        return load_tensors(content["state.safetensors"]), json.loads(content["state.json"]), manifest
+        content = {name: (path / name).read_bytes() for name in FILES}
+        problem = _damage(path.name, manifest, content)
+        if not problem:
+            return load_tensors(content["state.safetensors"]), json.loads(content["state.json"]), manifest
     except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint {path.name}: {Path(error.filename).name} is missing") from None
+        problem = f"{Path(error.filename).name} is missing"
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint {path.name}: unreadable ({type(error).__name__})") from None
+        problem = f"unreadable ({type(error).__name__})"
+    raise CheckpointError(f"checkpoint {path.name}: {problem}")
+
+
+def _damage(name: str, manifest: dict[str, Any], content: dict[str, bytes]) -> str:
+    """Say what is wrong with a checkpoint, given its manifest and the content of its files; "" if nothing is."""
+    if manifest.pop("self", None) not in (None, _digest(manifest)):  # None: written before manifests had a digest
+        return "manifest.json is damaged (its SHA-256 differs)"
+    if manifest["schema"] > SCHEMA:
+        return "written by a newer kontrast; upgrade to read it"
+    if name_of(manifest["step"]) != name:
+        return f"it belongs to step {manifest['step']}"
+    damaged = [n for n in FILES if hashlib.sha256(content[n]).hexdigest() != manifest["files"][n]["sha256"]]
+    return f"{damaged[0]} is damaged (its SHA-256 differs)" if damaged else ""
 
 
 def write_weights(path: Path, tensors: dict[str, Tensor]) -> str:
-    """A .safetensors file of the tensors, and its SHA-256."""
+    """Write tensors to a .safetensors file and return its SHA-256."""
     from safetensors.torch import save as as_bytes
 
     content = as_bytes({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
@@ -159,7 +172,7 @@ def write_weights(path: Path, tensors: dict[str, Tensor]) -> str:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors of a .safetensors file; anything else is refused, never unpickled."""
+    """Read the tensors of a .safetensors file. Nothing is ever unpickled."""
     from safetensors import SafetensorError
     from safetensors.torch import load as load_tensors
 
@@ -174,7 +187,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def flatten(prefix: str, tree: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensors of a nested state under dotted names."""
+    """Return the tensors of a nested state by dotted names."""
     flat: dict[str, Tensor] = {}
     for key, value in tree.items():
         if isinstance(value, Tensor):
@@ -185,11 +198,12 @@ def flatten(prefix: str, tree: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def under(prefix: str, flat: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors below a prefix, without it."""
+    """Return the tensors whose names begin with a prefix, without it."""
     return {k[len(prefix) + 1 :]: t for k, t in flat.items() if k.startswith(prefix + ".")}
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of kontrast, torch and Python."""
     import platform
 
     from kontrast import __version__

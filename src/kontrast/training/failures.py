@@ -1,4 +1,4 @@
-"""What torch's own errors mean for the person who trains: memory that was too small, a rank that is gone."""
+"""Explain failures of training: out of memory, a lost rank, a loss or gradient that is not finite."""
 
 from __future__ import annotations
 
@@ -21,41 +21,42 @@ from kontrast.training.run_folder import RunFolder
 from kontrast.training.step import Step
 from kontrast.views import keys
 
-SPARE = 0.95
-"""The share of the device's memory that an estimate fills: allocators lose some between their blocks."""
+USABLE = 0.95
+"""The share of the device's memory that an estimate may fill: allocators lose some between their blocks."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """On the device, or on the host: torch's CPU allocator raises a plain RuntimeError, and so do sizes that no memory
-    has."""
-    words = ("DefaultCPUAllocator", "Storage size calculation overflowed")
-    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(w in str(error) for w in words)
+    """Return whether memory ran out, on the device or on the host, where torch raises a plain RuntimeError."""
+    texts = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(t in str(error) for t in texts)
 
 
 def lost_rank(error: BaseException) -> EnvironmentFault | None:
-    """The fault behind a collective that failed, by the rank that is missing; None for an error of another kind."""
+    """Return an error that names the rank whose loss made a collective fail; None if the error is of another kind."""
     missing = distributed.missing_ranks(error)
     if missing is None:
         return None
     names = " and ".join(f"rank {r}" for r in missing) or "a rank"
     return EnvironmentFault(
-        f"{names} of {distributed.world()} ended or does not answer: see what it said; run again with --resume, or let "
-        "torchrun start it again with --max-restarts"
+        f"{names} of {distributed.world()} ended or does not answer: see its output; run again with --resume, or let "
+        "torchrun restart it with --max-restarts"
     )
 
 
 def out_of_memory(recipe: Recipe, train: ImageSet, device: torch.device) -> EnvironmentFault:
-    """Call it when the failed run's frames are gone: its tensors have to be, for the estimate to be true."""
+    """Return an error with the peak memory and, on a GPU, the largest batch that would fit.
+
+    Call this after the frames of the failed run, and so its tensors, are gone.
+    """
     t = recipe.training
     peak, batch = _peak(device) / 2**30, f"batch {t.batch} x {recipe.views.count} views"
     alone = device.type == "cuda" and distributed.world() == 1
     fits = largest_batch(recipe, train, device) if alone else None
     advice = f"about {fits} would fit: training.batch={fits}" if fits else "halve training.batch"
-    what = "GPU memory" if device.type == "cuda" else "memory"
-    parts = t.accumulate * 2
+    memory = "GPU memory" if device.type == "cuda" else "memory"
     return EnvironmentFault(
-        f"out of {what} (peak {peak:.1f} GiB) at {batch}: {advice}, or keep it exact in parts with "
-        f"training.accumulate={parts}"
+        f"out of {memory} (peak {peak:.1f} GiB) at {batch}: {advice}, or compute the same batch in parts with "
+        f"training.accumulate={t.accumulate * 2}"
     )
 
 
@@ -66,24 +67,32 @@ def _peak(device: torch.device) -> int:
 
 
 def largest_batch(recipe: Recipe, train: ImageSet, device: torch.device) -> int | None:
-    """Two small steps, measured, and the line through them: the whole batch that fills the device. None where even
-    those do not fit."""
+    """Estimate the largest batch that fits, from the memory of two small steps; None if even those don't fit."""
     gc.collect()
     torch.cuda.empty_cache()
     small = max(8, recipe.training.batch // 16 // 8 * 8)
-    with contextlib.suppress(RuntimeError, ValueError):  # an estimate that fails must not hide what it is about
+    with contextlib.suppress(RuntimeError, ValueError):  # an estimate that fails must not hide the error
         used = [peak_of_step(recipe, train, count, device) for count in (small, 2 * small)]
         free, total = torch.cuda.mem_get_info(device)
         share = torch.cuda.get_per_process_memory_fraction(device)
-        room = SPARE * min(free + torch.cuda.memory_reserved(device), share * total)
-        fits = on_line(small, used[0], used[1], room)
+        room = USABLE * min(free + torch.cuda.memory_reserved(device), share * total)
+        fits = batch_that_fits(small, used[0], used[1], room)
         return min(fits, recipe.training.batch - 8) if fits >= 8 else None
     return None
 
 
-def on_line(small: int, used: float, used_by_twice: float, room: float) -> int:
-    """Where memory grows by a line through (small, used) and (2 small, used_by_twice): the batch, a multiple of 8, that
-    fits into `room`; 0 where it does not grow or nothing fits."""
+def batch_that_fits(small: int, used: float, used_by_twice: float, room: float) -> int:
+    """Return the batch, a multiple of 8, that fits into `room` bytes, given that memory grows linearly.
+
+    Args:
+        small: a batch size.
+        used: bytes that a step needs at this size.
+        used_by_twice: bytes that a step needs at twice this size.
+        room: bytes that are available.
+
+    Returns:
+        The batch size; 0 if nothing fits or if memory does not grow.
+    """
     slope = (used_by_twice - used) / small
     if slope <= 0:
         return 0
@@ -91,9 +100,9 @@ def on_line(small: int, used: float, used_by_twice: float, room: float) -> int:
 
 
 def peak_of_step(recipe: Recipe, train: ImageSet, count: int, device: torch.device) -> int:
-    """Bytes at the height of one step on `count` images, with those that the feeder keeps on the device."""
+    """Return the peak memory in bytes of one step on `count` images, including images resident on the device."""
     torch.cuda.reset_peak_memory_stats(device)
-    feeder = build_feeder(recipe, train, device)  # holds images
+    feeder = build_feeder(recipe, train, device)  # keeps images on the device
     learner = build_learner(recipe, train.channels, device)
     dtype = precision(recipe.training.precision, device)
     step = Step(
@@ -109,34 +118,37 @@ def peak_of_step(recipe: Recipe, train: ImageSet, count: int, device: torch.devi
 
 ON_NAN = ("stop", "skip")
 SKIPS = 10
-"""As many steps may be skipped in one run; a run that needs more is going wrong."""
+"""The most steps that may be skipped in one run."""
 
 
-def check_choice(name: str) -> str:
+def check_on_nan(name: str) -> str:
+    """Return the choice, if it is one."""
     if name not in ON_NAN:
         raise UsageError(f"unknown --on-nan {name!r}: {nearest(name, ON_NAN)}")
     return name
 
 
-def write_down(folder: RunFolder, failures: list[dict[str, Any]]) -> None:
-    """not-finite.json: each such step, its learning rate and terms, and the images of its batch on all ranks."""
+def write_failures(folder: RunFolder, failures: list[dict[str, Any]]) -> None:
+    """Write not-finite.json: each failed step with its learning rate, terms and images, of all ranks."""
     write_json(folder / "not-finite.json", {"version": 1, "steps": failures})
 
 
-def failure(feeder: Feeder, step: int, lr: float, terms: dict[str, float]) -> dict[str, Any]:
-    """What is known of step number `step`, counted from 0."""
+def describe_failure(feeder: Feeder, step: int, lr: float, terms: dict[str, float]) -> dict[str, Any]:
+    """Return what is known about a failed step, whose number `step` counts from 0."""
     epoch, inside = divmod(step, feeder.steps_per_epoch)
     rows = feeder.order(epoch)[inside * feeder.batch : (inside + 1) * feeder.batch].tolist()
     images = [{"id": int(feeder.data.index[row]), "name": str(feeder.data.names[row])} for row in rows]  # type: ignore[index]
     return {"step": step + 1, "lr": lr, "terms": {k: f"{v:.4g}" for k, v in terms.items()}, "images": images}
 
 
-def words(found: dict[str, Any]) -> str:
-    facts = ", ".join([f"lr {found['lr']:.3g}", *(f"{k} {v}" for k, v in found["terms"].items())])
-    return f"the loss or a gradient is not finite at step {found['step']} ({facts}), its images are in not-finite.json"
+def failure_text(failure: dict[str, Any]) -> str:
+    """Return one line about a failed step."""
+    facts = ", ".join([f"lr {failure['lr']:.3g}", *(f"{k} {v}" for k, v in failure["terms"].items())])
+    return f"the loss or a gradient is not finite at step {failure['step']} ({facts}); not-finite.json lists its images"
 
 
-def stopped(found: dict[str, Any], folder: RunFolder) -> NumbersError:
+def not_finite(failure: dict[str, Any], folder: RunFolder) -> NumbersError:
+    """Return the error that ends a run after a failed step."""
     saved = checkpoints(folder / "checkpoints")
-    kept = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
-    return NumbersError(f"{words(found)}; {kept}: lower training.lr or raise objective.temperature")
+    last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
+    return NumbersError(f"{failure_text(failure)}; {last}: lower training.lr or raise objective.temperature")

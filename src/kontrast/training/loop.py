@@ -1,7 +1,7 @@
-"""Pretraining from a recipe to a run folder, resumable to the same bits.
+"""The training loop: steps, logging, evaluation and checkpoints, resumable to the same bits.
 
-What a step does is a pure function of the recipe and the step's number: the order of images, the draws of the views,
-the learning rate and the shuffles all come from counters, so a checkpoint needs no generator's state.
+A step is a pure function of the weights, the recipe and the step's number: the order of images, the draws of the views,
+the learning rate and the shuffles all come from counters, so a checkpoint needs no state of a random generator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kontrast.optim.schedules import joint_weight, learning_rate, scaled_learnin
 from kontrast.sharding import load_whole, whole_state
 from kontrast.training import checkpoints
 from kontrast.training.build import build_feeder, build_learner, build_views, optimizer_of, precision, whole_student
-from kontrast.training.failures import SKIPS, failure, stopped, words, write_down
+from kontrast.training.failures import SKIPS, describe_failure, failure_text, not_finite, write_failures
 from kontrast.training.metrics_log import MetricsLog
 from kontrast.training.progress import Progress
 from kontrast.training.run_folder import RunFolder
@@ -35,12 +35,21 @@ Say = Callable[[str], None]
 Evaluate = Callable[[nn.Module], dict[str, float]]
 SAVE_SECONDS = 30.0
 COLLAPSED = 1.5
-"""Below this effective rank the representation is all but one direction."""
+"""Below this effective rank the representation has practically collapsed to one direction."""
 REMEDY = "a warm-up (training.warmup={}) or a smaller training.lr may prevent the collapse"
 
 
 class Loop:
-    """Everything one run holds while it trains."""
+    """The state of a run during training.
+
+    Args:
+        recipe: what to train.
+        folder: where logs and checkpoints are written.
+        train: the training images.
+        device: where to train.
+        say: receives messages for people.
+        on_nan: "stop" or "skip", if a loss or gradient is not finite.
+    """
 
     def __init__(
         self, recipe: Recipe, folder: RunFolder, train: ImageSet, device: torch.device, say: Say, on_nan: str = "stop"
@@ -50,7 +59,7 @@ class Loop:
         self.say = say if self.main else lambda _: None
         self.feeder = build_feeder(recipe, train, device)
         if self.feeder.batch != recipe.training.batch:
-            self.say(f"batch {recipe.training.batch} -> {self.feeder.batch}: there are {len(train)} images")
+            self.say(f"batch {recipe.training.batch} -> {self.feeder.batch}: there are only {len(train)} images")
         self.recipe = recipe = replace(recipe, training=replace(recipe.training, batch=self.feeder.batch))
         t = recipe.training
         self.precision = precision(t.precision, device)
@@ -61,13 +70,13 @@ class Loop:
         self.peak = scaled_learning_rate(t.lr, t.batch, t.lr_scaling)
         per_epoch = self.feeder.steps_per_epoch
         steps = t.epochs * per_epoch
-        self.at = Position(0, min(steps, t.max_steps) if t.max_steps else steps, per_epoch)
-        self.first = 0  # the step at which this process began
+        self.position = Position(0, min(steps, t.max_steps) if t.max_steps else steps, per_epoch)
+        self.first = 0  # the step at which this process started
         self.best: dict[str, float] = {}
-        self.owed = False  # an evaluation of this very step was cut by a signal
-        self.remedy = REMEDY.format(min(10, max(1, t.epochs // 2)))  # told once
+        self.owed = False  # whether a signal interrupted the evaluation of this step
+        self.remedy = REMEDY.format(min(10, max(1, t.epochs // 2)))  # printed once
         self.failures: list[dict[str, Any]] = []
-        self.records = MetricsLog(folder, t.tensorboard)
+        self.log = MetricsLog(folder, t)
         self.saved, self.has_saved = time.monotonic(), False
         self.step = Step(
             self.learner,
@@ -82,138 +91,147 @@ class Loop:
         )
 
     def restore(self) -> None:
-        """Go to the newest valid checkpoint, if there is one, and say what makes the rest differ from one run."""
+        """Load the newest valid checkpoint, if there is one, and warn if the continuation won't be bit-exact."""
         info = self.folder.info()
         self.fingerprint = info.get("fingerprint")
-        found = checkpoints.newest(self.folder / "checkpoints", self.say if self.main else None, self.fingerprint)
+        newest = checkpoints.newest(self.folder / "checkpoints", self.say if self.main else None, self.fingerprint)
         self.has_saved = "first_checkpoint" in info
-        if found is None and self.has_saved:
+        if newest is None and self.has_saved:
             raise CheckpointError(
                 f"the checkpoints of {self.folder.path} are gone, though it saved step {info['first_checkpoint']}: "
-                "put checkpoints/ back, or start a new run in another --out"
+                "restore checkpoints/, or start a new run in another --out"
             )
-        if found is None:
+        if newest is None:
             self.say(f"no checkpoint yet in {self.folder.path}: starting from step 0")
             return
-        tensors, state, manifest = found
+        tensors, state, manifest = newest
         for key, value in self.facts().items():
             if key not in ("kontrast", "python", "recipe") and manifest.get(key) not in (None, value):
                 self.say(f"not bit-exact: {key} was {manifest[key]} and is {value}")
         try:
             load_whole(self.learner, checkpoints.under("learner", tensors))
             self.optimizer.load_state_dict(checkpoints.under("optimizer", tensors))
-            self.at.step = self.first = state["step"]
+            self.position.step = self.first = state["step"]
             self.step.names, self.step.count, self.best = state["names"], state["count"], state["best"]
             self.step.sums = tensors["window"].to(self.device)
             self.owed, self.failures = state.get("owed", False), state.get("failures", [])
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
-        past = ": there is nothing left to train" if self.at.step > self.at.total else ""
-        self.say(f"going on from step {self.at.step} of {self.at.total}{past}")
+        note = ": there is nothing left to train" if self.position.step > self.position.total else ""
+        self.say(f"resuming from step {self.position.step} of {self.position.total}{note}")
 
     def save(self) -> None:
-        """Write a checkpoint of this very step; only the first rank does, with the shards of all."""
+        """Write a checkpoint of this step. The first rank writes it, with the shards of all ranks."""
         self.check_numbers()
         tensors = checkpoints.flatten("learner", whole_state(self.learner))
         tensors |= checkpoints.flatten("optimizer", self.optimizer.state_dict())
         if not self.main:
             return
-        self.records.metrics.sync()
+        self.log.metrics.sync()
         tensors["window"] = self.step.sums
-        state = {"step": self.at.step, "names": self.step.names, "count": self.step.count, "best": self.best}
+        state = {"step": self.position.step, "names": self.step.names, "count": self.step.count, "best": self.best}
         state |= {"owed": self.owed, "failures": self.failures}
         self.saved = time.monotonic()
         place = self.folder / "checkpoints"
-        checkpoints.save(place, self.at.step, tensors, state, self.facts())
-        if not self.has_saved:  # noted once, so that lost ones are missed
-            self.folder.update_info(first_checkpoint=self.at.step)
+        checkpoints.save(place, self.position.step, tensors, state, self.facts())
+        if not self.has_saved:  # recorded once, so that lost checkpoints are noticed
+            self.folder.update_info(first_checkpoint=self.position.step)
             self.has_saved = True
         best = int(self.best["step"]) if self.best else None
-        checkpoints.prune(place, self.recipe.checkpoints.keep, best, self.at.step)
+        checkpoints.prune(place, self.recipe.checkpoints.keep, best, self.position.step)
 
     def facts(self) -> dict[str, Any]:
-        """What the bits depend on: the recipe, as it was when the run began, and the machine."""
+        """Return what the bits depend on: the recipe, as it was when the run began, and the machine."""
         machine = {**checkpoints.versions(), "world": distributed.world(), "device": self.device.type}
         return machine | ({"recipe": self.fingerprint} if self.fingerprint else {})
 
     def run(self, evaluate: Evaluate | None, stop: StopSignals, resume_command: str) -> None:
-        """Train to the end, or until asked to stop. `evaluate` measures the encoder; only the first rank has it."""
-        at, batch = self.at, self.recipe.training.batch
+        """Train to the end, or until a signal arrives.
+
+        Args:
+            evaluate: measures the encoder; only the first rank has it.
+            stop: the signals.
+            resume_command: the command to print if training is stopped.
+        """
+        position, batch = self.position, self.recipe.training.batch
         self.learner.train()
         if self.main:
-            damaged = self.records.open(at.step, self.owed)
+            damaged = self.log.open(position.step, self.owed)
             if damaged:
-                self.say(f"metrics.jsonl: left out {damaged} damaged line{'s' if damaged > 1 else ''}")
+                self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:
             self.evaluate(evaluate, stop)
-        with Progress("train", at.total * batch, done=at.step * batch, silent=not self.main) as bar:
-            while not at.finished:
+        with Progress("train", position.total * batch, done=position.step * batch, silent=not self.main) as bar:
+            while not position.finished:
                 for images in self.batches():
-                    self.take(images)
-                    if at.step == self.first + 1:  # what is slow the first time is done
+                    self.take_step(images)
+                    if position.step == self.first + 1:  # the first step, with compilation, is the slowest
                         distributed.wait_at_most(distributed.training_seconds())
                     self.report(bar)
                     improved = self.evaluate(evaluate, stop)
-                    asked = self.asked(stop)
-                    if asked or improved or self.save_due():
+                    stopping = self.must_stop(stop)
+                    if stopping or improved or self.save_due():
                         self.save()
-                    if asked and (not at.finished or self.owed):
-                        raise stop.error(f"step {at.step} of {at.total}", resume_command)
-                    if at.finished or at.step % at.per_epoch == 0:
+                    if stopping and (not position.finished or self.owed):
+                        raise stop.error(f"step {position.step} of {position.total}", resume_command)
+                    if position.finished or position.step % position.per_epoch == 0:
                         break
         self.save()
         sync_bad_images(self.feeder.data)
-        self.records.close()
+        self.log.close()
 
     def batches(self) -> Iterator[Batch]:
-        """The rest of the epoch; where the images fail, what was learned till then is saved first."""
+        """Yield the remaining batches of the epoch. If reading images fails, save a checkpoint first."""
         try:
             sync_bad_images(self.feeder.data)
-            yield from self.feeder.batches(self.at.epoch, start=self.at.step % self.at.per_epoch)
+            yield from self.feeder.batches(self.position.epoch, start=self.position.step % self.position.per_epoch)
         except (EnvironmentFault, DataError):
-            if self.at.step and not self.step.sharded:
+            if self.position.step and not self.step.sharded:
                 self.save()
-                self.say(f"saved step {self.at.step} of {self.at.total}")
+                self.say(f"saved step {self.position.step} of {self.position.total}")
             raise
 
     def save_due(self) -> bool:
-        every, at = self.recipe.checkpoints.every, self.at
-        if not every or at.finished or at.step % max(1, round(every * at.per_epoch)):
+        """Return whether it is time for a checkpoint."""
+        every, position = self.recipe.checkpoints.every, self.position
+        if not every or position.finished or position.step % max(1, round(every * position.per_epoch)):
             return False
-        # On a GPU an epoch may take a second and a checkpoint as long. With shards all ranks save, or none.
+        # On a GPU an epoch may take a second, and a checkpoint as long. If sharded, all ranks must save together.
         return self.device.type == "cpu" or self.step.sharded or time.monotonic() - self.saved > SAVE_SECONDS
 
-    def asked(self, stop: StopSignals) -> bool:
-        """Whether any rank was asked to stop; ranks on GPUs, where asking waits for the device, ask now and then."""
+    def must_stop(self, stop: StopSignals) -> bool:
+        """Return whether any rank received a signal. On several GPUs, where this waits, it is checked less often."""
         often = distributed.world() == 1 or self.device.type == "cpu"
-        if not often and self.at.step % self.recipe.training.log_every and not self.at.finished:
+        if not often and self.position.step % self.recipe.training.log_every and not self.position.finished:
             return False
-        return distributed.any_rank(stop.asked is not None)
+        return distributed.any_rank(stop.signal is not None)
 
-    def take(self, batch: Any) -> None:
-        recipe, at = self.recipe, self.at
+    def take_step(self, batch: Any) -> None:
+        """Train on one batch."""
+        recipe, position = self.recipe, self.position
         momentum = 1.0
         if recipe.teacher:
             t = recipe.teacher
-            momentum = teacher_momentum(at.step, total=at.total, momentum=t.momentum, schedule=t.schedule)
+            momentum = teacher_momentum(position.step, total=position.total, momentum=t.momentum, schedule=t.schedule)
         if recipe.objective.ramp:
-            epochs = max(1, -(-at.total // at.per_epoch))
-            value = joint_weight(at.epoch, epochs=epochs, weight=self.learner.ramp_end, ramp=True)
+            epochs = max(1, -(-position.total // position.per_epoch))
+            value = joint_weight(position.epoch, epochs=epochs, weight=self.learner.ramp_end, ramp=True)
             setattr(self.learner.objective, recipe.objective.ramp, value)
         if self.device.type == "cpu":  # for encoders with dropout; torch.manual_seed itself takes 200 times as long
-            draw = at.step * distributed.world() + distributed.rank()
+            draw = position.step * distributed.world() + distributed.rank()
             torch.default_generator.manual_seed((recipe.seed * 0x9E3779B97F4A7C15 + draw) % 2**63)
-        view_keys = keys(recipe.seed, at.epoch, batch.indices)
-        self.step(batch.images, view_keys, batch.sizes, self.learning_rate(at.step), momentum)
-        at.step += 1
+        view_keys = keys(recipe.seed, position.epoch, batch.indices)
+        self.step(batch.images, view_keys, batch.sizes, self.learning_rate(position.step), momentum)
+        position.step += 1
 
     def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
         t = self.recipe.training
         return learning_rate(
             step,
             lr=self.peak,
-            epochs=self.at.epochs,
-            steps_per_epoch=self.at.per_epoch,
+            epochs=self.position.epochs,
+            steps_per_epoch=self.position.per_epoch,
             schedule=t.schedule,
             warmup=t.warmup,
             milestones=t.milestones,
@@ -222,28 +240,30 @@ class Loop:
         )
 
     def report(self, bar: Progress) -> None:
-        """Show and log; the device is waited for once in `log_every` steps, on the CPU's own step every time."""
-        t, at = self.recipe.training, self.at
+        """Show progress, and log every `log_every` steps, which waits for the device."""
+        t, position = self.recipe.training, self.position
         if self.device.type == "cpu" or self.step.skipping:
             self.check_numbers()
-        if (at.step % t.log_every and not at.finished) or not self.step.count:
+        if (position.step % t.log_every and not position.finished) or not self.step.count:
             bar.advance(t.batch)
             return
         self.check_numbers()
         terms = self.step.flush()
         loss = sum(terms.values())
-        bar.advance(t.batch, epoch=at.epoch, loss=loss, **terms)
+        bar.advance(t.batch, epoch=position.epoch, loss=loss, **terms)
         if self.main:
-            lr, epoch = self.learning_rate(at.step - 1), at.epochs_done
-            self.records.write(step=at.step, epoch=epoch, loss=loss, **terms, lr=lr)
-            self.records.speed.write(step=at.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
+            lr, epoch = self.learning_rate(position.step - 1), position.epochs_done
+            self.log.write(step=position.step, epoch=epoch, loss=loss, **terms, lr=lr)
+            self.log.speed.write(step=position.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
 
     def evaluate(self, evaluate: Evaluate | None, stop: StopSignals) -> bool:
-        """Every few epochs and at the end, measure, log and warn; whether this is the best so far by kNN. All ranks
-        come here, for the first, which measures, may need their shards."""
-        at, every = self.at, self.recipe.evaluation.every
-        due = every and at.step % (every * at.per_epoch) == 0
-        if not (due or at.finished):
+        """Every few epochs and at the end, measure and log; return whether this is the best by kNN so far.
+
+        All ranks must call this, since the first one, which measures, may need their shards.
+        """
+        position, every = self.position, self.recipe.evaluation.every
+        due = every and position.step % (every * position.per_epoch) == 0
+        if not (due or position.finished):
             return False
         self.check_numbers()
         student = whole_student(self.learner, self.recipe, self.channels, self.device)
@@ -254,8 +274,11 @@ class Loop:
         return improved
 
     def measure(self, evaluate: Evaluate, student: nn.Module, stop: StopSignals) -> bool:
-        """A signal cuts it: it is then the first thing that the resumed run does."""
-        at = self.at
+        """Evaluate and log; return whether this is the best by kNN so far.
+
+        If a signal interrupts the evaluation, the resumed run starts with it.
+        """
+        position = self.position
         try:
             with stop.cutting():
                 record = evaluate(student)
@@ -263,36 +286,36 @@ class Loop:
             self.owed = True
             return False
         self.owed = False
-        self.records.write(step=at.step, epoch=at.epochs_done, **record)
+        self.log.write(step=position.step, epoch=position.epochs_done, **record)
         if record["effective_rank"] < COLLAPSED:
-            self.say(f"collapsed: effective rank {record['effective_rank']:.1f} at epoch {at.epochs_done:g}")
+            self.say(f"collapsed: effective rank {record['effective_rank']:.1f} at epoch {position.epochs_done:g}")
             if self.remedy:
                 self.say(self.remedy)
             self.remedy = ""
         if "knn" not in record or record["knn"] <= self.best.get("knn", -1.0):
             return False
-        self.best = {"step": at.step, "knn": record["knn"]}
+        self.best = {"step": position.step, "knn": record["knn"]}
         return True
 
     def check_numbers(self) -> None:
-        """Where the loss or a gradient became NaN or infinite, skip the step or stop; the weights are good."""
+        """If the loss or a gradient became NaN or infinite, skip the step or stop. The weights are still good."""
         good = self.step.check()
         if good is None:
             return
-        bad = self.at.step - 1 if self.step.skipping else self.first + good
+        bad = self.position.step - 1 if self.step.skipping else self.first + good
         terms = {} if self.step.skipping else self.step.flush()
-        self.failures.append(failure(self.feeder, bad, self.learning_rate(bad), terms))
+        self.failures.append(describe_failure(self.feeder, bad, self.learning_rate(bad), terms))
         if self.main:
-            write_down(self.folder, self.failures)
+            write_failures(self.folder, self.failures)
         if not self.step.skipping or len(self.failures) > SKIPS:
-            raise stopped(self.failures[-1], self.folder)
+            raise not_finite(self.failures[-1], self.folder)
         self.step.forget()
-        self.say(f"skipped a step, {len(self.failures)} of {SKIPS} allowed: {words(self.failures[-1])}")
+        self.say(f"skipped a step, {len(self.failures)} of {SKIPS} allowed: {failure_text(self.failures[-1])}")
 
 
 @dataclass
 class Position:
-    """Where a run stands: steps taken, of how many, and how many make an epoch."""
+    """How far a run has come: steps taken, steps in all, and steps per epoch."""
 
     step: int
     total: int

@@ -1,12 +1,11 @@
-"""The probe that a run goes by while it trains."""
+"""Evaluate the encoder during training."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import nn
 
+from kontrast.config.recipe import Recipe
 from kontrast.data import ImageSet
 from kontrast.errors import NumbersError
 from kontrast.lens.measures import conditional_entropy
@@ -18,10 +17,21 @@ IMAGES = 1024
 
 
 class OnlineProbe:
-    """kNN, effective rank and H(X-|X) of the encoder as it trains, on at most `limit` images of each part. Given the
-    whole student, the entropy is that of its projections, which the objective sees, on the lens's own images."""
+    """Measure kNN accuracy, effective rank and conditional entropy H(X-|X) of the encoder during training.
 
-    def __init__(self, recipe: Any, train: ImageSet, test: ImageSet | None, device: torch.device, limit: int = 50_000):
+    The entropy is that of the projections, which the objective sees, on the images that the lens uses.
+
+    Args:
+        recipe: the run's recipe, for its evaluation section and its view without augmentation.
+        train: images to fit on.
+        test: held-out images, or None for no kNN.
+        device: where features are computed.
+        limit: the most images of each split.
+    """
+
+    def __init__(
+        self, recipe: Recipe, train: ImageSet, test: ImageSet | None, device: torch.device, limit: int = 50_000
+    ):
         self.recipe, self.device = recipe, device
         self.train, self.test = train.first(limit), None if test is None else test.first(limit)
         self.shown = (train if test is None else test).first(IMAGES)
@@ -30,15 +40,15 @@ class OnlineProbe:
     def __call__(self, network: nn.Module) -> dict[str, float]:
         encoder = getattr(network, "encoder", network)
         fit = extract_features(encoder, self.train, self.transform, device=self.device).to(self.device)
-        if not bool(torch.isfinite(fit).all()):  # the last step's loss was good, and what it made of the weights is not
+        if not bool(torch.isfinite(fit).all()):  # the loss of the last step was finite, the weights after it are not
             raise NumbersError("the encoder's features are not finite after the last step: lower training.lr")
         record = {"effective_rank": effective_rank(fit)}
         if len(self.shown) > 2:
-            found = conditional_entropy(extract_features(network, self.shown, self.transform, device=self.device))
-            record |= dict(zip(("conditional_entropy", "conditional_entropy_max"), found))
+            entropy = conditional_entropy(extract_features(network, self.shown, self.transform, device=self.device))
+            record |= dict(zip(("conditional_entropy", "conditional_entropy_max"), entropy))
         if self.test is not None and self.train.labels is not None and self.test.labels is not None:
-            held = extract_features(encoder, self.test, self.transform, device=self.device)
+            test = extract_features(encoder, self.test, self.transform, device=self.device)
             settings = self.recipe.evaluation
-            sets = (fit, self.train.labels, held, self.test.labels)
+            sets = (fit, self.train.labels, test, self.test.labels)
             record["knn"] = knn(*sets, k=settings.k, temperature=settings.temperature).accuracy
         return record

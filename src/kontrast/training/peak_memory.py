@@ -1,4 +1,4 @@
-"""The most memory that a stretch of work held: the device's own on CUDA, the process's on a CPU under Linux."""
+"""Measure the peak memory of a piece of work: of the GPU, or of the process on a CPU under Linux."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROCESS = Path("/proc/self")
 
 
 class PeakMemory:
-    """`with PeakMemory(device) as memory: ...; memory.bytes`; None where the system keeps no such number."""
+    """`with PeakMemory(device) as memory: ...`, then `memory.bytes`; None if the system doesn't provide the number."""
 
     bytes: int | None = None
 
@@ -23,7 +23,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             with contextlib.suppress(OSError):
-                (PROCESS / "clear_refs").write_text("5")  # Linux: 5 sets the peak of resident memory to what it is now
+                (PROCESS / "clear_refs").write_text("5")  # Linux: 5 resets the peak of resident memory
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""From a recipe and its images to a running loop: device, run folder; and back from a checkpoint."""
+"""Pretrain an encoder: resolve the recipe and the images, open the run folder, train, and write the encoder."""
 
 from __future__ import annotations
 
@@ -7,46 +7,42 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kontrast import distributed
-from kontrast.config.recipe import Recipe, fingerprint, to_toml
+from kontrast.config.overrides import Overrides, apply_overrides
+from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
+from kontrast.data.in_memory import pack_in_memory
 from kontrast.data.store_writer import skipped
-from kontrast.errors import UsageError
+from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.files import write_atomic
-from kontrast.plugins import program
+from kontrast.plugins import command_start
 from kontrast.sharding import whole_state
 from kontrast.training import checkpoints
 from kontrast.training.auto_recipe import beside_train
 from kontrast.training.build import algorithms
-from kontrast.training.device import choose_device, device_words
-from kontrast.training.failures import check_choice, is_out_of_memory, lost_rank, out_of_memory
+from kontrast.training.device import choose_device, describe_device
+from kontrast.training.failures import check_on_nan, is_out_of_memory, lost_rank, out_of_memory
+from kontrast.training.ineffective_settings import past_the_end, unused_by_schedule
 from kontrast.training.loop import Evaluate, Loop
 from kontrast.training.online_probe import OnlineProbe
-from kontrast.training.resolve import (
-    agree,
-    check_place,
-    fresh_recipe,
-    out_of_reach,
-    overrides_as_text,
-    resumed_recipe,
-    unread,
-)
-from kontrast.training.run_folder import RunFolder, recipe_digest, stored_recipe
+from kontrast.training.resolve import check_ranks_agree, fresh_recipe, recipe_tree, resumed_recipe
+from kontrast.training.run_folder import RunFolder, sha256, stored_recipe
 from kontrast.training.signals import StopSignals
 from kontrast.training.splits import Splits, check_data, describe, keep_listing, located, open_splits, place_of
 
 
 def pretrain(
-    data: str | os.PathLike[str] | None = None,
+    data: Any = None,
     *,
     recipe: str | None = None,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Overrides = (),
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     accept_data_change: bool = False,
@@ -54,51 +50,204 @@ def pretrain(
     on_nan: str = "stop",
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Train an encoder by a recipe and return its run; with `resume`, go on with the run in `out`.
+    """Train an encoder on images without labels, and return its run folder.
 
-    on_nan: "stop" where a loss or gradient is not finite, or "skip" such steps, up to ten in a run.
+    Args:
+        data: what to train on: the path of a folder of images, of tar shards or of a packed store; the name of a data
+            set; a uint8 tensor or array [N,C,H,W]; or a map-style dataset of images (with `len` and `[i]`). Images in
+            memory are packed into the run folder. Default: the recipe's own, or 1,797 small digits.
+        recipe: the name of a recipe (`kontrast recipes` lists them) or the path of a .toml file. Default: `folder`,
+            which adapts to the images and the device, or `quickstart` if there is no data.
+        overrides: settings that replace the recipe's: `{"training": {"epochs": 5}}`, `{"training.epochs": 5}` or
+            `["training.epochs=5"]`.
+        out: the run folder. Default: a new one under runs/.
+        resume: continue the run in `out` from its newest checkpoint. `data` and `recipe` may be left out.
+        accept_data_change: resume even if the images changed since the run began.
+        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        on_nan: if the loss or a gradient is not finite, "stop", or "skip" the step, up to ten times per run.
+        say: a function that receives one-line messages for people.
+
+    Returns:
+        The path of the run folder, which contains recipe.toml, metrics.jsonl, checkpoints/ and encoder.safetensors.
+
+    Example:
+        >>> import tempfile, torch
+        >>> images = torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8)
+        >>> tiny = {"encoder.width": 8, "training": {"batch": 8, "max_steps": 2}}
+        >>> run = pretrain(images, overrides=tiny, out=tempfile.mkdtemp(), device="cpu", say=lambda line: None)
+        >>> (run / "encoder.safetensors").exists()
+        True
     """
-    check_place(data)
-    on = choose_device(device)
-    say = say if distributed.is_main() else lambda _: None
-    check_choice(on_nan)
-    asked = overrides_as_text(overrides)
-    opened: list[tuple[Recipe, ImageSet]] = []
+    job = Pretraining(
+        data=data,
+        recipe_name=recipe,
+        overrides=overrides,
+        accept_data_change=accept_data_change,
+        device_name=device,
+        device=choose_device(device),
+        on_nan=check_on_nan(on_nan),
+        say=say if distributed.is_main() else lambda _: None,
+    )
     try:
         with StopSignals() as stop:
-            folder, resume = choose_folder(out, resume, recipe, data)
-            with held(folder):
-                opened += [open_recipe(folder, resume, data, recipe, asked, on, say)]
-                agree(*opened[0])
-                with algorithms(opened[0][0].training.deterministic):
-                    return _train(*opened[0], folder, on, stop, device, resume, accept_data_change, on_nan, say)
+            return job.run(out, resume, stop)
     except (RuntimeError, MemoryError) as error:
         fault = lost_rank(error)
-        if fault is None and not (opened and is_out_of_memory(error)):
+        if fault is None and not (job.resolved and is_out_of_memory(error)):
             raise
-    # Here, past the handler, the failed run's frames are gone, and with them what they held of the memory.
-    raise fault or out_of_memory(*opened[0], on)
+    # The frames of the failed run, and the memory of their tensors, are gone here: the estimate can be true.
+    raise fault or job.out_of_memory()
 
 
-def open_recipe(
-    folder: RunFolder,
-    resume: bool,
-    data: Any,
-    recipe: str | None,
-    asked: list[str],
-    device: torch.device,
-    say: Callable[[str], None],
-) -> tuple[Recipe, ImageSet]:
-    """What is trained, and on which images: as the folder has it where its run goes on, else as asked for."""
-    if resume:
-        return resumed_recipe(folder, data, recipe, asked, device)
-    return fresh_recipe(data, recipe, asked, device, say)
+@dataclass
+class Pretraining:
+    """One call of `pretrain`, with its arguments."""
+
+    data: Any
+    recipe_name: str | None
+    overrides: Overrides
+    accept_data_change: bool
+    device_name: str
+    device: torch.device
+    on_nan: str
+    say: Callable[[str], None]
+    resolved: tuple[Recipe, ImageSet] | None = None
+
+    def run(self, out: str | os.PathLike[str] | None, resume: bool, stop: StopSignals) -> Path:
+        """Train, in a folder that only this process writes to, and return the folder's path."""
+        folder, resume = choose_folder(out, resume, self.recipe_name, self.data)
+        with locked(folder):
+            self.resolved = recipe, train = self.resolve(folder, resume)
+            check_ranks_agree(recipe, train)
+            with algorithms(recipe.training.deterministic):
+                splits = open_splits(recipe, located(recipe.data, folder.info()) if resume else recipe.data, train)
+                if resume:
+                    check_data(folder, splits, self.accept_data_change)
+                loop = Loop(recipe, folder, train, self.device, self.say, self.on_nan)
+                if resume:
+                    loop.restore()
+                self.warn(recipe, loop.position.epochs, train)
+                command = self.resume_command(folder)
+                if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run
+                    write_start(folder, loop, recipe, splits, command, resume)
+                self.report_skipped(folder, train)
+                probe = build_probe(recipe, splits, self.device) if distributed.is_main() else None
+                del splits  # frees the images that no probe needs
+                self.train(folder, loop, train, probe, stop, command)
+        return folder.path
+
+    def out_of_memory(self) -> EnvironmentFault:
+        """Return the error for a run that ran out of memory."""
+        assert self.resolved is not None
+        return out_of_memory(*self.resolved, self.device)
+
+    def resolve(self, folder: RunFolder, resume: bool) -> tuple[Recipe, ImageSet]:
+        """Return the recipe and the training images: those of the folder's run if it is resumed."""
+        data = self.data
+        if data is not None and not is_place(data):
+            data = self.stored_images(folder, resume)
+        if resume:
+            return resumed_recipe(folder, data, self.recipe_name, self.overrides, self.device)
+        return fresh_recipe(data, self.recipe_name, self.overrides, self.device, self.say)
+
+    def stored_images(self, folder: RunFolder, resume: bool) -> str:
+        """Return the path of the store that holds the images in memory, after packing them if the run is new."""
+        if resume:
+            source = stored_recipe(folder).data.source
+            images = folder.info()["data"]["all_images"]
+            if len(self.data) != images:
+                raise UsageError(f"--resume: the run has {images} images, not {len(self.data)}; leave out data")
+            return source
+        place = os.path.abspath(folder / "images")
+        tree, origin = recipe_tree(place, self.recipe_name)
+        settings = read_recipe(apply_overrides(tree, self.overrides), origin).data
+        if distributed.is_main():
+            pack_in_memory(self.data, Path(place), test_share=settings.test_share)
+        distributed.broadcast(place)  # the other ranks wait until the store is complete
+        return place
+
+    def warn(self, recipe: Recipe, epochs: float, train: ImageSet) -> None:
+        """Print warnings last, when training is about to begin, so that they never precede an error."""
+        if self.device_name == "auto" and self.device.type == "cpu":
+            self.say("no usable NVIDIA GPU: training on the CPU")
+        schedule = unused_by_schedule(recipe.training) | past_the_end(recipe.training, epochs)
+        for line in [*beside_train(recipe), *schedule.values(), *bank_warnings(recipe, len(train))]:
+            self.say(line)
+
+    def resume_command(self, folder: RunFolder) -> str:
+        """Return the command that resumes the run in this folder."""
+        options = "" if self.device_name == "auto" else f" --device {self.device_name}"
+        options += "" if self.on_nan == "stop" else f" --on-nan {self.on_nan}"
+        return f"{shlex.join(command_start())} pretrain --resume --out {shlex.quote(str(folder.path))}{options}"
+
+    def report_skipped(self, folder: RunFolder, train: ImageSet) -> None:
+        """Write bad.jsonl and print how many images were skipped, if any were."""
+        if train.bad and distributed.is_main():
+            folder.write_bad(train.bad)
+            self.say(skipped(train.bad, train.total))
+
+    def train(
+        self, folder: RunFolder, loop: Loop, train: ImageSet, probe: Evaluate | None, stop: StopSignals, command: str
+    ) -> None:
+        """Run the loop to its end and write the encoder."""
+        begin, known = time.monotonic(), len(train.bad)
+        stop.patient = True
+        try:
+            loop.run(probe, stop, command)
+        finally:
+            if len(train.bad) > known:  # unpacked images are decoded, and found to be bad, during training
+                self.report_skipped(folder, train)
+        digest = write_encoder(loop, folder)
+        if distributed.is_main():
+            seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
+            folder.update_info(finished=timestamp(), seconds=seconds, steps=loop.position.step, encoder_sha256=digest)
+        if stop.signal is not None:
+            raise stop.error("the end of training", shlex.join([*command_start(), "probe", str(folder.path)]))
+
+
+def is_place(data: object) -> bool:
+    """Return whether data is a path or a name, and not images in memory."""
+    return isinstance(data, str | os.PathLike)
+
+
+def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tuple[RunFolder, bool]:
+    """Return the run folder, created and writable before any image is read, and whether to resume the run in it."""
+    # A rank that torchrun restarts resumes its run without --resume, if the run had begun.
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+    if resume and out is None:
+        raise UsageError("--resume needs --out DIR, the run folder to resume")
+    if out is not None and not str(out):
+        raise UsageError("--out is empty: give a folder")
+    if out is not None and is_place(data) and Path(data).is_dir() and Path(out).resolve() == Path(data).resolve():
+        raise UsageError(f"--out {out} is the folder of images itself: give another folder, which may be inside it")
+    folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
+    holds_run = distributed.broadcast(str(folder.holds_run)) == "True"
+    if resume and not holds_run:
+        raise UsageError(f"--resume: {folder.path} contains no run; start one without --resume")
+    resume = resume or (restarted and out is not None and holds_run)
+    if distributed.is_main() and not resume:
+        folder.create()
+    return folder, resume
+
+
+def default_out(recipe: str | None, data: Any) -> str:
+    """Return a new folder under runs/, named after the recipe, the data or the quick start."""
+    if data is None or is_place(data):
+        name = "quickstart" if data in (None, "digits") else os.path.basename(os.path.abspath(str(data)))
+    else:
+        name = "in-memory"
+    stem = (recipe or name or "folder").replace("/", "-")
+    stem = stem.removesuffix(".toml") or "run"
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}-{number}"
+    return str(path)
 
 
 @contextlib.contextmanager
-def held(folder: RunFolder) -> Iterator[None]:
-    """The folder for this process alone, without the leftovers of one that was killed; nothing stays of a run that
-    did not begin."""
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Hold the folder's lock, without leftovers of a killed process; remove a new folder if no run began in it."""
     try:
         if distributed.is_main():
             folder.hold()
@@ -110,157 +259,67 @@ def held(folder: RunFolder) -> Iterator[None]:
         folder.release()
 
 
-def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tuple[RunFolder, bool]:
-    """The run's folder, which can be written before any image is read, and whether a run goes on in it."""
-    # A rank that torchrun starts again goes on with its run by itself, if the run had begun.
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-    if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the run to go on with")
-    if out is not None and not str(out):
-        raise UsageError("--out is empty: give a folder")
-    if out is not None and data is not None and Path(data).is_dir() and Path(out).resolve() == Path(data).resolve():
-        raise UsageError(f"--out {out} is the folder of images itself: give another, which may lie in it")
-    folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
-    holds = distributed.broadcast(str(folder.holds_run)) == "True"
-    if resume and not holds:
-        raise UsageError(f"--resume: {folder.path} holds no run; start one without --resume")
-    resume = resume or (restarted and out is not None and holds)
-    if distributed.is_main() and not resume:
-        folder.create()
-    return folder, resume
-
-
-def resume_command(folder: RunFolder, device: str, on_nan: str) -> str:
-    chosen = "" if device == "auto" else f" --device {device}"
-    chosen += "" if on_nan == "stop" else f" --on-nan {on_nan}"
-    return f"{shlex.join(program())} pretrain --resume --out {shlex.quote(str(folder.path))}{chosen}"
-
-
-def _train(
-    recipe: Recipe,
-    train: ImageSet,
-    folder: RunFolder,
-    device: torch.device,
-    stop: StopSignals,
-    asked: str,
-    resume: bool,
-    accept: bool,
-    on_nan: str,
-    say: Callable[[str], None],
-) -> Path:
-    main, command = distributed.is_main(), resume_command(folder, asked, on_nan)
-    parts = open_splits(recipe, located(recipe.data, folder.info()) if resume else recipe.data, train)
-    if resume:
-        check_data(folder, parts, accept)
-    loop = Loop(recipe, folder, train, device, say, on_nan)  # refuses impossible recipes before anything is written
-    if resume:
-        loop.restore()
-    tell(recipe, loop.at.epochs, train, device, asked, say)
-    if main:
-        write_start(folder, loop, recipe, parts, command, resume)
-    tell_skipped(folder, train, say)
-    probe = build_probe(recipe, parts, device) if main else None
-    del parts  # what no probe reads need not stay in memory
-    begin, known = time.monotonic(), len(train.bad)
-    stop.patient = True
-    try:
-        loop.run(probe, stop, command)
-    finally:
-        if len(train.bad) > known:  # images that are decoded as they are needed show only then that they are bad
-            tell_skipped(folder, train, say)
-    digest = write_encoder(loop, folder)
-    if main:
-        seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
-        folder.update_info(finished=now(), seconds=seconds, steps=loop.at.step, encoder_sha256=digest)
-    if stop.asked is not None:
-        raise stop.error("the end of training", shlex.join([*program(), "probe", str(folder.path)]))
-    return folder.path
-
-
-def tell(
-    recipe: Recipe, epochs: float, train: ImageSet, device: torch.device, asked: str, say: Callable[[str], None]
-) -> None:
-    """What a person may not expect of the training that is about to begin; not before, lest it stand over an error."""
-    if asked == "auto" and device.type == "cpu":
-        say("no usable NVIDIA GPU: training on the CPU")
-    for line in [*beside_train(recipe), *(unread(recipe.training) | out_of_reach(recipe.training, epochs)).values()]:
-        say(line)
-    warn_of_bank(recipe, train, say)
-
-
-def warn_of_bank(recipe: Recipe, train: ImageSet, say: Callable[[str], None]) -> None:
-    """A bank that outlasts an epoch holds an image's own old keys among its negatives, and rows of a student that has
-    moved on since are no longer what it would say."""
-    if recipe.bank and recipe.teacher is None:
-        say("the bank holds the student's own rows, which age as it learns: those of a [teacher] do so slowly")
-    size, rows = recipe.bank.size if recipe.bank else 0, len(train)
-    if recipe.bank and recipe.bank.contents == "all":
+def bank_warnings(recipe: Recipe, images: int) -> list[str]:
+    """Return warnings about stale rows of a bank: those of a student, or an image's own from earlier epochs."""
+    if recipe.bank is None:
+        return []
+    lines = []
+    if recipe.teacher is None:
+        lines.append("the bank stores the student's own rows, which age as it learns; those of a [teacher] age slowly")
+    size, rows = recipe.bank.size, images
+    if recipe.bank.contents == "all":
         rows *= recipe.views.count - (recipe.teacher is not None and not recipe.teacher.symmetric)
     if size > rows:
-        say(
-            f"the bank of {size:,} rows holds {size / rows:.1f} epochs of {len(train):,} images: stale keys of an "
-            f"image are among its negatives; bank.size={max(1, rows // 2)} or fewer avoids that"
+        lines.append(
+            f"the bank of {size:,} rows spans {size / rows:.1f} epochs of {images:,} images: stale keys of an image "
+            f"are among its negatives; set bank.size={max(1, rows // 2)} or fewer to avoid that"
         )
+    return lines
 
 
-def write_encoder(loop: Loop, folder: RunFolder) -> str:
-    """The result, and its SHA-256; all ranks come here, the first writes."""
-    state = whole_state(loop.learner.student.encoder)
-    return checkpoints.write_weights(folder / "encoder.safetensors", state) if distributed.is_main() else ""
+def build_probe(recipe: Recipe, splits: Splits, device: torch.device) -> Evaluate:
+    """Return the evaluation during training: kNN, rank and entropy; if the recipe has none, rank and entropy of a few
+    images at the end."""
+    if recipe.evaluation.every:
+        return OnlineProbe(recipe, splits.train, splits.test, device)
+    return OnlineProbe(recipe, splits.trained, None, device, limit=512)
 
 
-def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, parts: Splits, command: str, resume: bool) -> None:
-    """run.json and then recipe.toml, by which a folder is known to hold a run; a resumed run notes what may change."""
+def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, command: str, resume: bool) -> None:
+    """Write run.json and then recipe.toml, whose presence marks a run; a resumed run updates what changed."""
     argv = shlex.join(["kontrast", *sys.argv[1:]])
     text = to_toml(recipe, argv)
-    digest = recipe_digest(text.encode("utf-8", "surrogateescape"))
+    digest = sha256(text.encode("utf-8", "surrogateescape"))
     if resume:
-        folder.update_info(resume=command, resumed=[*folder.info().get("resumed", []), now()])
+        info = folder.info()
+        folder.update_info(resume=command, resumed=[*info.get("resumed", []), timestamp()])
         if stored_recipe(folder) == recipe:
             return
-        folder.update_info(recipe_sha256=[*folder.info().get("recipe_sha256", []), digest])
+        folder.update_info(recipe_sha256=[*info.get("recipe_sha256", []), digest])
     else:
         folder.update_info(
             **checkpoints.versions(),
             command=argv,
             resume=command,
-            device=device_words(loop.device),
+            device=describe_device(loop.device),
             world=distributed.world(),
             precision=str(loop.precision).removeprefix("torch."),
             fingerprint=fingerprint(recipe),
             recipe_sha256=[digest],
-            data=describe(parts),
+            data=describe(splits),
             data_place=place_of(recipe.data.source),
-            started=now(),
+            started=timestamp(),
         )
-        keep_listing(folder, parts)
+        keep_listing(folder, splits)
     write_atomic(folder / "recipe.toml", text)
 
 
-def build_probe(recipe: Recipe, parts: Splits, device: torch.device) -> Evaluate:
-    """kNN, rank and entropy where the recipe evaluates; else without kNN, of a few images, once at the end."""
-    if recipe.evaluation.every:
-        return OnlineProbe(recipe, parts.train, parts.test, device)
-    return OnlineProbe(recipe, parts.trained, None, device, limit=512)
+def write_encoder(loop: Loop, folder: RunFolder) -> str:
+    """Write encoder.safetensors and return its SHA-256. Every rank must call this; the first one writes."""
+    state = whole_state(loop.learner.student.encoder)
+    return checkpoints.write_weights(folder / "encoder.safetensors", state) if distributed.is_main() else ""
 
 
-def tell_skipped(folder: RunFolder, train: ImageSet, say: Callable[[str], None]) -> None:
-    bad = train.bad
-    if bad and distributed.is_main():
-        folder.write_bad(bad)
-        say(skipped(bad, train.total))
-
-
-def now() -> str:
+def timestamp() -> str:
+    """Return the local time with its offset, for example 2026-01-31T12:00:00+0000."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def default_out(recipe: str | None, data: Any) -> str:
-    shown = "quickstart" if data in (None, "digits") else os.path.basename(os.path.abspath(str(data)))
-    stem = (recipe or shown or "folder").replace("/", "-")
-    stem = stem.removesuffix(".toml") or "run"
-    for number in range(1, 100_000):
-        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        if not path.exists():
-            return str(path)
-    raise UsageError("runs/ is full of runs of this name: give --out")

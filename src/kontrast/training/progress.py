@@ -1,4 +1,4 @@
-"""What a person sees of long work: a bar with rate and time left on a terminal, else a line now and then."""
+"""Show the progress of long work: a bar with rate and time left on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from kontrast.errors import printable
 
 SECONDS_BETWEEN_LINES = 15.0
 BAR = 16
-BESIDES = BAR + 17  # the bar, the percentage and the time left, with the gaps between all columns
+OTHER_COLUMNS = BAR + 17  # the bar, the percentage and the time left, with the gaps between all columns
 
 
 class Progress:
-    """`with Progress("train", total, unit="images") as bar: bar.advance(n, loss=0.3)`; durations are monotonic."""
+    """A progress bar: `with Progress("train", total, unit="images") as bar: bar.advance(n, loss=0.3)`.
+
+    Args:
+        title: what is shown before the bar.
+        total: how much work there is, in units.
+        done: how much of it was done before, for example before a run was resumed.
+        unit: the name of a unit of work.
+        silent: show nothing.
+    """
 
     def __init__(self, title: str, total: float, *, done: float = 0, unit: str = "images", silent: bool = False):
         self.title, self.total, self.done, self.unit = title, total, done, unit
@@ -52,31 +60,37 @@ class Progress:
 
     @property
     def rate(self) -> float:
+        """Units per second since this process began."""
         return (self.done - self._first) / max(time.monotonic() - self.start, 1e-9)
 
     def advance(self, amount: float, **facts: Any) -> None:
+        """Add finished work, and show numbers by name beside the bar."""
         self.done += amount
         self.facts.update(facts)
         if self._bar is not None:
             rate = f"{self.rate:,.0f} {self.unit}/s"
-            room = self._bar.console.width - len(self.title) - len(rate) - BESIDES
-            self._bar.update(self._task, completed=self.done, rate=rate, facts=_words(self.facts, room))
+            room = self._bar.console.width - len(self.title) - len(rate) - OTHER_COLUMNS
+            self._bar.update(self._task, completed=self.done, rate=rate, facts=_facts_text(self.facts, room))
         elif not self.silent and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             self.line()
 
     def line(self) -> None:
-        """One plain line, for logs."""
+        """Print one plain line, for logs."""
         left = (self.total - self.done) / max(self.rate, 1e-9)
         share = 100 * self.done / max(self.total, 1)
-        text = f"{self.title} {share:3.0f}%  {self.rate:,.0f} {self.unit}/s  {left:,.0f} s left  {_words(self.facts)}"
-        with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop
+        text = (
+            f"{self.title} {share:3.0f}%  {self.rate:,.0f} {self.unit}/s  {left:,.0f} s left  {_facts_text(self.facts)}"
+        )
+        with contextlib.suppress(OSError):  # nobody reads it any more, which is no reason to stop
             print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 class PackingBar:
-    """A bar for decoding, shown only when there is something to decode: `bar(done, total)`. Where a part is done and
-    another begins, so does another bar."""
+    """A bar for decoding, `bar(done, total)`, which appears only if there is something to decode.
+
+    If `done` goes back, another split has begun, and gets a bar of its own.
+    """
 
     def __init__(self, title: str):
         self.title = title
@@ -84,7 +98,7 @@ class PackingBar:
         self._start = time.monotonic()
 
     def __enter__(self) -> PackingBar:
-        self._start = time.monotonic()  # before the first images, which are done when the bar appears
+        self._start = time.monotonic()  # the bar appears when the first images are already done
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,13 +116,13 @@ class PackingBar:
 
 
 def tell(text: str) -> None:
-    """A line for people, of work that has no other way to say it."""
-    with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop
+    """Print a line for people on standard error."""
+    with contextlib.suppress(OSError):  # nobody reads it any more, which is no reason to stop
         print(printable(text), file=sys.stderr, flush=True)
 
 
-def _words(facts: Mapping[str, Any], room: int | None = None) -> str:
-    """Names and numbers, as many of the first as there is room for."""
+def _facts_text(facts: Mapping[str, Any], room: int | None = None) -> str:
+    """Return names and numbers as text; the last ones are left out if there is not enough room."""
     words = [f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items()]
     while room is not None and words and len("  ".join(words)) > room:
         words.pop()

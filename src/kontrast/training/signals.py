@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM and Ctrl-C finish the step, save and leave; a second Ctrl-C leaves at once."""
+"""Stop on SIGTERM or Ctrl-C: finish the step, save and exit. A second Ctrl-C exits at once."""
 
 from __future__ import annotations
 
@@ -14,34 +14,41 @@ from kontrast.errors import KontrastError, Stopped
 
 
 class Interrupted(KontrastError):
-    """Ctrl-C; the work is saved and can be resumed."""
+    """The user pressed Ctrl-C; the work is saved and can be resumed."""
 
     exit_code = 130
 
 
 class Cut(BaseException):
-    """Work that need not be finished was cut by a signal. No Exception: it may come from any line, and a handler there,
-    for example of a damaged image, must not take it for its own."""
+    """A signal interrupted work that can be repeated later, such as an evaluation.
+
+    It is not an Exception: it may be raised at any line, and handlers there, for example of damaged images, must not
+    catch it.
+    """
 
 
-class _Left(BaseException):
-    """A signal ended the work where it was; the watch that raised it says so in words when it is left."""
+class _StoppedUnsaved(BaseException):
+    """A signal ended work that has nothing to save; `StopSignals.__exit__` turns this into a message."""
 
 
 class StopSignals:
-    """`with StopSignals() as stop: ...; stop.patient = True; ...; if stop.asked: save; raise stop.error(...)`.
+    """Handle SIGTERM and Ctrl-C: `with StopSignals() as stop: ...; stop.patient = True; ...`.
 
-    Until it is patient there is nothing to save, and a signal ends the work where it is, saying what `unsaved` says.
-    From then on a signal is noted and the loop asks for it after each step; what can be done again another time, such
-    as an evaluation, stands in `with stop.cutting()` and is cut by `Cut`.
+    At first there is nothing to save, and a signal ends the work at once with the message `unsaved`. Once `patient` is
+    true, a signal is only recorded in `stop.signal`; the loop looks at it after each step, saves, and raises
+    `stop.error(...)`. Work that can be repeated later, such as an evaluation, runs inside `with stop.cutting()`, and a
+    signal interrupts it with `Cut`.
 
-    Python runs a signal's handler only between its own instructions, and one backward pass of a large network is one of
-    them. So a thread reads the bytes that the interpreter writes at the very moment of a signal, and it is that thread
-    which leaves at the second Ctrl-C.
+    Python runs a signal handler only between bytecode instructions, and one backward pass of a large network is a
+    single instruction. So that a second Ctrl-C is not delayed, a thread reads the bytes that the interpreter writes at
+    the moment of a signal, and exits.
+
+    Args:
+        unsaved: the message if a signal arrives before `patient` is set.
     """
 
     def __init__(self, unsaved: str = "stopped before training began; run the same command again") -> None:
-        self.asked: int | None = None
+        self.signal: int | None = None
         self.patient, self.unsaved = False, unsaved
         self._cutting = False
         self._old: dict[int, Any] = {}
@@ -51,13 +58,13 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
-                self._old[number] = signal.signal(number, self._note)
-            except ValueError:  # not the main thread: whoever runs us there keeps the signals
+                self._old[number] = signal.signal(number, self._record)
+            except ValueError:  # not the main thread, which keeps the signals
                 return self
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._old_pipe = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        threading.Thread(target=self._leave_at_the_second, args=(self._pipe[0],), daemon=True).start()
+        threading.Thread(target=self._exit_at_second_interrupt, args=(self._pipe[0],), daemon=True).start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -65,13 +72,13 @@ class StopSignals:
             signal.signal(number, handler)
         if self._pipe is not None:
             signal.set_wakeup_fd(self._old_pipe, warn_on_full_buffer=False)
-            os.close(self._pipe[1])  # the thread reads the end and closes its own side
+            os.close(self._pipe[1])  # the thread then reads the end of the pipe and closes its side
             self._pipe = None
-        if isinstance(error, _Left):
+        if isinstance(error, _StoppedUnsaved):
             raise self._kind(self.unsaved) from None
 
     @staticmethod
-    def _leave_at_the_second(pipe: int) -> None:
+    def _exit_at_second_interrupt(pipe: int) -> None:
         interrupts = 0
         while data := os.read(pipe, 64):
             interrupts += data.count(signal.SIGINT)
@@ -79,17 +86,17 @@ class StopSignals:
                 os._exit(130)
         os.close(pipe)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = number
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
         if self._cutting:
             raise Cut
         if not self.patient:
-            raise _Left
+            raise _StoppedUnsaved
 
     @contextlib.contextmanager
     def cutting(self) -> Iterator[None]:
-        """Work that a signal cuts where it is."""
-        if self.asked is not None:
+        """Run work that a signal may interrupt."""
+        if self.signal is not None:
             raise Cut
         self._cutting = True
         try:
@@ -98,8 +105,9 @@ class StopSignals:
             self._cutting = False
 
     def error(self, where: str, command: str) -> KontrastError:
-        return self._kind(f"stopped and saved at {where}; go on with: {command}")
+        """Return the exception for saved work: where it stopped, and the command that resumes it."""
+        return self._kind(f"stopped and saved at {where}; resume with: {command}")
 
     @property
     def _kind(self) -> type[KontrastError]:
-        return Interrupted if self.asked == signal.SIGINT else Stopped
+        return Interrupted if self.signal == signal.SIGINT else Stopped

@@ -1,7 +1,7 @@
-"""One optimisation step: images to views, views to loss, loss to weights. On CUDA all of it is one captured graph.
+"""One optimization step: images to views, views to loss, loss to weights. On CUDA all of it is one captured graph.
 
-Nothing in the step waits for the device: the learning rate and the momentum are device scalars, terms are summed on the
-device, and a loss or gradient that is not finite raises a flag which freezes the weights until the host looks.
+Nothing in the step waits for the device: the learning rate and the momentum are scalars on the device, terms are summed
+on the device, and a loss or gradient that is not finite sets a flag that freezes the weights until the host checks it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,24 @@ from kontrast.optim.optimizers import Optimizer
 from kontrast.sharding import is_sharded, local
 from kontrast.training.learner import Learner, Outcome
 
-EAGER_STEPS = 3  # before capture: compilation and lazy allocations happen in these, which are real steps
+EAGER_STEPS = 3  # steps before capture, real ones, in which compilation and lazy allocations happen
 
 
 class Step:
+    """Take training steps.
+
+    Args:
+        learner: the networks and the objective.
+        optimizer: of the learner's parameters.
+        views: makes views [V,B,C,h,w], and local crops if there are any, from images, keys and sizes.
+        device: where the step runs.
+        precision: the type that the networks compute in.
+        compile: compile the networks.
+        accumulate: parts that a batch is computed in.
+        skipping: undo a step whose loss or gradient is not finite; otherwise the weights stay frozen after it.
+        say: receives messages for people.
+    """
+
     def __init__(
         self,
         learner: Learner,
@@ -37,14 +51,14 @@ class Step:
     ):
         self.learner, self.optimizer, self.views = learner, optimizer, views
         self.device, self.precision, self.accumulate, self.say = device, precision, accumulate, say
-        self.skipping = skipping  # a step that is not finite is as if it had not been, and the next goes on
+        self.skipping = skipping
         self.sharded = is_sharded(learner)
         if compile and not self.sharded:
-            learner.compiled()
+            learner.compile_networks()
         elif compile:
-            say("the networks run uncompiled: their parameters lie in shards")
-        alone = distributed.world() == 1 or self.sharded  # shards join their gradients themselves
-        self.module: nn.Module = learner if alone else joined(learner, device)
+            say("the networks are not compiled: their parameters are sharded")
+        alone = distributed.world() == 1 or self.sharded  # sharded modules reduce their gradients themselves
+        self.module: nn.Module = learner if alone else data_parallel(learner, device)
         self.momentum = torch.ones((), device=device)
         self.failed = torch.zeros(1, device=device)
         self.steps_to_failure = torch.zeros(1, device=device)
@@ -57,7 +71,15 @@ class Step:
         self._taken = 0
 
     def __call__(self, images: Tensor, keys: Tensor, sizes: Tensor | None, lr: float, momentum: float) -> None:
-        """Take one step on images uint8 [B,C,H,W] with view keys [B]; results wait on the device for `flush`."""
+        """Take one step. The terms of the loss stay on the device until `flush`.
+
+        Args:
+            images: uint8 [B,C,H,W].
+            keys: int64 [B], which seed the views of each image.
+            sizes: int64 [B,2], height and width of each image if images are padded, else None.
+            lr: learning rate.
+            momentum: of the teacher.
+        """
         self.optimizer.set_lr(lr)
         self.momentum.fill_(momentum)
         inputs = [images, keys] + ([] if sizes is None else [sizes])
@@ -70,7 +92,7 @@ class Step:
 
     def _replay(self, inputs: list[Tensor]) -> None:
         if self._graph is not None and [t.shape for t in inputs] != [t.shape for t in self._inputs]:
-            self._graph = None  # ragged images: another padded size needs another graph
+            self._graph = None  # images of other sizes, padded to another shape, need another graph
         if self._graph is None and not self._capture(inputs):
             self._take(*inputs)
             return
@@ -90,7 +112,7 @@ class Step:
         except Exception as error:
             self.capturing = False
             reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-            self.say(f"the step runs uncaptured: {reason}")
+            self.say(f"the step runs without a CUDA graph: {reason}")
             torch.cuda.synchronize(self.device)
             return False
         self._graph = graph
@@ -98,73 +120,77 @@ class Step:
 
     @property
     def captured(self) -> bool:
+        """Whether the step runs as a CUDA graph."""
         return self._graph is not None
 
     def _take(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None) -> None:
         self.optimizer.zero_grad()
-        kept = [t.clone() for t in self.untaken()] if self.skipping else []
+        saved = [t.clone() for t in self.state_to_roll_back()] if self.skipping else []
         made = self.views(images, keys, sizes)
         views, crops = made if isinstance(made, tuple) else (made, None)
         with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision != torch.float32):
             outcome = self._forward_backward(views, crops)
         loss = torch.stack([t.detach().float() for t in outcome.terms.values()])
-        self._watch(loss)
+        self._check_finite(loss)
         self.optimizer.step(found_inf=self.failed)
-        if outcome.fresh is not None:
+        if outcome.bank_rows is not None:
             assert self.learner.bank is not None
-            self.learner.bank.enqueue(outcome.fresh)
-        for tensor, before in zip(self.untaken(), kept):
+            self.learner.bank.enqueue(outcome.bank_rows)
+        for tensor, before in zip(self.state_to_roll_back(), saved):
             tensor.copy_(torch.where(self.failed > 0, before, tensor).view_as(tensor))
         self.learner.steps += 1
         if not self.names:
             self.names, self.sums = list(outcome.terms), torch.zeros_like(loss)
         self.sums += torch.where(self.failed > 0, 0, loss) if self.skipping else loss
 
-    def untaken(self) -> list[Tensor]:
-        """What has seen a step before it is known to be good: batch statistics, the bank, and the teacher's weights."""
+    def state_to_roll_back(self) -> list[Tensor]:
+        """Return what changes before a step is known to be finite: batch statistics, the bank, the teacher."""
         teacher = self.learner.teacher
         return [*self.learner.buffers(), *([local(p) for p in teacher.parameters()] if teacher is not None else [])]
 
     def _forward_backward(self, views: Tensor, crops: Tensor | None) -> Outcome:
         if self.accumulate > 1:
-            return self._cached(views, crops)
+            return self._in_parts(views, crops)
         outcome: Outcome = self.module(views, crops, self.momentum)
         with torch.autocast(self.device.type, enabled=False):
             outcome.terms.total.backward()
         return outcome
 
-    def _cached(self, views: Tensor, crops: Tensor | None) -> Outcome:
-        """The exact contrastive batch in parts: projections without gradient, the loss on all of them, then each part
-        again with its share of the loss's gradient. Memory is that of one part; batch norm sees a part at a time."""
+    def _in_parts(self, views: Tensor, crops: Tensor | None) -> Outcome:
+        """Compute the exact loss of the whole batch in parts, with the memory of one part (gradient caching).
+
+        First the projections of all parts, without gradient, and the loss; then each part again, with its share of the
+        gradient of the loss. Batch norm sees one part at a time.
+        """
         learner, parts = self.learner, self.accumulate
         split = list(zip(views.chunk(parts, 1), crops.chunk(parts, 1) if crops is not None else [None] * parts))
         with torch.no_grad(), restored_buffers(learner.student, learner.predictor):
             keys = learner.teacher_keys(views, self.momentum, parts)
-            queries, own = [], []
-            for pictures, small in split:
-                projections = learner.projections(pictures, small)
+            queries, own_keys = [], []
+            for images, small in split:
+                projections = learner.projections(images, small)
                 queries.append(learner.predict(projections))
-                own.append(projections[: pictures.shape[0]])
+                own_keys.append(projections[: images.shape[0]])
         z = torch.cat(queries, 1).requires_grad_()
-        outcome = learner.judge(z, torch.cat(own, 1) if learner.stop_gradient else keys)
+        outcome = learner.compute_loss(z, torch.cat(own_keys, 1) if learner.stop_gradient else keys)
         with torch.autocast(self.device.type, enabled=False):
             outcome.terms.total.backward()
         assert z.grad is not None
-        for number, ((pictures, small), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
-            with self._gradients_kept_apart(number < parts):
-                again = self.module(pictures, small, judged=False)
+        for number, ((images, small), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
+            with self._without_reduction(number < parts):
+                again = self.module(images, small, with_loss=False)
                 with torch.autocast(self.device.type, enabled=False):
                     again.backward(gradient.to(again.dtype))
         return outcome
 
-    def _gradients_kept_apart(self, apart: bool) -> contextlib.AbstractContextManager[None]:
-        """Ranks join their gradients once a step: with the last part."""
-        if apart and isinstance(self.module, nn.parallel.DistributedDataParallel):
+    def _without_reduction(self, more: bool) -> contextlib.AbstractContextManager[None]:
+        """Leave gradients unreduced while there are `more` parts: ranks reduce them once per step, with the last."""
+        if more and isinstance(self.module, nn.parallel.DistributedDataParallel):
             return self.module.no_sync()
         return contextlib.nullcontext()
 
-    def _watch(self, loss: Tensor) -> None:
-        """Raise the flag, on all ranks, where the loss or a gradient is not finite on any of them."""
+    def _check_finite(self, loss: Tensor) -> None:
+        """Set the flag on all ranks if the loss or a gradient is not finite on any of them."""
         gradients = [local(p.grad) for p in self.optimizer.parameters.values() if p.grad is not None]
         size = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).sum() + loss.sum()
         bad = distributed.greatest((~torch.isfinite(size)).float().view(1))
@@ -172,26 +198,26 @@ class Step:
         self.steps_to_failure += 1 - self.failed
 
     def check(self) -> int | None:
-        """None, or how many steps of this process went well before the first that did not (waits for the device)."""
+        """Return None, or after how many good steps of this process the first one failed. Waits for the device."""
         return int(self.steps_to_failure.item()) if self.failed.item() else None
 
     def forget(self) -> None:
-        """Count the step that failed as none."""
+        """Don't count the step that failed."""
         self.failed.zero_()
         self.count -= 1
 
     def flush(self) -> dict[str, float]:
-        """Means of the terms over the steps since the last flush (waits for the device)."""
+        """Return the means of the terms since the last flush. Waits for the device."""
         means = (self.sums / max(self.count, 1)).tolist()
         self.sums.zero_()
         self.count = 0
         return dict(zip(self.names, means))
 
 
-def joined(learner: Learner, device: torch.device) -> nn.Module:
-    """The learner with gradients averaged over ranks; buffers stay each rank's own (statistics, or equal already)."""
+def data_parallel(learner: Learner, device: torch.device) -> nn.Module:
+    """Return the learner with gradients averaged over ranks; buffers are not broadcast."""
     with warnings.catch_warnings():
-        # Newer torch has another name for the argument, with another meaning at the start; both meanings will do.
+        # Newer torch renamed the argument broadcast_buffers and changed its meaning at the start; both will do.
         warnings.simplefilter("ignore", FutureWarning)
         devices = [device.index] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(learner, device_ids=devices, broadcast_buffers=False)
@@ -199,9 +225,9 @@ def joined(learner: Learner, device: torch.device) -> nn.Module:
 
 @contextlib.contextmanager
 def restored_buffers(*modules: nn.Module | None):
-    """Batch-norm statistics as they were: the first of two passes over the same images must not count."""
+    """Restore batch-norm statistics afterwards: the first of two passes over the same images must not count."""
     buffers = [b for m in modules if m is not None for b in m.buffers()]
-    kept = [b.clone() for b in buffers]
+    saved = [b.clone() for b in buffers]
     yield
-    for buffer, old in zip(buffers, kept):
+    for buffer, old in zip(buffers, saved):
         buffer.copy_(old)

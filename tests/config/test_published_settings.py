@@ -1,4 +1,4 @@
-"""The papers' training by its numbers: recipes as they resolve, with their batch's rate."""
+"""The settings that the papers publish: each recipe as it resolves, with the learning rate of its batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kontrast.training.resolve import with_defaults
 
 @cache
 def facts(name: str) -> dict[str, Any]:
-    """Every setting by its path, defaults of the parts included; `peak` is the rate as applied. No path, no part."""
+    """Return every setting by its path, including default arguments, and the scaled learning rate as `peak`."""
     recipe = with_defaults(resolve(name))
     t = recipe.training
     return flat(to_tree(recipe)) | {"peak": round(scaled_learning_rate(t.lr, t.batch, t.lr_scaling), 9)}
@@ -28,13 +28,13 @@ def table(prefix: str, **values: Any) -> dict[str, Any]:
 
 
 def training(optimizer: str, peak: float, weight_decay: float, epochs: int, batch: int, **more: Any) -> dict[str, Any]:
-    """Cosine without warm-up and with momentum 0.9 unless told."""
+    """Return training settings: cosine without warm-up and with momentum 0.9, unless given."""
     plain = {"momentum": 0.9, "schedule": "cosine", "warmup": 0.0, "milestones": [], "lr_per_epoch": False}
     given = {"optimizer": optimizer, "weight_decay": weight_decay, "epochs": epochs, "batch": batch}
     return {"peak": peak, **table("training", **plain, **given) | table("training", **more)}
 
 
-NEIGHBOURS = {"evaluation.k": 200, "evaluation.temperature": 0.1}
+NEIGHBORS = {"evaluation.k": 200, "evaluation.temperature": 0.1}
 ALONE = {"teacher.momentum": None, "bank.size": None, "predictor.name": None}
 
 # CACR's small images: 0.12 B/256, and a tenth of it at each milestone. name: objective, views, batch, peak
@@ -57,7 +57,7 @@ SETS = {"cifar10": ("cacr-cifar", 32, 1.0), "cifar100": ("cacr-cifar100", 32, 1.
 
 
 def small(data: str, method: str) -> dict[str, Any]:
-    """What CACR's two tables of small images share: the objective and the views."""
+    """Return what CACR's two tables of small images share: the objective and the views."""
     objective, count, _, _ = SMALL[method]
     policy, size, crop = SETS[data]  # of STL-10 the test sees 64 of 70 pixels
     weights = {"objective.t_minus": T_MINUS[data, method]} if method.startswith("cacr") else {}
@@ -219,9 +219,9 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_recipe_has_its_papers_numbers(name):
+def test_a_recipe_has_the_settings_of_its_paper(name):
     found = facts(name)
-    expected = {"data.source": name.split("/")[0]} | NEIGHBOURS | PUBLISHED[name]
+    expected = {"data.source": name.split("/")[0]} | NEIGHBORS | PUBLISHED[name]
     assert {key: found.get(key) for key in expected} == expected
 
 
@@ -237,7 +237,7 @@ def test_an_imbalanced_recipe_is_its_base_on_other_images(name):
 
 
 @pytest.mark.parametrize("name", [n for n in recipe_names() if "-t-plus-" in n or "-t-minus-" in n])
-def test_a_recipe_of_tables_12_and_13_has_the_weight_of_its_name(name):
+def test_a_recipe_named_after_a_weight_has_it(name):
     base, sign, value = name.replace("-t-", " t_").replace("plus-", "plus ").replace("minus-", "minus ").split()
     found = facts(name)
     assert found[f"objective.{sign}"] == float(value)
@@ -266,7 +266,7 @@ def test_the_weightings_of_tables_10_and_11(name):
 
 
 @pytest.mark.parametrize("name", [n for n in recipe_names() if n.startswith(("cifar10/dcl-b", "cifar10/simclr-b"))])
-def test_a_recipe_of_a_batch_has_the_batch_of_its_name_and_a_hundred_epochs(name):
+def test_a_recipe_named_after_a_batch_size_has_it_and_a_hundred_epochs(name):
     found = facts(name)
     assert (found["training.batch"], found["training.epochs"]) == (int(name.rsplit("b", 1)[1]), 100)
 

@@ -1,5 +1,5 @@
-"""The teacher's keys: what of them the bank takes, that split batch norm shuffles them, and that the teacher moves
-before it makes them."""
+"""The teacher's keys: which of them the bank stores, how split batch norm shuffles them, and that the teacher is
+updated before it computes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATHS = {
 
 
 def trained(batch_norm: dict, contents: str, symmetric: bool = False) -> tuple[Learner, Step, torch.Tensor]:
-    """A learner after one step, when student and teacher differ, and the views [V,B,...] that its next step takes."""
+    """Return a learner after one step, when student and teacher differ, and the views [V,B,...] of its next step."""
     tree = {
         "objective": {"name": "info-nce"},
         "encoder": {"name": "small-conv", "width": 16},
@@ -55,14 +55,14 @@ def trained(batch_norm: dict, contents: str, symmetric: bool = False) -> tuple[L
 
 
 def fresh_rows(learner: Learner, step: Step) -> torch.Tensor:
-    """What the bank takes in the next step."""
+    """Return the rows that the bank stores in the next step."""
     start = int(learner.bank.pointer)
     step(torch.empty(0), torch.empty(0), None, lr=0.1, momentum=MOMENTUM)
     return learner.bank.rows[start : int(learner.bank.pointer)]
 
 
-def moved(learner: Learner) -> Learner:
-    """A copy whose teacher has gone, by hand, where the next step must take it before it asks it for keys."""
+def updated(learner: Learner) -> Learner:
+    """Return a copy whose teacher is updated by hand, as the next step must do before it computes keys."""
     twin = copy.deepcopy(learner)
     for p, s in zip(twin.teacher.parameters(), twin.student.parameters()):
         p.copy_(MOMENTUM * p + (1 - MOMENTUM) * s.detach())
@@ -70,14 +70,14 @@ def moved(learner: Learner) -> Learner:
 
 
 def unit_keys(learner: Learner, pictures: torch.Tensor) -> torch.Tensor:
-    """The unit keys [W,B,D] of pictures [W,B,...] by a plain forward of the teacher."""
+    """Return the unit keys [W,B,D] of pictures [W,B,...] by a plain forward of the teacher."""
     return normalize(learner.teacher(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2]), dim=-1)
 
 
 @pytest.mark.parametrize("contents", ["last", "all", "means", "unit-means"])
-def test_the_bank_takes_the_unit_keys_of_the_last_view_or_of_all_or_their_plain_means(contents):
+def test_the_bank_stores_unit_keys_of_the_last_view_or_of_all_or_their_means(contents):
     learner, step, views = trained({}, contents)
-    made = unit_keys(moved(learner), views[1:])
+    made = unit_keys(updated(learner), views[1:])
     rows = fresh_rows(learner, step)
     mean = made.mean(0)
     expected = {"last": made[-1], "all": made.flatten(0, 1), "means": mean, "unit-means": normalize(mean, dim=-1)}
@@ -87,16 +87,18 @@ def test_the_bank_takes_the_unit_keys_of_the_last_view_or_of_all_or_their_plain_
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_teacher_moves_before_it_makes_the_keys(path):
+def test_the_teacher_is_updated_before_it_computes_the_keys(path):
     learner, step, views = trained(PATHS[path], "all", symmetric=True)
-    due, stale = (normalize(twin.teacher_keys(views, None), dim=-1).flatten(0, 1) for twin in (moved(learner), learner))
+    due, stale = (
+        normalize(twin.teacher_keys(views, None), dim=-1).flatten(0, 1) for twin in (updated(learner), learner)
+    )
     rows = fresh_rows(learner, step)
     torch.testing.assert_close(rows, due)
     assert (rows - stale).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_split_batch_norm_shuffles_the_keys_and_each_stays_its_own_images(joint):
+def test_split_batch_norm_shuffles_the_images_of_keys_and_restores_their_order(joint):
     learner, _, views = trained({**SPLIT, "joint": joint}, "last", symmetric=True)
 
     def made() -> torch.Tensor:
@@ -115,16 +117,16 @@ def test_split_batch_norm_shuffles_the_keys_and_each_stays_its_own_images(joint)
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("parts", [2, 4])
 def test_keys_in_parts_are_shuffled_over_the_whole_batch(joint, parts):
-    """Shuffled within its part, a key would have its query's partners: in four parts of one split each, all of them."""
+    """Shuffled within its part, a key would share statistics with its query's neighbors: all of them in four parts."""
     learner, step, views = trained({"kind": "split", "splits": 4, "joint": joint}, "all", symmetric=True)
-    whole = normalize(moved(learner).teacher_keys(views, None), dim=-1).flatten(0, 1)
+    whole = normalize(updated(learner).teacher_keys(views, None), dim=-1).flatten(0, 1)
     for norm in (m for m in learner.modules() if isinstance(m, SplitBatchNorm)):
         norm.splits = 4 // parts
     step.accumulate = parts
     torch.testing.assert_close(fresh_rows(learner, step), whole)
 
 
-def test_views_that_are_shuffled_apart_get_partners_of_their_own():
+def test_views_that_are_shuffled_separately_are_shuffled_differently():
     learner, _, views = trained({**SPLIT, "joint": False}, "last", symmetric=True)
     one, other = learner.teacher_keys(views[:1].expand(2, *views.shape[1:]), None)
     assert (one - other).abs().max() > 1e-3
@@ -132,7 +134,7 @@ def test_views_that_are_shuffled_apart_get_partners_of_their_own():
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_keys_of_all_views_are_shuffled_together_or_view_by_view(joint):
-    """JCL shuffles all of them, CACR each view's."""
+    """JCL shuffles all views together, CACR each view separately."""
     learner, _, views = trained({**SPLIT, "joint": joint}, "last", symmetric=True)
     other = torch.cat([views[:-1], views[-1:].flip(2)])
     found, changed = (copy.deepcopy(learner).teacher_keys(pictures, None) for pictures in (views, other))

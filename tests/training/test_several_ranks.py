@@ -1,4 +1,4 @@
-"""Several ranks are one process on the joined batch: the same losses, the same bank, one writer."""
+"""Several ranks train like one process on the whole batch: the same losses, the same bank, one writer."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def losses(run) -> list[float]:
 
 
 def test_two_ranks_have_the_losses_of_one_process(tmp_path):
-    """A small learning rate: where a ReLU's input is within rounding of 0, its gradient is either side's, and the two
-    runs part company without either being wrong. The next test, in float64, holds the arithmetic itself to account."""
+    """The learning rate is small: if the input of a ReLU is within rounding of 0, its gradient may be that of either
+    side, and the two runs diverge though neither is wrong. The next test checks the arithmetic itself, in float64."""
     options = [*OPTIONS, "training.lr=0.01"]
     whole, (shared, _) = one(tmp_path, options), two(tmp_path, options)
     assert len(losses(shared)) == 20
@@ -125,8 +125,8 @@ BASE = {
 
 
 def train_in_float64(case: str, out: Path) -> int:
-    """Twenty steps of the learner in float64; the first rank writes the end. The learning rate is small: at 0.1 SWD's
-    rounding grows fourfold a step, to 1e-1 from 1e-14."""
+    """Take twenty steps of the learner in float64; the first rank writes the result. The learning rate is small: at 0.1
+    the rounding errors of SWD grow fourfold per step, from 1e-14 to 1e-1."""
     distributed.initialize()
     recipe = read_recipe({**BASE, **CASES[case]})
     parts = max(1, recipe.training.accumulate // distributed.world())
@@ -172,7 +172,7 @@ def test_nan_on_two_ranks_stops_both(tmp_path):
     assert all("not finite at step" in text for text in said)
 
 
-def test_parts_that_do_not_divide_a_rank_s_share_are_refused(tmp_path):
+def test_accumulate_that_does_not_divide_the_share_of_a_rank_is_refused(tmp_path):
     _, said = two(tmp_path, [*OPTIONS, "training.batch=16", "training.accumulate=16"], codes=(2, 2))
     assert "it must divide each of 2 ranks' share of the batch 16" in said[0]
 
@@ -193,8 +193,8 @@ SHARDED = [
 
 
 @pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_shards_take_the_steps_of_copies(tmp_path, parts):
-    """FSDP2 with teacher and predictor: the losses, the encoder and the checkpoint of DDP; resumed, the same again."""
+def test_fsdp_takes_the_steps_of_ddp(tmp_path, parts):
+    """FSDP2 with teacher and predictor has the losses, the encoder and the checkpoint of DDP, also after resuming."""
     options = [*SHARDED, "training.max_steps=4", f"training.accumulate={parts}", "checkpoints.every=0"]
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -210,7 +210,7 @@ def test_shards_take_the_steps_of_copies(tmp_path, parts):
     assert encoder.keys() == load_file(copies / "encoder.safetensors").keys()
 
 
-def test_a_run_in_shards_resumes_to_the_same_bits(tmp_path):
+def test_a_run_with_fsdp_resumes_to_the_same_bits(tmp_path):
     options = [*SHARDED, "training.parallel=fsdp"]
     for name in ("whole", "halves"):
         (tmp_path / name).mkdir()
@@ -221,7 +221,7 @@ def test_a_run_in_shards_resumes_to_the_same_bits(tmp_path):
         assert (halves / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_shards_are_refused_where_they_do_not_fit(tmp_path):
+def test_fsdp_is_refused_with_options_that_it_does_not_support(tmp_path):
     _, said = two(tmp_path, [*OPTIONS, "training.parallel=fsdp"], codes=(2, 2))
     assert "is for transformers" in said[0]
     _, said = two(tmp_path, [*SHARDED, "training.parallel=fsdp", "training.optimizer=lars"], codes=(2, 2))

@@ -1,0 +1,74 @@
+"""Find settings that have no effect: unused by the chosen optimizer or schedule, or due after training ends.
+
+An override without effect is an error or a warning; a setting of the recipe itself at most a warning.
+"""
+
+from __future__ import annotations
+
+from kontrast.config.overrides import Overrides, override_keys
+from kontrast.config.recipe import Recipe, TrainingSettings
+from kontrast.errors import UsageError
+
+
+def past_the_end(training: TrainingSettings, epochs: float | None = None) -> dict[str, str]:
+    """Return a warning for each schedule setting that is due after the last epoch, by its key.
+
+    Args:
+        training: the settings to check.
+        epochs: how many epochs are trained, if max_steps ends training earlier than `training.epochs`.
+    """
+    epochs = training.epochs if epochs is None else epochs
+    warnings = {}
+    if 0 < epochs < training.warmup:
+        warnings["training.warmup"] = (
+            f"training.warmup of {training.warmup:g} epochs is longer than the training of {epochs:g}: the learning "
+            "rate does not reach its peak"
+        )
+    late = [f"{m:g}" for m in training.milestones if m >= epochs]
+    if epochs and late and training.schedule == "steps":
+        warnings["training.milestones"] = (
+            f"training.milestones {', '.join(late)}: the training of {epochs:g} epochs ends before the learning rate "
+            "is lowered there"
+        )
+    return warnings
+
+
+def unused_by_schedule(training: TrainingSettings) -> dict[str, str]:
+    """Return a warning if milestones are set for a schedule without them, or missing for one that needs them."""
+    steps = training.schedule == "steps"
+    if training.milestones and not steps:
+        return {
+            "training.milestones": f"the {training.schedule} schedule does not use training.milestones: set "
+            "training.schedule=steps"
+        }
+    if steps and not training.milestones:
+        return {
+            "training.schedule": "training.schedule=steps never lowers the learning rate without "
+            "training.milestones, for example [60,80]"
+        }
+    return {}
+
+
+def refuse_ineffective(recipe: Recipe, overrides: Overrides) -> None:
+    """Raise if a schedule setting in `overrides` has no effect."""
+    keys = override_keys(overrides)
+    training, unused = recipe.training, unused_by_schedule(recipe.training)
+    late = {key: f"{line}; raise training.epochs or lower {key}" for key, line in past_the_end(training).items()}
+    for key, line in [*unused.items(), *late.items()]:
+        if key in keys:
+            raise UsageError(line)
+
+
+def unused_settings(recipe: Recipe, overrides: Overrides) -> list[str]:
+    """Return a warning for each setting in `overrides` that nothing uses in this recipe."""
+    t = recipe.training
+    needed = {
+        "training.momentum": "training.optimizer=sgd or lars" if t.optimizer in ("adam", "adamw") else "",
+        "training.lr_inside": "training.optimizer=lars" if t.lr_inside and t.optimizer != "lars" else "",
+        "training.decay_all": "another training.optimizer than lars" if t.decay_all and t.optimizer == "lars" else "",
+        "training.gamma": "training.schedule=steps" if t.schedule != "steps" else "",
+        "training.lr_per_epoch": "another training.schedule than constant" if t.schedule == "constant" else "",
+        "batch_norm.splits": "batch_norm.kind=split" if recipe.batch_norm.kind != "split" else "",
+        "views.local_size": "views.local_count" if not recipe.views.local_count else "",
+    }
+    return [f"{key} has no effect here: it needs {needed[key]}" for key in override_keys(overrides) if needed.get(key)]
