@@ -214,7 +214,7 @@ def _embed_parts(
                     number = batch.number // size
                     found[number] = write_part(part_path(parts, number), torch.cat(rows), batches)
                     rows, batches = [], []
-                if stop.asked is not None:
+                if stop.signal is not None:
                     raise stop.error(f"part {sum(map(bool, found.values()))} of {len(found)}", command)
     return [part for part in found.values() if part]
 
