@@ -29,28 +29,28 @@ def program(path, text: str) -> None:
 
 def test_the_service_runs_while_the_runs_do(with_a_gpu, tmp_path):
     """A stand-in for the driver's program writes down how it is called."""
-    told = tmp_path / "told"
-    program(with_a_gpu, f'if [ "$1" = -d ]; then echo "start ${PIPES}" >> {told}; else cat >> {told}; fi\n')
+    calls = tmp_path / "calls"
+    program(with_a_gpu, f'if [ "$1" = -d ]; then echo "start ${PIPES}" >> {calls}; else cat >> {calls}; fi\n')
     said: list[str] = []
     with shared_gpu("auto", said.append) as variables:
         place = variables[PIPES]
-        assert told.read_text() == f"start {place}\n" and os.path.isdir(place)
+        assert calls.read_text() == f"start {place}\n" and os.path.isdir(place)
         assert PIPES not in os.environ, "this process itself stays as it was"
-    assert told.read_text() == f"start {place}\nquit\n"
+    assert calls.read_text() == f"start {place}\nquit\n"
     assert not os.path.exists(place) and said == []
 
 
 def test_it_is_ended_after_an_error_too(with_a_gpu, tmp_path):
-    told = tmp_path / "told"
-    program(with_a_gpu, f'[ "$1" = -d ] || cat >> {told}\n')
+    calls = tmp_path / "calls"
+    program(with_a_gpu, f'[ "$1" = -d ] || cat >> {calls}\n')
     with pytest.raises(KeyboardInterrupt), shared_gpu("cuda", print):
         raise KeyboardInterrupt
-    assert told.read_text() == "quit\n"
+    assert calls.read_text() == "quit\n"
 
 
 @pytest.mark.parametrize(
     "text, reason",
-    [("echo no such thing >&2; exit 3\n", "no such thing"), ("exit 3\n", "exit 3"), ("sleep 60\n", "timed out")],
+    [("echo no such thing >&2; exit 3\n", "no such thing"), ("exit 3\n", "exit code 3"), ("sleep 60\n", "timed out")],
 )
 def test_a_service_that_does_not_start_is_said(with_a_gpu, monkeypatch, text, reason):
     monkeypatch.setattr(gpu_sharing, "SECONDS", 0.5)

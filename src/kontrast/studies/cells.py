@@ -74,7 +74,7 @@ class CellRunner:
         self.images: dict[str, Fingerprints] = {}  # the expected fingerprints by cell; empty: not compared
 
     def measure(self, cell: Cell) -> Record:
-        """Train the cell, or resume its training, and return its numbers; `images` has the fingerprints it saw."""
+        """Train the cell, or resume its training, and return its numbers; `fingerprints` are those of its images."""
         raise NotImplementedError
 
     def describe(self, record: Record) -> str:
@@ -138,7 +138,9 @@ class CellRunner:
         self.say(f"{title}: {'resuming' if RunFolder(cell.folder).holds_run else 'training'}")
         try:
             numbers = self.measure(cell)
-            self.refuse_other_images(cell, numbers.pop("images", None))  # they may have changed during the training
+            self.refuse_other_images(
+                cell, numbers.pop("fingerprints", None)
+            )  # they may have changed during the training
             record = self.finished_record(cell, numbers)
             self.write(cell, record)
         except (Stopped, Interrupted) as error:

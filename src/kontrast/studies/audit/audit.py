@@ -214,4 +214,8 @@ def train_and_probe(cell: Cell, learner: str, device: str) -> Record:
         encoder, run = train_baseline(learner, recipe, images, on, cell.name), {}
     else:
         encoder, run = finish_run(cell, device, lambda _: None).encoder(on), {"run": f"runs/{cell.name}"}
-    return {**run, "images": probe_fingerprints(train, test), **measure_features(encoder, recipe, train, test, on)}
+    return {
+        **run,
+        "fingerprints": probe_fingerprints(train, test),
+        **measure_features(encoder, recipe, train, test, on),
+    }

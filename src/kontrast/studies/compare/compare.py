@@ -102,7 +102,7 @@ class ComparisonRunner(CellRunner):
         info = run.folder.info()
         logged = [line for line in read_json_lines(run.path / "metrics.jsonl") if "loss" in line]
         return {
-            "images": probe_fingerprints(train, test),
+            "fingerprints": probe_fingerprints(train, test),
             "seconds": info.get("seconds"),
             "steps": info.get("steps"),
             "device": info.get("device"),

@@ -162,7 +162,7 @@ def make_tables(rows: list[Record]) -> list[Record]:
         for probe, name in PROBE_NAMES.items()
         if any(probe in row["probes"] for row in rows)
     ]  # fmt: skip
-    cost = {"title": "Time and memory", "columns": ["recipe", "time", "peak memory", "runs"]}
+    cost: Record = {"title": "Time and memory", "columns": ["recipe", "time", "peak memory", "runs"]}
     cost |= {"rows": list(map(cost_line, rows)), "note": "Time is the mean of the runs, memory their maximum."}
     return [*tables, cost]
 
