@@ -60,7 +60,7 @@ def stored(path: Path) -> dict[tuple[str, int], dict]:
 
 
 def test_list_is_quick_and_needs_no_torch():
-    code = "import sys; from kontrast.cli import run; run(['reproduce', '--list']); print('torch' in sys.modules)"
+    code = "import sys; from kontrast.cli.main import run; run(['reproduce', '--list']); print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     lines = out.splitlines()
     assert lines[-1] == "False" and any(line.startswith("cacr-table-2 ") for line in lines) and len(lines) >= 8

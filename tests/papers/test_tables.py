@@ -228,7 +228,7 @@ def test_a_merge_is_whole_or_nothing(tmp_path):
         halves.append((run_of(0, 0.7, **more), words))
     for record, words in halves:
         file.write_text(json.dumps({**good, "cells": [good["cells"][0], {**good["cells"][1], "runs": [record]}]}))
-        with pytest.raises(CheckpointError, match=rf"made\.json.* cell 'b', seed .*: {words}"):
+        with pytest.raises(CheckpointError, match=rf"made\.json.*cell 'b', seed .*: {words}"):
             merge_results(tmp_path / "here", table, file)
     file.write_text(json.dumps({**good, "cells": [good["cells"][0], {"cell": "b", "runs": []}]}))
     with pytest.raises(CheckpointError, match="cell 'b': 'changed' is missing"):

@@ -22,7 +22,7 @@ class Optional(NamedTuple):
 
 def find_mismatch(value: Any, schema: Any, path: str = "") -> str:
     """Describe the first mismatch, such as `'n' is missing in probes.knn`; empty if the value matches the schema."""
-    name = path or "the file"
+    name = path or "it"
     if isinstance(schema, Optional):
         return "" if value is None else find_mismatch(value, schema.kind, path)
     if isinstance(schema, type):
@@ -50,7 +50,7 @@ def find_key_mismatch(table: dict[str, Any], key: str, schema: Any, path: str) -
         return first(find_mismatch(value, schema, f"{prefix}{name}") for name, value in table.items())
     name = key.removesuffix("?")
     if name not in table:
-        return "" if key.endswith("?") else f"{name!r} is missing in {path or 'the file'}"
+        return "" if key.endswith("?") else f"{name!r} is missing{f' in {path}' * bool(path)}"
     return find_mismatch(table[name], schema, f"{prefix}{name}")
 
 
