@@ -154,6 +154,7 @@ def test_a_failed_cell_does_not_stop_the_others(kind, tmp_path, monkeypatch):
     arguments = {"bits": [0], "steps": 1, "overrides": TINY, "out": tmp_path / "out", "device": "cpu", "say": quiet}
     found = audit(str(images()), **arguments)
     assert [cell["status"] for cell in found.cells] == ["failed", "finished", "finished", "finished"]
+    assert found.verdict.endswith("1 training failed.")
     assert (found.cells[0]["reason"], found.cells[0]["exit_code"]) == ("the reason", kind.exit_code)
     audit(str(images()), **arguments)
     again = [] if kind is NumbersError else measured[:1]  # the same numbers would fail again, a full disk may not

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kontrast.config.recipe import Recipe
-from kontrast.errors import DataError, KontrastError, NumbersError, UsageError
+from kontrast.errors import DataError, KontrastError, UsageError
 from kontrast.files import disk_faults, read_json_lines
 from kontrast.objectives import objective
 from kontrast.papers.gpu_sharing import shared_gpu
@@ -38,7 +38,7 @@ from kontrast.registry import nearest
 from kontrast.runs.probe import PROBES
 from kontrast.studies.audit.audit import train_and_probe
 from kontrast.studies.audit.baselines import AUTOENCODERS
-from kontrast.studies.cells import Cell, CellResult, CellRunner, Record, Say, finish_run, raise_if_all_failed
+from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, raise_if_all_failed
 from kontrast.studies.text_tables import aligned, terminal_width
 from kontrast.training import checkpoints
 from kontrast.training.build import precision
@@ -121,12 +121,14 @@ def reproduce(
     runner = TableRunner(load_table(table), overrides, data, Path(out), Path(runs), device, say)
     rows, numbers = runner.table.select(cells), range(seeds) if isinstance(seeds, int) else seeds
     planned = [runner.plan(row, seed) for seed in numbers for row in rows]  # the first seed of every cell comes first
-    stored = {cell.name: runner.stored_result(cell) for cell in planned}
-    errors = [result.error for result in stored.values() if result is not None and result.error]
-    remaining = [cell for cell in planned if stored[cell.name] is None]
+    remaining, errors = [], []
     for cell in planned:
-        if stored[cell.name] is not None:
+        stored = runner.stored_result(cell)
+        if stored is None:
+            remaining.append(cell)
+        else:
             say(f"{cell.name}: already in {runner.file}")
+            errors += [stored.error] if stored.error else []
     runner.check(remaining, compare_images=False)
     runner.check_data(remaining)
     with disk_faults(runner.folder):
@@ -160,14 +162,7 @@ class TableRunner(CellRunner):
     """Runs the cells of a table and stores their numbers in results/TABLE.json."""
 
     def __init__(
-        self,
-        table: Table,
-        overrides: Sequence[str],
-        data: str | None,
-        out: Path,
-        runs: Path,
-        device: str,
-        say: Say,
+        self, table: Table, overrides: Sequence[str], data: str | None, out: Path, runs: Path, device: str, say: Say
     ):
         super().__init__(device, say, "--runs")
         self.table, self.overrides, self.data, self.out, self.runs = table, overrides, data, out, runs
@@ -208,16 +203,12 @@ class TableRunner(CellRunner):
         words += ["--device", self.device, "--out", str(self.out), "--runs", str(self.runs)]
         return [*words, *(["--data", self.data] if self.data else [])]
 
-    def stored_result(self, cell: Cell) -> CellResult | None:
-        record = self.read(cell)
-        if record is None:
-            return None
-        return CellResult(record, NumbersError(record["failed"]) if "failed" in record else None)
-
     def read(self, cell: Cell) -> Record | None:
         assert isinstance(cell, TableRun)
-        entry = find_entry(read_results(self.out, self.table), cell.row, cell.changed)
-        return next((run for run in entry["runs"] if run["seed"] == cell.seed), None) if entry else None
+        entry = find_entry(read_results(self.out, self.table), cell.row, cell.changed) or {"runs": []}
+        run = next((run for run in entry["runs"] if run["seed"] == cell.seed), None)
+        failure = {"status": "failed", "reason": run["failed"]} if run and "failed" in run else {"status": "finished"}
+        return None if run is None else {**failure, "seed": cell.seed}
 
     def write(self, cell: Cell, record: Record) -> None:
         assert isinstance(cell, TableRun)

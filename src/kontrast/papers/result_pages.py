@@ -115,14 +115,14 @@ def row_texts(table: Table, measured: list[str], label: str, cell: TableCell, en
 def conditions(entry: Record, done: list[Record]) -> list[str]:
     """The columns for seeds, epochs, data, device, versions and time."""
     seconds, most = statistics.fmean(run["seconds"] for run in done), max(run["at_once"] for run in done)
-    beside = f" ({most} at once)" if most > 1 else ""
+    shared = f" ({most} at once)" if most > 1 else ""
     return [
         " ".join(f"{run['seed']}{' (collapsed)' * has_collapsed(run)}" for run in done),
         " / ".join(dict.fromkeys(f"{run['epochs']:g}" for run in done)),
         entry["data"],
         " / ".join(dict.fromkeys(f"{run['device']}, {run['precision']}" for run in done)),
         " / ".join(dict.fromkeys(f"kontrast {run['kontrast']}, torch {run['torch']}" for run in done)),
-        (f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s") + beside,
+        (f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s") + shared,
     ]
 
 
@@ -135,13 +135,13 @@ def has_collapsed(run: Record) -> bool:
 
 
 def interval_text(runs: list[Record], probe: str) -> str:
-    from kontrast.probes.intervals import over_seeds
+    from kontrast.probes.intervals import over_seeds, within_one
 
     with_it = [run["probes"][probe] for run in runs if probe in run["probes"]]
     if not with_it:
         return ""
-    over = over_seeds([found["accuracy"] for found in with_it])
-    low, high = (max(0.0, over[0]), min(1.0, over[1])) if over else (with_it[0]["low"], with_it[0]["high"])
+    over = within_one(over_seeds([found["accuracy"] for found in with_it]))
+    low, high = over or (with_it[0]["low"], with_it[0]["high"])
     return f"{100 * low:.2f} to {100 * high:.2f}" + (" (seeds)" if over else " (images)")
 
 

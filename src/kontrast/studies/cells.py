@@ -186,6 +186,15 @@ class CellRunner:
         write_json(cell.record_file, record)
 
 
+def group_by(records: Sequence[Record], *keys: str) -> dict[Any, list[Record]]:
+    """Group records by the value of one key, or the values of several, in order of appearance."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        value = record[keys[0]] if len(keys) == 1 else tuple(record[key] for key in keys)
+        groups.setdefault(value, []).append(record)
+    return groups
+
+
 def raise_if_all_failed(errors: Sequence[KontrastError], count: int) -> None:
     """Raise the first error, with its exit code, if none of the cells finished."""
     if errors and len(errors) == count:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kontrast.files import write_json
 from kontrast.studies.text_tables import terminal_width, text_table, wrapped
@@ -31,6 +31,14 @@ class StudyResult:
     plots: list[Record]
     runs: list[Path]
     cells: list[Record]
+
+    @classmethod
+    def save(cls, file: Path, tree: Record) -> Self:
+        """Write the study's JSON file and return its content as a result."""
+        write_json(file, tree)
+        names = {field.name for field in fields(cls)} - {"file", "runs"}
+        runs = [file.parent / run for run in tree["runs"]]
+        return cls(file=file, runs=runs, **{name: tree[name] for name in names})
 
     def __str__(self) -> str:
         return "\n".join(self.lines(terminal_width()))
@@ -66,20 +74,3 @@ class AuditResult(StudyResult):
 
     def to_dict(self) -> Record:
         return {"audit": str(self.file), "verdict": self.verdict, "cells": self.cells}
-
-
-def save_comparison(file: Path, tree: Record) -> Comparison:
-    """Write comparison.json and return it as a result."""
-    write_json(file, tree)
-    return Comparison(**result_fields(file, tree), rows=tree["rows"])
-
-
-def save_audit(file: Path, tree: Record) -> AuditResult:
-    """Write audit.json and return it as a result."""
-    write_json(file, tree)
-    return AuditResult(**result_fields(file, tree))
-
-
-def result_fields(file: Path, tree: Record) -> Record:
-    runs = [file.parent / run for run in tree["runs"]]
-    return {"file": file, "runs": runs, **{key: tree[key] for key in ("verdict", "tables", "plots", "cells")}}

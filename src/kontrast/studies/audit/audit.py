@@ -29,7 +29,7 @@ from kontrast.studies.audit.audit_summary import CELL_SCHEMA, FINISHED_SCHEMA, s
 from kontrast.studies.audit.baselines import BASELINES, SUPERVISED, UNTRAINED, VAE, train_baseline
 from kontrast.studies.audit.retained_features import measure_features
 from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, raise_if_all_failed
-from kontrast.studies.study_result import AuditResult, save_audit
+from kontrast.studies.study_result import AuditResult
 from kontrast.training.build import build_views
 from kontrast.training.device import choose_device
 from kontrast.training.learner import check_options
@@ -97,7 +97,7 @@ def audit(
     def save(records: list[Record]) -> AuditResult:
         tree = {"version": 1, "kind": "audit", "finished": len(records) == len(cells), "data": images.name}
         tree |= {"runs": [r["run"] for r in records if r.get("run")], **summarize(records, images.name, classes)}
-        return save_audit(folder / "audit.json", {**tree, "cells": records})
+        return AuditResult.save(folder / "audit.json", {**tree, "cells": records})
 
     results = runner.run(cells, save)
     raise_if_all_failed([result.error for result in results if result.error], len(cells))

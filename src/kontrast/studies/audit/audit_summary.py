@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from kontrast.probes.intervals import over_seeds
+from kontrast.probes.intervals import over_seeds, within_one
+from kontrast.studies.cells import Record, group_by
 from kontrast.studies.schema import ANY, Optional
 
-Record = dict[str, Any]
 BASELINES = ("supervised", "VAE", "untrained")
 TARGETS = {"labels": "linear probe accuracy", "retrieval": "retrieval accuracy"}
 FEATURES = {"bits": "random bits", "digits": "overlaid digits"}
@@ -32,9 +32,11 @@ def summarize(records: list[Record], data: str, classes: int | None) -> Record:
     done = {feature: [p for p in group if p["status"] == "finished"] for feature, group in points.items()}
     tables = [accuracy_table(group) for group in points.values()]
     tables += [table for table in [factor_table([p for group in done.values() for p in group])] if table]
+    failed = sum(record["status"] == "failed" for record in records)
+    failure = [f"{failed} training{'s' * (failed > 1)} failed."] if failed else []
     return {
         "title": f"Which features are suppressed on {data}",
-        "verdict": " ".join(verdict(group) for group in done.values()) or "No training has finished yet.",
+        "verdict": " ".join([*map(verdict, done.values()), *failure]) or "No training has finished yet.",
         "plots": [plot for group in done.values() for plot in curves(group, classes)],
         "tables": tables,
     }
@@ -45,35 +47,29 @@ def average_seeds(records: list[Record]) -> list[Record]:
 
     The 95% interval is Student's over several seeds, and over the test images for a single one.
     """
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in records:
-        groups.setdefault((record["learner"], record["amount"]), []).append(record)
-    return [average([r for r in group if r["status"] == "finished"]) or group[0] for group in groups.values()]
+    groups = group_by(records, "learner", "amount").values()
+    return [average([r for r in group if r["status"] == "finished"]) or group[0] for group in groups]
 
 
 def average(seeds: list[Record]) -> Record | None:
     if len(seeds) < 2:
         return {**seeds[0], "seeds": 1} if seeds else None
     values = [record["accuracy"] for record in seeds]
-    low, high = over_seeds(values)  # type: ignore[misc]
+    low, high = within_one(over_seeds(values))  # type: ignore[misc]
     added = [record["injected"] for record in seeds if record["injected"] is not None]
     return {
         **seeds[0],
         "seeds": len(seeds),
         "accuracy": statistics.fmean(values),
-        "low": max(0.0, low),
-        "high": min(1.0, high),
+        "low": low,
+        "high": high,
         "injected": statistics.fmean(added) if added else None,
         "factors": {name: statistics.fmean(r["factors"][name] for r in seeds) for name in seeds[0]["factors"]},
     }
 
 
 def by_learner(records: list[Record]) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
-    for record in sorted(records, key=lambda r: r["amount"]):
-        groups.setdefault(record["learner"], []).append(record)
-    order = list(dict.fromkeys(r["learner"] for r in records))
-    return {name: groups[name] for name in order}
+    return {name: sorted(group, key=lambda r: r["amount"]) for name, group in group_by(records, "learner").items()}
 
 
 def describe_interval(points: list[Record]) -> str:

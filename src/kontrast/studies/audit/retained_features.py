@@ -63,21 +63,19 @@ def probe_added_feature(fit: Tensor, train: ImageSet, held: Tensor, test: ImageS
     return None
 
 
-def probe_bits(fit: Tensor, bits: Tensor, held: Tensor, truth_test: Tensor) -> float:
+def probe_bits(fit: Tensor, bits: Tensor, held: Tensor, y_test: Tensor) -> float:
     """Mean accuracy over the bits [N,n], each with its own linear probe."""
     x, y = standardize(fit, held)
-    right = [
-        (fit_logistic(x, b.long(), 2).predict(y) == a.long()).double().mean() for b, a in zip(bits.T, truth_test.T)
-    ]
+    right = [(fit_logistic(x, b.long(), 2).predict(y) == a.long()).double().mean() for b, a in zip(bits.T, y_test.T)]
     return float(torch.stack(right).mean())
 
 
-def probe_factor(name: str, fit: Tensor, truth: Tensor, held: Tensor, truth_test: Tensor) -> float:
+def probe_factor(name: str, fit: Tensor, truth: Tensor, held: Tensor, y_test: Tensor) -> float:
     """Accuracy of a linear probe for a factor with classes; R^2 of least squares, at least 0, for a continuous one."""
     if name not in CONTINUOUS:
-        return logistic(fit, truth.long(), held, truth_test.long(), grid=(1.0,)).accuracy
+        return logistic(fit, truth.long(), held, y_test.long(), grid=(1.0,)).accuracy
     x, y = (torch.nn.functional.pad(part.double(), (0, 1), value=1.0) for part in standardize(fit, held))
-    goal, wanted = (t.double().reshape(len(t), -1) for t in (truth, truth_test))
+    goal, wanted = (t.double().reshape(len(t), -1) for t in (truth, y_test))
     penalty = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=torch.float64)
     guess = y @ torch.linalg.solve(x.T @ x + penalty, x.T @ goal)
     explained = 1 - (wanted - guess).square().sum() / (wanted - wanted.mean(0)).square().sum()

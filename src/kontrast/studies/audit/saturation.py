@@ -25,8 +25,8 @@ from kontrast.errors import NumbersError, UsageError
 from kontrast.files import disk_faults
 from kontrast.kernels import row_statistics
 from kontrast.objectives import Objective, objective
-from kontrast.studies.cells import Record, Say
-from kontrast.studies.study_result import AuditResult, save_audit
+from kontrast.studies.cells import Record, Say, group_by
+from kontrast.studies.study_result import AuditResult
 from kontrast.training.device import choose_device
 
 BITS = (1, 2, 3, 4, 6, 8, 10)
@@ -80,7 +80,7 @@ def measure_saturation(
     }
     with disk_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return save_audit(folder / "audit.json", tree)
+    return AuditResult.save(folder / "audit.json", tree)
 
 
 def check_arguments(bits: Sequence[int], temperatures: Sequence[float], steps: int) -> None:
@@ -152,22 +152,15 @@ def saturation_point(cells: list[Record]) -> int:
     return next(cell["bits"] for cell in cells if cell["loss"] - min(values) <= 0.1 * decrease)
 
 
-def group_by_term(cells: list[Record]) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
-    for cell in cells:
-        groups.setdefault(cell["term"], []).append(cell)
-    return groups
-
-
 def verdict(cells: list[Record]) -> str:
-    points = {name: saturation_point(group) for name, group in group_by_term(cells).items()}
+    points = {name: saturation_point(group) for name, group in group_by(cells, "term").items()}
     reached = "; ".join(f"{name}: {bits}" for name, bits in points.items())
     return f"Bits at which each term reaches 90% of its decrease, out of {max(c['bits'] for c in cells)}: {reached}."
 
 
 def plots(cells: list[Record]) -> list[Record]:
     made: list[Record] = []
-    for name, group in group_by_term(cells).items():
+    for name, group in group_by(cells, "term").items():
         x = [cell["bits"] for cell in group]
         series = [{"name": "trained", "x": x, "y": [cell["loss"] for cell in group]}]
         if group[0]["equal_clusters"] is not None:
@@ -181,7 +174,7 @@ def plots(cells: list[Record]) -> list[Record]:
 
 
 def table(cells: list[Record]) -> dict[str, Any]:
-    groups = group_by_term(cells)
+    groups = group_by(cells, "term")
     bits = sorted({cell["bits"] for cell in cells})
     found = {(cell["term"], cell["bits"]): f"{cell['loss']:.3f}" for cell in cells}
     rows = [[name, *(found[name, k] for k in bits)] for name in groups]

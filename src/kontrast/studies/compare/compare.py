@@ -22,7 +22,7 @@ from kontrast.runs.run import Run
 from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, raise_if_all_failed
 from kontrast.studies.compare.comparison_plan import Grid, parse_sweeps, plan
 from kontrast.studies.compare.comparison_summary import CELL_SCHEMA, FINISHED_SCHEMA, PROBE_NAMES, summarize
-from kontrast.studies.study_result import Comparison, save_comparison
+from kontrast.studies.study_result import Comparison
 from kontrast.training.device import choose_device
 from kontrast.training.peak_memory import PeakMemory
 
@@ -82,7 +82,7 @@ def default_folder(names: Sequence[str]) -> Path:
 def save(folder: Path, names: Sequence[str], grid: Grid, records: list[Record], finished: bool) -> Comparison:
     summary = summarize(folder, list(names), grid, records)
     tree = {"version": VERSION, "kind": "comparison", "finished": finished, **summary}
-    return save_comparison(folder / "comparison.json", tree)
+    return Comparison.save(folder / "comparison.json", tree)
 
 
 class ComparisonRunner(CellRunner):

@@ -7,7 +7,6 @@ its own objective, number of views, local crops, batch size, optimizer and encod
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from kontrast.training.learner import check_options
 from kontrast.training.resolve import fresh_recipe, with_defaults
 
 KEPT_VIEW_SETTINGS = ("count", "local_count", "local_size")
-MAX_CELLS = 10_000
 Grid = dict[str, list[Any]]
 
 
@@ -77,9 +75,6 @@ def plan(
         raise UsageError(f"--seeds {seeds}: give at least 1")
     if len(set(names)) != len(names):
         raise UsageError(f"a name is given twice in {', '.join(names)}: both would be the same runs")
-    count = len(names) * seeds * math.prod(map(len, grid.values()))
-    if count > MAX_CELLS:
-        raise UsageError(f"{count:,} runs; allowed: {MAX_CELLS:,}: sweep fewer values")
     recipes = [resolve_method(name, data, overrides, device, say) for name in names]
     for line in differing_arguments(names, recipes, grid):
         say(line)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kontrast.probes.intervals import over_images, over_seeds, unpack_bits, within_one
+from kontrast.studies.cells import Record, group_by
 from kontrast.studies.schema import ANY, Optional
 
 PROBE_NAMES = {"knn": "kNN", "linear": "linear probe"}
@@ -17,14 +18,11 @@ COLUMNS = ("recipe", "accuracy", "over seeds", "over images", "difference", "ove
 CELL_SCHEMA = {"recipe": str, "configuration": str, "sweep": {}, "seed": int, "run": str}
 PROBE_SCHEMA = {"accuracy": float, "n": int, "correct": str}
 FINISHED_SCHEMA = {"seconds": float, "peak_memory_bytes": Optional(float), "probes": {ANY: PROBE_SCHEMA}}
-Record = dict[str, Any]
 
 
 def summarize(out: Path, names: list[str], grid: dict[str, list[Any]], records: list[Record]) -> dict[str, Any]:
     """The content of comparison.json for these cells."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(record["configuration"], []).append(record)
+    groups = group_by(records, "configuration")
     rows = [summarize_row(cells, find_reference(cells[0], names, groups)) for cells in groups.values()]
     return {
         "names": names,
