@@ -1,4 +1,4 @@
-"""`kontrast compare` and `kontrast audit` as a person or a script calls them."""
+"""The commands `kontrast compare` and `kontrast audit`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.tiny_run import images
 TINY = ["training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16", "views.size=32"]
 
 
-def test_compare_gives_one_json_line_and_a_page(tmp_path, capsys):
+def test_compare_prints_one_json_line_and_writes_a_report(tmp_path, capsys):
     arguments = ["compare", "nt-xent", "dcl", str(images()), *TINY, "training.epochs=1", "--seeds", "1"]
     assert run([*arguments, "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -29,7 +29,7 @@ def test_compare_gives_one_json_line_and_a_page(tmp_path, capsys):
     assert (tmp_path / "out" / "comparison.json").is_file()
 
 
-def test_audit_says_its_verdict_last_but_one(tmp_path, capsys):
+def test_audit_prints_its_verdict_before_the_report(tmp_path, capsys):
     arguments = ["audit", str(images()), *TINY, "--bits", "0,2", "--steps", "2", "--device", "cpu"]
     assert run([*arguments, "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -69,7 +69,7 @@ def test_mistakes_are_one_clear_line(arguments, code, words, tmp_path, capsys):
     assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_names_data_and_overrides_are_told_apart(tmp_path):
+def test_arguments_are_split_into_names_data_and_overrides(tmp_path):
     folder = tmp_path / "a=b"
     folder.mkdir()
     names, data, overrides = split_names(["quickstart", "dcl", str(folder), "training.epochs=1"])
@@ -95,7 +95,7 @@ def test_a_wide_table_breaks_between_columns():
     assert [line.split()[:2] for line in lines] == [["recipe", "accuracy"], ["nt-xent", "0.123"], [],
                                                     ["recipe", "difference"], ["nt-xent", "+0.012"]]  # fmt: skip
     assert len(aligned([row], 110)) == 1 and len(aligned([row])) == 1
-    assert aligned([["name", "wide cell"]], 4) == ["name  wide cell"]  # nothing is cut, however narrow
+    assert aligned([["name", "wide cell"]], 4) == ["name  wide cell"]  # nothing is truncated
 
 
 def test_tables_with_the_same_note_print_it_once():

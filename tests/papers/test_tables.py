@@ -1,4 +1,4 @@
-"""The papers' tables: definitions, results that accumulate, and the verdicts on the papers' claims."""
+"""The papers' tables: definitions, stored results, and verdicts on the papers' claims."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kontrast.runs.probe import PROBES
 from kontrast.training.learner import check_options
 
 REPOSITORY = Path(__file__).parents[2]
-ASKED = {"cacr-table-2", "dcl-batch-sizes", "uniclr-figure-2", "gcl-figure-6", "gcl-mnist", "jcl-moco", "gcl-table-d1"}
+TABLES = {"cacr-table-2", "dcl-batch-sizes", "uniclr-figure-2", "gcl-figure-6", "gcl-mnist", "jcl-moco", "gcl-table-d1"}
 CELLS = [(name, cell.name) for name in table_names() for cell in load_table(name).cells]
 
 
@@ -46,12 +46,12 @@ def keep(out: Path, table, name: str, seed: int, accuracy: float, changed=None, 
     add_run(out, table, cell, {"changed": changed or {}, "settings": relevant_settings(recipe), "data": data}, run)
 
 
-def test_the_tables_that_were_asked_for_are_there():
-    assert set(table_names()) >= ASKED
+def test_the_seven_tables_exist():
+    assert set(table_names()) >= TABLES
 
 
 @pytest.mark.parametrize(("table", "name"), CELLS)
-def test_every_cell_is_a_possible_recipe(table, name):
+def test_every_cell_is_a_valid_recipe(table, name):
     table = load_table(table)
     cell = next(c for c in table.cells if c.name == name)
     recipe = table.recipe(cell)
@@ -74,16 +74,16 @@ def test_the_papers_settings_reach_the_cells():
     assert {t.recipe(c).training.epochs for t in [load_table("uniclr-figure-2")] for c in t.cells} == {200}
     sweep = load_table("jcl-moco")
     weights = [sweep.recipe(c).objective.arguments["covariance_weight"] for c in sweep.select(["lambda"])]
-    assert weights == [4, 0, 0.2, 1, 2, 10], "the one at 4 is the method itself"
+    assert weights == [4, 0, 0.2, 1, 2, 10], "the cell with 4 is the method itself"
 
 
-def test_linear_protocols_know_their_crops():
+def test_every_linear_protocol_has_crops():
     from kontrast.probes import PROTOCOLS
 
     assert set(CROPS) == set(PROTOCOLS)
 
 
-def test_a_linear_protocol_sees_fresh_crops_in_every_epoch():
+def test_a_linear_protocol_draws_new_crops_in_every_epoch():
     import torch
 
     from kontrast.papers.measure import CroppedFeatures, probe_run
@@ -99,19 +99,21 @@ def test_a_linear_protocol_sees_fresh_crops_in_every_epoch():
     plain = features_of(encoder, train, run.transform(), cpu)
     assert first.shape == plain.shape and torch.equal(first, made(0))
     assert not torch.isclose(first, made(1)).all(1).any()
-    whole = CroppedFeatures(run, encoder, train, (1.0, 1.0), cpu)  # nothing but flips is left, and this run has none
+    whole = CroppedFeatures(
+        run, encoder, train, (1.0, 1.0), cpu
+    )  # the whole image without flips, which this run does not use
     assert torch.isclose(whole(0), plain, atol=1e-4).all()
     assert whole.views.policies[0].flip == 0.0 and made.views.policies[0].crop_scale == (0.2, 1.0)
     found = probe_run(run, ("simclr", "knn"), cpu)
     assert set(found) == {"simclr", "knn"} and found["simclr"]["best"] >= found["simclr"]["accuracy"]
 
 
-def test_unknown_names_are_refused_with_the_nearest():
+def test_unknown_names_are_refused_with_a_suggestion():
     with pytest.raises(UsageError, match="did you mean 'cacr-table-2'"):
         load_table("cacr-table-3")
     with pytest.raises(UsageError, match="did you mean 'cacr-k4'"):
         load_table("cacr-table-2").select(["cacr-k44"])
-    with pytest.raises(UsageError, match="nowhere.toml"):
+    with pytest.raises(UsageError, match=r"nowhere\.toml"):
         load_table("nowhere.toml")
     with pytest.raises(UsageError, match="'groups' is missing"):
         read_table("x", {"title": "T"}, "x")
@@ -127,12 +129,12 @@ def test_seeds(text, seeds):
 
 
 @pytest.mark.parametrize("text", ["0", "", "a", "-1", "-1,"])
-def test_seeds_that_are_none(text):
+def test_invalid_seeds_are_refused(text):
     with pytest.raises(UsageError, match="--seeds"):
         parse_seeds(text)
 
 
-def test_overrides_that_only_log_make_no_other_cell():
+def test_overrides_of_logging_do_not_make_another_cell():
     table = load_table("cacr-table-2")
     cell = table.cells[0]
     assert table.changed_settings(cell, ["evaluation.every=5", "seed=3", "checkpoints.keep=4"]) == {}
@@ -142,7 +144,7 @@ def test_overrides_that_only_log_make_no_other_cell():
     }
 
 
-def test_seeds_accumulate_and_a_cell_not_run_is_blank(tmp_path):
+def test_seeds_accumulate_and_a_cell_that_was_not_run_is_blank(tmp_path):
     table = table_of("a", "b")
     keep(tmp_path, table, "a", 1, 0.62)
     keep(tmp_path, table, "a", 0, 0.60)
@@ -165,7 +167,7 @@ def swept(**grid):
     return read_table("made", {**tree, "groups": groups}, "made")
 
 
-def test_a_run_may_be_shown_in_two_groups_and_is_run_once(tmp_path):
+def test_a_cell_shown_in_two_groups_is_run_once(tmp_path):
     table = swept(same={"4": "own"})
     assert [cell.name for cell in table.select([])] == ["own", "s-1"]
     assert [cell.name for cell in table.select(["s-4"])] == ["own"]
@@ -203,8 +205,8 @@ def test_results_of_two_machines_merge(tmp_path):
         merge_results(tmp_path / "here", table, tmp_path / "no.json")
 
 
-def test_a_merge_is_whole_or_nothing(tmp_path):
-    """A half record, or a cell with other settings, after a good one: neither file of the results is touched."""
+def test_a_merge_adds_all_runs_or_none(tmp_path):
+    """A damaged record or a cell with other settings, after a valid one, leaves all results as they were."""
     table = table_of("a", "b")
     keep(tmp_path / "here", table, "a", 0, 0.60)
     keep(tmp_path / "there", table, "a", 1, 0.62)
@@ -253,13 +255,13 @@ def test_a_merge_is_whole_or_nothing(tmp_path):
         ("{", "not JSON"),
     ],
 )
-def test_a_results_file_of_another_form_is_called_damaged(content, words, tmp_path):
+def test_a_damaged_results_file_is_refused(content, words, tmp_path):
     (tmp_path / "made.json").write_text(content)
     with pytest.raises(CheckpointError, match=rf"made\.json is damaged.*{words}"):
         read_results(tmp_path, table_of("a"))
 
 
-def test_a_results_file_of_a_newer_version_says_so(tmp_path):
+def test_a_results_file_of_a_newer_version_is_refused(tmp_path):
     (tmp_path / "made.json").write_text('{"version": 2, "cells": []}')
     with pytest.raises(UsageError, match="newer kontrast"):
         read_results(tmp_path, table_of("a"))
@@ -286,7 +288,7 @@ def test_other_settings_and_other_data_are_not_mixed(tmp_path):
         refuse_other_settings(tmp_path, entry, recipe)
 
 
-def test_a_setting_that_came_later_stands_at_its_default():
+def test_a_setting_missing_in_old_results_had_its_default():
     table = table_of("a")
     settings = relevant_settings(table.recipe(table.cells[0]))
     older = {key: value for key, value in settings.items() if key != "training.accumulate"}
@@ -296,8 +298,8 @@ def test_a_setting_that_came_later_stands_at_its_default():
         refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, later)
 
 
-def test_the_objective_is_no_setting_of_another_learner(tmp_path):
-    """An autoencoder on a recipe's images does not change with the recipe's loss; its images it shares."""
+def test_autoencoders_do_not_depend_on_the_objective(tmp_path):
+    """An autoencoder uses a recipe's images but not its objective."""
     table = load_table("gcl-mnist")
     cell = table.select(["vae-5"])[0]
     assert table.changed_settings(cell, ["objective.temperature=0.7"]) == {}
@@ -305,7 +307,7 @@ def test_the_objective_is_no_setting_of_another_learner(tmp_path):
     assert table.changed_settings(table.select(["nt-xent-0.1-5"])[0], ["objective.temperature=0.7"])
 
 
-def test_a_failed_run_is_said_and_counts_for_nothing(tmp_path):
+def test_a_failed_run_is_listed_but_not_counted(tmp_path):
     table = table_of("a")
     cell = table.cells[0]
     facts = {"changed": {}, "settings": relevant_settings(table.recipe(cell)), "data": "D"}
@@ -341,7 +343,7 @@ def test_verdicts_follow_the_numbers(tmp_path):
     )
 
 
-def test_one_seed_is_judged_over_its_images(tmp_path):
+def test_one_seed_is_judged_by_its_images(tmp_path):
     table = table_of("a", "b")
     keep(tmp_path, table, "a", 0, 0.800)
     keep(tmp_path, table, "b", 0, 0.795)
@@ -350,8 +352,8 @@ def test_one_seed_is_judged_over_its_images(tmp_path):
     assert judgment(tmp_path, "a > b").verdict == claims.HOLDS
 
 
-def test_one_seed_of_another_number_is_judged_over_the_images_it_was_measured_on(tmp_path):
-    """A curve's mean has a probe's images, a number its own standard error; what is known of neither stays open."""
+def test_other_numbers_of_one_seed_are_judged_by_their_images(tmp_path):
+    """The mean of a curve has the probe's images, other numbers their standard error; else it is inconclusive."""
     table = table_of("a", "b")
     knn = {"knn": {"accuracy": 0.8, "low": 0.79, "high": 0.81, "n": 10_000}}
     for name, area, cosine in (("a", 0.75, 0.70), ("b", 0.70, 0.68)):
@@ -362,13 +364,13 @@ def test_one_seed_of_another_number_is_judged_over_the_images_it_was_measured_on
     assert judgment(tmp_path, "a > b", "best_epoch").verdict == claims.INCONCLUSIVE
 
 
-def test_a_mean_mean_and_error_has_their_standard_error():
+def test_mean_and_error_returns_the_standard_error():
     values = torch.tensor([0.0, 1.0] * 200)
     assert mean_and_error(values) == pytest.approx((0.5, 0.025), rel=2e-3)
 
 
-def test_equal_seeds_are_judged_by_their_own_differences(tmp_path):
-    """Seeds that differ much, and a difference that is the same in each; with other seeds it would drown."""
+def test_equal_seeds_are_judged_by_paired_differences(tmp_path):
+    """The seeds differ a lot, but their differences agree; with other seeds the difference is not significant."""
     table = table_of("a", "b")
     for seed, (a, b) in enumerate([(0.80, 0.77), (0.70, 0.671), (0.60, 0.569)]):
         keep(tmp_path, table, "a", seed, a)
@@ -385,7 +387,7 @@ def test_welch_of_two_seeds_is_students_t():
     assert claims.quantile([(1.0, 1)]) == pytest.approx(1.960, abs=1e-3)
 
 
-def test_a_claim_of_lying_within_some_points_is_checked_on_both_sides():
+def test_claims_within_some_points_are_checked_on_both_sides():
     within = [claim for claim in claims.load_claims() if "within" in claim.text]
     assert within
     for claim in within:
@@ -395,7 +397,7 @@ def test_a_claim_of_lying_within_some_points_is_checked_on_both_sides():
             assert mirrored in sides, (claim.text, pair)
 
 
-def test_every_claim_says_the_points_that_it_is_checked_by():
+def test_every_claim_mentions_the_thresholds_of_its_checks():
     for claim in claims.load_claims():
         marks = {abs(pair[""]) for check in claim.checks for pair, _ in claims.parse_check(check) if pair.get("")}
         for mark in marks:
@@ -417,7 +419,7 @@ def test_every_claim_names_cells_of_its_table(tmp_path):
         judgment(tmp_path, "a > d")
 
 
-def test_the_committed_tables_are_what_their_files_give():
+def test_the_committed_tables_are_up_to_date():
     for name in table_names():
         table, results = load_table(name), REPOSITORY / "results"
         made = make_pages(table, read_results(results, table))
@@ -427,8 +429,8 @@ def test_the_committed_tables_are_what_their_files_give():
             assert (results / file).read_text(encoding="utf-8") == text, "run kontrast reproduce --docs"
 
 
-def test_links_of_the_pages_lead_somewhere():
-    """A table of which nothing was run has no file of runs to link to."""
+def test_links_of_the_pages_exist():
+    """For example, a table without runs has no JSON file to link to."""
     pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "results").glob("*.md")]
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))]
     assert links and not [
@@ -436,12 +438,12 @@ def test_links_of_the_pages_lead_somewhere():
     ]
 
 
-def test_the_committed_verdicts_are_what_the_results_give():
+def test_the_committed_verdicts_are_up_to_date():
     text = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
     assert text == claims.claims_page(REPOSITORY / "results"), "run kontrast reproduce --docs"
 
 
-def test_data_is_found_by_what_lies_there(tmp_path):
+def test_data_is_found_as_files_folder_or_archive(tmp_path):
     import tarfile
 
     with pytest.raises(DataError, match="--data DIR"):
@@ -481,7 +483,7 @@ def test_the_archive_is_unpacked_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "words"), [("a/1.jpg", "CIFAR-10 (JPEG)"), ("a/1.png", "CIFAR-10 (PNG)"), ("train/000", "CIFAR-10")]
 )
-def test_the_data_is_called_what_it_is(file, words):
+def test_the_data_is_described_with_its_format(file, words):
     import torch
 
     from kontrast.data import ImageSet

@@ -1,4 +1,4 @@
-"""The audit on real tiny trainings, its parts by what they must be, and (slow) the claim on the embedded digits."""
+"""Audits with tiny trainings, their parts, and (slow) the paper's claim on the embedded digits."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def quiet(_: str) -> None:
 
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory):
-    """0 and 3 bits and 4 digits, on a folder with class folders."""
+    """An audit of 0 and 3 bits and of 4 digits on a folder with class folders."""
     out = tmp_path_factory.mktemp("audit")
     arguments = {"bits": [0, 3], "digits": [4], "steps": 3, "overrides": TINY, "device": "cpu"}
     return out, audit(str(images()), out=out, **arguments, say=quiet), arguments
 
 
-def test_every_learner_meets_every_amount(labeled):
+def test_every_learner_is_trained_with_every_amount(labeled):
     _, found, _ = labeled
     met = {(c["learner"], c["feature"], c["amount"]) for c in found.cells}
     learners = ("nt-xent 0.1", "supervised", "VAE", "untrained")
@@ -58,7 +58,7 @@ def test_every_learner_meets_every_amount(labeled):
     assert json.loads(found.file.read_text())["finished"] and len(found.runs) == 3
 
 
-def test_the_injected_feature_is_read_where_there_is_one(labeled):
+def test_the_added_feature_is_probed_if_there_is_one(labeled):
     _, found, _ = labeled
     read = {(c["learner"], c["feature"], c["amount"]): c["injected"] for c in found.cells}
     assert read["VAE", "bits", 0] is None
@@ -66,7 +66,7 @@ def test_the_injected_feature_is_read_where_there_is_one(labeled):
     assert 0 <= read["supervised", "digits", 4] <= 1
 
 
-def test_the_page_leads_with_the_audits_verdict(labeled):
+def test_the_report_shows_the_verdict_of_the_audit(labeled):
     out, found, _ = labeled
     page = write_report(found.runs, out / "page.html", out / "audit.json").read_text()
     start = page.index('id="data">') + len('id="data">')
@@ -77,7 +77,7 @@ def test_the_page_leads_with_the_audits_verdict(labeled):
     assert len(page) < 5_000_000
 
 
-def test_what_is_done_is_not_trained_again(labeled):
+def test_finished_cells_are_not_trained_again(labeled):
     out, found, arguments = labeled
     said: list[str] = []
     again = audit(str(images()), out=out, **arguments, say=said.append)
@@ -88,7 +88,7 @@ def test_what_is_done_is_not_trained_again(labeled):
 
 @pytest.fixture
 def copied(labeled, tmp_path, monkeypatch):
-    """The audit without its first cell; nothing can be trained in it, and audit.json must stay as it is."""
+    """The audit without its first cell. Nothing may be trained, and audit.json must not change."""
     out, _, arguments = labeled
     place = tmp_path / "audit"
     shutil.copytree(out, place)
@@ -105,8 +105,7 @@ def copied(labeled, tmp_path, monkeypatch):
     assert trained == [] and (place / "audit.json").read_bytes() == (out / "audit.json").read_bytes()
 
 
-def test_a_run_with_other_settings_ends_the_audit_before_it_trains(copied):
-    """It is a refusal, no failed cell: none of the others trains, and what was found stays."""
+def test_other_settings_are_refused_before_any_training(copied):
     place, again = copied
     folder = place / "runs" / "nt-xent-0.1-digits4-seed0"
     text = (folder / "recipe.toml").read_text()
@@ -131,7 +130,7 @@ def test_cells_on_other_images_are_refused(copied):
 
 
 @pytest.mark.parametrize(("content", "words"), [("[]", "not a table"), ("{}", "'learner' is missing")])
-def test_a_damaged_cell_is_refused_in_words(content, words, copied):
+def test_a_damaged_cell_is_refused(content, words, copied):
     place, again = copied
     (place / "cells" / "vae-bits3-seed0.json").write_text(content)
     with pytest.raises(CheckpointError, match=f"vae-bits3-seed0.json is damaged .*{words}"):
@@ -171,8 +170,8 @@ def test_an_audit_fails_with_its_first_error_if_all_cells_fail(kind, tmp_path, m
         audit(str(images()), bits=[0], steps=1, overrides=TINY, out=tmp_path / "out", device="cpu", say=quiet)
 
 
-def test_a_cut_run_goes_on(labeled, tmp_path):
-    """Without its cell's record a finished run is only probed; without its encoder it is gone on with."""
+def test_an_interrupted_cell_is_resumed(labeled, tmp_path):
+    """A finished run without a record is probed again; without its encoder it is resumed."""
     out, _, _ = labeled
     shutil.copytree(out, tmp_path / "audit")
     record = tmp_path / "audit" / "cells" / "nt-xent-0.1-bits3-seed0.json"
@@ -196,8 +195,8 @@ def test_without_labels_images_are_retrieved(tmp_path):
     assert "retrieval accuracy" in found.verdict
 
 
-def test_retrieval_knows_images_by_themselves_and_not_by_their_bits():
-    """A network that looks at bits alone finds nobody; one that looks at pixels does better than chance."""
+def test_retrieval_ignores_the_bits():
+    """A network that uses only the bits finds no image; one that uses the pixels does better than chance."""
     recipe = resolve("quickstart", ["data.random_bits=8"])
     shown = random_bits(open_data("digits", "test").first(100), 8)
 
@@ -213,10 +212,10 @@ def test_retrieval_knows_images_by_themselves_and_not_by_their_bits():
     assert retrieval(Pixels(), recipe, shown, CPU)["accuracy"] > 0.1
 
 
-def test_probes_of_factors_tell_what_is_there():
+def test_factor_probes_find_linear_factors():
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(n, 12, generator=generator) for n in (400, 200))
-    assert probe_factor("position", x, x[:, :2], y, -y[:, :2]) == 0.0, "worse than the mean is nothing"
+    assert probe_factor("position", x, x[:, :2], y, -y[:, :2]) == 0.0, "worse than the mean counts as 0"
     mix = torch.randn(12, 2, generator=generator)
     assert probe_factor("position", x, x @ mix, y, y @ mix) > 0.99
     assert probe_factor("hue", x, (x[:, 0] > 0).long(), y, (y[:, 0] > 0).long()) > 0.95
@@ -225,7 +224,7 @@ def test_probes_of_factors_tell_what_is_there():
     assert abs(probe_bits(x, coins[:400], y, coins[400:]) - 0.5) < 0.12
 
 
-def test_objectives_without_a_temperature_stand_once():
+def test_objectives_without_a_temperature_are_planned_once():
     base = resolve("quickstart", ["training.max_steps=1"])
     cells = plan(base, ["nt-xent", "swd"], [0.1, 0.2], {"bits": [0], "digits": []}, out=OUT, labeled=True)
     assert [cell.facts["learner"] for cell in cells] == [
@@ -244,7 +243,7 @@ def test_objectives_without_a_temperature_stand_once():
 
 
 @pytest.mark.parametrize("size", [28, 32, 33, 64])
-def test_the_autoencoder_draws_every_channel_at_any_size(size):
+def test_the_autoencoder_reconstructs_every_channel_at_any_size(size):
     model = VariationalAutoencoder(resolve("quickstart", [f"views.size={size}"]), 5)
     x = torch.rand(3, 5, size, size)
     logits, mean, log_variance = model(x)
@@ -252,7 +251,7 @@ def test_the_autoencoder_draws_every_channel_at_any_size(size):
     assert model.encoder(x).shape == (3, model.encoder.width)
 
 
-def test_the_autoencoders_divergence_is_gaussians():
+def test_the_autoencoder_has_the_gaussian_divergence():
     model = VariationalAutoencoder(resolve("quickstart", [])).eval()
     x = torch.rand(4, 3, 32, 32)
     _, mean, log_variance = model(x)
@@ -265,7 +264,7 @@ def test_the_autoencoders_divergence_is_gaussians():
     torch.testing.assert_close(whole - model.loss(x), expected, rtol=1e-3, atol=1e-2)
 
 
-def test_baselines_learn_from_the_recipes_own_batches():
+def test_baselines_learn_from_the_batches_of_the_recipe():
     recipe = resolve("quickstart", ["training.max_steps=25", "training.batch=64", "encoder.width=32"])
     train = open_data("digits", "train").first(64)
     torch.manual_seed(0)
@@ -282,8 +281,8 @@ def test_baselines_learn_from_the_recipes_own_batches():
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_every_training_takes_the_steps_that_were_asked_for(tmp_path, monkeypatch, epochs):
-    """192 images in batches of 32 are 6 steps an epoch; the recipe's epochs, if they end before, are no end."""
+def test_every_training_takes_the_given_number_of_steps(tmp_path, monkeypatch, epochs):
+    """192 images in batches of 32 are 6 steps per epoch; the number of epochs grows if it is too small."""
     taken: dict[str, int] = {}
     step = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda *a: taken.update(n=taken.get("n", 0) + 1) or step(*a))
@@ -291,12 +290,12 @@ def test_every_training_takes_the_steps_that_were_asked_for(tmp_path, monkeypatc
         str(images()), bits=[0], steps=10, overrides=[*TINY, f"training.epochs={epochs}"], out=tmp_path / "out",
         device="cpu", say=quiet,
     )  # fmt: skip
-    assert taken == {"n": 2 * 10}, "the supervised training and the autoencoder's, in batches of 32 too"
+    assert taken == {"n": 2 * 10}, "supervised training and the autoencoder, both with batches of 32"
     assert json.loads((found.runs[0] / "run.json").read_text())["steps"] == 10
 
 
 def test_baselines_see_the_images_of_the_contrastive_run(tmp_path, monkeypatch):
-    """A label imbalance is for every training alike; the probes read the whole balanced set."""
+    """A label imbalance applies to every training; probes use the whole balanced set."""
     seen = []
     monkeypatch.setattr("kontrast.studies.audit.baselines.fit", lambda *a: seen.append(len(a[3])))
     overrides = [*TINY, "data.imbalance=linear"]
@@ -305,7 +304,7 @@ def test_baselines_see_the_images_of_the_contrastive_run(tmp_path, monkeypatch):
     assert seen == [facts["images"]] * 2 and facts["images"] < 192
 
 
-def test_baselines_end_with_the_recipes_epochs_as_its_run_does():
+def test_baselines_end_with_the_epochs_of_the_recipe():
     recipe = resolve("quickstart", ["training.max_steps=25", "training.epochs=3", "training.batch=32"])
     model, losses = Supervised(recipe, 3, 10), []
     train = open_data("digits", "train").first(64)
@@ -320,8 +319,8 @@ def test_the_autoencoder_sees_the_same_views_and_as_many_images():
     assert changed.training.batch * changed.training.max_steps == recipe.training.batch * recipe.training.max_steps
 
 
-def test_the_autoencoder_draws_pixels_and_counts_a_bit_once():
-    """A decoder that always says 0: every pixel and every bit costs ln 2, of the bits' 32 x 32 copies one."""
+def test_the_autoencoder_counts_every_pixel_but_a_bit_once():
+    """If all logits are 0, every pixel and every bit costs ln 2, and the 32 x 32 copies of a bit count once."""
     recipe = resolve("quickstart", ["views.mean=[0.4, 0.5, 0.6]", "views.std=[0.2, 0.3, 0.4]"])
     model = VariationalAutoencoder(recipe, 5, beta=0.0).eval()
     model.decoder = torch.nn.Module()
@@ -334,7 +333,7 @@ def test_the_autoencoder_draws_pixels_and_counts_a_bit_once():
     assert model.loss(white).item() == pytest.approx(0, abs=1e-3)
 
 
-def test_pixels_are_standardised_where_the_recipe_leaves_them():
+def test_pixels_are_standardized_unless_the_views_do_it():
     train = open_data("digits", "train")
     made = standardize_pixels(resolve("quickstart", []), train).views.arguments
     pixels = train.images.double() / 255
@@ -344,8 +343,8 @@ def test_pixels_are_standardised_where_the_recipe_leaves_them():
     assert standardize_pixels(own, train) == own
 
 
-def test_all_learners_start_from_one_encoder():
-    """The audit isolates the objective: the same architecture, weights and views for each."""
+def test_all_learners_start_with_the_same_encoder():
+    """Only the objective differs: architecture, initial weights and views are the same."""
     base, _ = base_recipe(None, 0, [], CPU, quiet)
     assert base.encoder.name == "convn"
     built = []
@@ -356,7 +355,7 @@ def test_all_learners_start_from_one_encoder():
         assert all(torch.equal(other[name], tensor) for name, tensor in built[0].items())
 
 
-def test_seeds_are_planned_one_after_the_other_and_average_seeds():
+def test_seeds_are_planned_in_order_and_averaged():
     base = resolve("quickstart", ["training.max_steps=1", "seed=4"])
     cells = plan(base, ["swd"], [], {"bits": [0, 2], "digits": []}, out=OUT, labeled=False, seeds=2)
     assert [c.recipe.seed for c in cells] == [4] * 6 + [5] * 6
@@ -369,12 +368,12 @@ def test_seeds_are_planned_one_after_the_other_and_average_seeds():
     (point,) = average_seeds([{**fine, "accuracy": 0.5}, failed, {**fine, "accuracy": 0.6, "factors": {"hue": 0.4}}])
     assert point["accuracy"] == pytest.approx(0.55) and point["seeds"] == 2
     assert point["factors"]["hue"] == pytest.approx(0.3)
-    assert (point["low"], point["high"]) == (0.0, 1.0)  # t of one degree of freedom is wide: cut to what can be
+    assert (point["low"], point["high"]) == (0.0, 1.0)  # Student's t of two seeds is wide and is clipped to [0, 1]
     assert average_seeds([failed])[0]["status"] == "failed"
     assert "means of 2 seeds" in verdict([point, {**point, "amount": 3, "accuracy": 0.2}])
 
 
-def test_the_sentence_has_the_numbers():
+def test_the_verdict_has_the_numbers():
     def cell(learner, amount, accuracy):
         return {"learner": learner, "feature": "bits", "amount": amount, "accuracy": accuracy, "target": "labels"}
 
@@ -389,7 +388,7 @@ def test_the_sentence_has_the_numbers():
     assert "more --steps" in verdict(lost)
 
 
-def test_findings_speak_of_failed_cells_in_the_table():
+def test_failed_cells_are_in_the_table():
     failed = {"learner": "nt-xent 0.1", "feature": "bits", "amount": 5, "status": "failed", "reason": "x"}
     fine = {"learner": "nt-xent 0.1", "feature": "bits", "amount": 0, "status": "finished", "target": "labels",
             "accuracy": 0.5, "low": 0.4, "high": 0.6, "injected": None, "factors": {}}  # fmt: skip
@@ -405,7 +404,7 @@ def test_findings_speak_of_failed_cells_in_the_table():
         ([0.6, 0.5], "NT-Xent at temperature 0.1 loses most accuracy, 10 points, as random bits are added"),
     ],
 )
-def test_a_curves_title_speaks_of_a_loss_where_there_is_one(accuracies, title):
+def test_the_title_of_a_curve_names_the_largest_loss_of_accuracy(accuracies, title):
     cells = [
         {"learner": "nt-xent 0.1", "feature": "bits", "amount": amount, "status": "finished", "target": "labels",
          "accuracy": value, "low": value, "high": value, "injected": None, "factors": {}}
@@ -414,20 +413,20 @@ def test_a_curves_title_speaks_of_a_loss_where_there_is_one(accuracies, title):
     assert summarize(cells, "digits", 10)["plots"][0]["title"] == title
 
 
-def test_the_reference_of_saturation_is_the_papers_arithmetic():
-    """Values for a batch of 128 and 64 dimensions: flat after four bits at temperature 1, not before ten at 0.1."""
+def test_the_saturation_reference_has_the_values_of_the_paper():
+    """For a batch of 128 and 64 dimensions it is flat after four bits at temperature 1, but not before ten at 0.1."""
     found = [round(simplex_value(k, 1.0), 2) for k in (2, 4, 6, 8)]
     assert found == [5.04, 4.89, 4.86, 4.85]
     assert [round(simplex_value(k, 0.1), 2) for k in (2, 4, 6, 8)] == [13.46, 12.07, 10.69, 9.31]
-    # exp(1/0.0001) is no number; where one kind of image decides, log((B - 1)/2^k) + 1/tau is left of the sum.
+    # exp(1/0.0001) overflows; the sum is then dominated by images of the same kind: log((B - 1)/2^k) + 1/tau.
     assert simplex_value(1, 0.0001) == pytest.approx(math.log(127 / 2) + 10_000)
     corners = torch.eye(4) - 0.25
     z = corners.repeat(32, 1)
-    # 31 others on the same corner instead of the expected 127/4 is all the difference there is.
+    # The only difference: 31 others at the same corner instead of the expected 127/4.
     assert float(log_sum_exp(z, 1.0)) == pytest.approx(simplex_value(2, 1.0), abs=0.02)
 
 
-def test_saturations_distance_is_of_the_rows_to_as_many_draws():
+def test_the_saturation_distance_uses_as_many_draws_as_rows():
     z, step = normalize(torch.randn(128, 16, dtype=torch.float64), dim=-1), torch.tensor(0)
     drawn = prior_rows("hypersphere", 128, 16, 0, step), orthogonal_directions(16, 0, step)
     found = wasserstein(objective("swd", distribution_weight=1.0), z)
@@ -447,13 +446,13 @@ def test_saturation_falls_with_bits(tmp_path):
     assert cold.cells[0]["equal_clusters"] > 1000 and math.isfinite(cold.cells[0]["loss"])
 
 
-def test_a_term_that_is_no_number_is_an_error():
+def test_a_term_that_becomes_nan_is_an_error():
     with pytest.raises(NumbersError, match="2 bits became nan"):
         trained_term(lambda z: z.sum() * float("nan"), 2, 1, CPU)
 
 
-def test_a_signal_between_trainings_stops_the_audit_for_later(tmp_path, monkeypatch, capsys):
-    """While a baseline trains or a probe runs there is nothing to save, but what is done stays."""
+def test_an_audit_can_be_resumed_after_a_signal(tmp_path, monkeypatch, capsys):
+    """A baseline or a probe can't be resumed, but finished cells stay."""
     monkeypatch.setattr("kontrast.studies.audit.audit.train_and_probe", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     place = ["--bits", "0", "--steps", "1", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(["audit", str(images()), *place, *TINY]) == 75
@@ -474,7 +473,7 @@ def test_bits_suppress_digits_under_nt_xent_and_not_in_the_baselines(tmp_path):
     assert "--steps" not in found.verdict
 
 
-def test_an_autoencoder_may_count_a_bit_at_each_of_its_pixels():
+def test_an_autoencoder_can_count_a_bit_at_every_pixel():
     models = [VariationalAutoencoder(resolve("quickstart", []), 5, beta=0.0, each_pixel=each) for each in (True, False)]
     for model in models:
         model.decoder = torch.nn.Module()

@@ -1,4 +1,4 @@
-"""Comparisons on real tiny runs: the same data and budget, resumed cell by cell, with paired intervals."""
+"""Comparisons of tiny runs: the same data and budget, resumed cell by cell, with paired intervals."""
 
 from __future__ import annotations
 
@@ -48,15 +48,17 @@ def comparison(tmp_path_factory):
     return out, found, said
 
 
-def test_a_methods_milestones_are_stretched_to_the_first_ones_epochs():
+def test_milestones_are_rescaled_to_the_epochs_of_the_first_recipe():
     names = ["quickstart", "cifar10/cl", "cifar10/sim-affinity"]
     first, steps, warm = (cell.recipe.training for cell in planned(names, "digits"))
     assert first.epochs == steps.epochs == warm.epochs != 200
     assert steps.milestones == pytest.approx([m * first.epochs / 200 for m in (155, 170, 185)])
-    assert warm.warmup == 10, "two seeds of three collapsed without one"
+    assert warm.warmup == 10, "two of three seeds collapsed without warm-up"
     asked = ["training.warmup=0.5", "training.milestones=[1.5]", "training.schedule=steps"]
     for cell in planned(names, "digits", overrides=asked):
-        assert (cell.recipe.training.warmup, cell.recipe.training.milestones) == (0.5, (1.5,)), "as it was asked for"
+        assert (cell.recipe.training.warmup, cell.recipe.training.milestones) == (0.5, (1.5,)), (
+            "overrides are not rescaled"
+        )
 
 
 def test_sweeps_become_a_grid_of_typed_values():
@@ -74,12 +76,12 @@ def test_sweeps_become_a_grid_of_typed_values():
 
 
 @pytest.mark.parametrize("text", ["objective.temperature", "=1,2", "training.lr=", "seed=1,2"])
-def test_a_sweep_that_says_nothing_is_refused(text):
+def test_an_invalid_sweep_is_refused(text):
     with pytest.raises(UsageError, match="--sweep"):
         parse_sweeps([text])
 
 
-def test_all_recipes_take_the_first_ones_data_views_and_budget():
+def test_all_recipes_use_the_data_views_and_budget_of_the_first():
     said: list[str] = []
     first, cacr, bits = planned(["quickstart", "digits/cacr-k4", "digits/randbit"], say=said.append)
     assert bits.recipe.data == first.recipe.data and bits.recipe.data.random_bits == 0
@@ -88,7 +90,7 @@ def test_all_recipes_take_the_first_ones_data_views_and_budget():
     assert said == ["digits/randbit: data.random_bits 5 -> 0, as in quickstart"]
 
 
-def test_a_budget_in_steps_is_the_same_number_of_images():
+def test_a_budget_in_steps_shows_the_same_number_of_images():
     first, cacr = planned(["quickstart", "digits/cacr-k4"], overrides=["training.max_steps=30"])
     shown = [cell.recipe.training.max_steps * cell.recipe.training.batch for cell in (first, cacr)]
     assert shown == [30 * 256, 30 * 256]
@@ -103,12 +105,12 @@ def test_impossible_cells_are_refused_before_any_training():
         planned(["nt-xent", "nt-xent"])
 
 
-def test_folders_are_plain_names_whatever_is_swept():
+def test_cell_names_are_valid_folder_names():
     (cell,) = planned(["quickstart"])
     assert make_cell(Path("out"), "a/b.toml", {"views.policy": "x/../y"}, cell.recipe).name == "a-b-policyx-..-y-seed0"
 
 
-def test_rows_hold_means_and_paired_differences(comparison):
+def test_rows_have_means_and_paired_differences(comparison):
     out, found, _ = comparison
     first, second = found.rows
     assert first["differences"] == {} and second["against"] == "nt-xent"
@@ -121,15 +123,15 @@ def test_rows_hold_means_and_paired_differences(comparison):
     assert json.loads((out / "comparison.json").read_text())["rows"] == json.loads(json.dumps(found.rows))
 
 
-def test_probes_of_each_run_are_on_disk_for_the_page(comparison):
+def test_probes_of_each_run_are_saved_for_the_report(comparison):
     _, found, _ = comparison
     for run in found.runs:
         probes = json.loads((run / "probes.json").read_text())["probes"]
         assert [(p["probe"], p["features"]) for p in probes] == [("knn", "trained"), ("linear", "trained")]
 
 
-def test_probing_a_compared_run_again_gives_its_numbers(comparison, tmp_path):
-    """By the run's seed, so that the controls stand beside one result of the trained encoder and not two."""
+def test_probing_a_compared_run_again_gives_the_same_numbers(comparison, tmp_path):
+    """Probes use the run's seed, so that the trained encoder has one result beside its controls, not two."""
     out, _, _ = comparison
     run = Run(shutil.copytree(out / "runs" / "dcl-seed1", tmp_path / "run"))
     compared = read_probes(run.path / "probes.json")
@@ -176,7 +178,7 @@ def half_done(comparison, tmp_path, monkeypatch):
 
 @pytest.fixture
 def changed_image():
-    """One image with another date, as one that was written anew has; afterwards as it was."""
+    """An image with a newer modification time, as if it had been rewritten; restored afterwards."""
     path = sorted(images().rglob("*.png"))[0]
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
@@ -200,7 +202,7 @@ def test_cells_of_older_versions_have_no_fingerprints(half_done):
         record = json.loads(path.read_text())
         assert set(record.pop("images")) == {"train", "test", "trained"}
         path.write_text(json.dumps(record))
-    with pytest.raises(AssertionError, match="trained"):  # nothing is refused: the missing run begins
+    with pytest.raises(AssertionError, match="trained"):  # nothing is refused: the missing run starts
         again()
 
 
@@ -215,7 +217,7 @@ def test_cells_of_older_versions_have_no_fingerprints(half_done):
         ('{"probes": {"knn": {"accuracy": 0.5}}}', "'n' is missing in probes.knn"),
     ],
 )
-def test_a_damaged_record_is_refused_in_words(content, words, half_done):
+def test_a_damaged_record_is_refused(content, words, half_done):
     out, again = half_done
     path = out / "runs" / "dcl-seed0" / "cell.json"
     tree = json.loads(content)
@@ -257,7 +259,7 @@ def test_the_verdict_names_all_recipes_that_tie(right, words):
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_seeds_that_agree_on_few_images_are_not_significant(seeds):
-    """Two seeds with the same difference of one image have an interval of no width."""
+    """Two seeds that differ in the same image have an interval of zero width."""
     groups = {name: [cell_with(right, seed) for seed in range(seeds)] for name, right in (("a", 3), ("b", 2))}
     rows = [
         {"configuration": name, "failed": [], "probes": {"linear": {"mean": right / 4}}}
@@ -270,19 +272,19 @@ def test_seeds_that_agree_on_few_images_are_not_significant(seeds):
 
 
 def test_a_difference_of_accuracies_lies_between_minus_one_and_one():
-    """Student's interval of two seeds that disagree is wider than that."""
+    """Student's interval of two seeds that disagree would be wider."""
     ours, others = ([cell_with(right, seed) for seed, right in enumerate(pair)] for pair in ((4, 0), (0, 4)))
     assert difference(ours, others, "linear")["over_seeds"] == (-1.0, 1.0)
 
 
 def cell_with(right: int, seed: int = 0) -> dict:
-    """A finished cell whose probe had so many of four test images right."""
+    """A finished cell whose probe classified this many of four test images correctly."""
     bits = pack_bits(torch.arange(4) < right)
     return {"status": "finished", "seed": seed, "probes": {"linear": {"n": 4, "correct": bits, "accuracy": right / 4}}}
 
 
-def test_arguments_that_objectives_have_at_other_values_are_said():
-    """Each objective has a default temperature of its own: what is compared is then the temperatures as well."""
+def test_arguments_that_differ_between_objectives_are_reported():
+    """Objectives have different default temperatures, which may explain a difference between them."""
 
     def temperatures(**more):
         said: list[str] = []
@@ -297,8 +299,8 @@ def test_arguments_that_objectives_have_at_other_values_are_said():
     assert temperatures(grid={"objective.temperature": [0.3]}) == ([0.3, 0.3], [])
 
 
-def test_an_unfinished_cell_goes_on_from_its_checkpoint(comparison, tmp_path):
-    """A run that was cut after its first steps is gone on with, to the same numbers as the undisturbed one."""
+def test_an_unfinished_cell_is_resumed_from_its_checkpoint(comparison, tmp_path):
+    """A resumed run reaches the same numbers as an uninterrupted one."""
     out, found, _ = comparison
     from kontrast.training.pretrain import pretrain
     from kontrast.training.run_folder import RunFolder
@@ -316,7 +318,7 @@ def test_an_unfinished_cell_goes_on_from_its_checkpoint(comparison, tmp_path):
     assert again.rows[0]["probes"]["knn"]["by_seed"] == [knn_before]
 
 
-def test_a_cell_with_broken_numbers_is_kept_as_failed_and_the_others_go_on(tmp_path):
+def test_a_cell_with_nan_is_recorded_as_failed_and_the_others_continue(tmp_path):
     arguments = {"out": tmp_path, "seeds": 1, "sweeps": ["training.lr=1e30,0.1"], "overrides": TINY, "device": "cpu"}
     found = compare(["nt-xent"], str(images()), **arguments, say=lambda _: None)
     broken, fine = found.rows
@@ -328,14 +330,13 @@ def test_a_cell_with_broken_numbers_is_kept_as_failed_and_the_others_go_on(tmp_p
     assert any("already failed" in line for line in said)
 
 
-def test_where_every_cell_fails_the_command_fails(tmp_path):
+def test_a_comparison_fails_if_all_cells_fail(tmp_path):
     with pytest.raises(NumbersError, match="not finite"):
         compare(["nt-xent"], str(images()), out=tmp_path, seeds=1, overrides=[*TINY, "training.lr=1e30"], device="cpu",
                 say=lambda _: None)  # fmt: skip
 
 
-def test_the_images_named_right_are_the_probes_own(comparison):
-    """Each cell's record and its run's probes.json have one accuracy."""
+def test_records_and_probes_have_the_same_accuracy(comparison):
     for cell in comparison[1].cells:
         for found in cell["probes"].values():
             assert float(unpack_bits(found["correct"], found["n"]).double().mean()) == found["accuracy"]
@@ -351,13 +352,13 @@ def test_intervals_are_students_and_the_bootstraps():
     assert high == pytest.approx(0.75 + 1.96 * math.sqrt(0.75 * 0.25 / 400), abs=0.006)
 
 
-def test_bits_survive_their_text():
+def test_packed_bits_can_be_unpacked():
     correct = torch.rand(77, generator=torch.Generator().manual_seed(1)) > 0.5
     assert torch.equal(unpack_bits(pack_bits(correct), 77), correct)
 
 
-def test_peak_memory_sees_what_was_held():
-    """In a process of its own: where the system does not let the peak be reset, earlier tests' would hide it."""
+def test_peak_memory_includes_a_large_tensor():
+    """It runs in its own process, because some systems can't reset the peak, which earlier tests may have raised."""
     work = """
 import torch
 from kontrast.training.peak_memory import PeakMemory
@@ -367,14 +368,14 @@ with PeakMemory(torch.device("cpu")) as large:
     torch.ones(30_000_000).sum()
 print(0 if small.bytes is None else large.bytes - small.bytes)
 """
-    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=True)
     if done.stdout.strip() == "0":
-        pytest.skip("this system keeps no peak of resident memory")
+        pytest.skip("this system does not report peak memory")
     assert int(done.stdout) > 5e7
 
 
 def test_the_online_entropy_is_that_of_projections(comparison):
-    """The last line of metrics.jsonl is what the finished student's projections of the test images give."""
+    """The last line of metrics.jsonl has the entropy of the finished student's projections of the test images."""
     _, found, _ = comparison
     run = Run(found.runs[0])
     saved = snapshots(run, 1, CPU, lambda _: None)[0][-1].student
@@ -399,13 +400,13 @@ def test_entropy_curves_share_one_plot_with_the_maximum(comparison):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"kind": 3}', "{"])
-def test_a_page_refuses_a_file_that_is_no_study(content, tmp_path):
+def test_a_report_refuses_a_file_that_is_not_a_study(content, tmp_path):
     (tmp_path / "comparison.json").write_text(content)
     with pytest.raises(ReportError, match=r"comparison.json"):
         write_report([], tmp_path / "page.html", tmp_path / "comparison.json")
 
 
-def test_parts_of_a_study_that_cant_be_drawn_are_named(tmp_path):
+def test_parts_of_a_study_that_cannot_be_shown_are_reported(tmp_path):
     study = {"kind": "audit", "verdict": "v", "plots": [{"title": "no series"}]}
     study["tables"] = [{"title": "t", "columns": ["a"], "rows": [["1", "2"]]}]
     (tmp_path / "audit.json").write_text(json.dumps(study))
