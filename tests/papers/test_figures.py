@@ -1,4 +1,4 @@
-"""The figures of a reproduced table: what is drawn, and that it stands where the numbers say."""
+"""The figures of a reproduced table: what is drawn, and where."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import xml.etree.ElementTree as tree
 import pytest
 
 from kontrast.papers import line_chart as chart
-from kontrast.papers.figures import figures
+from kontrast.papers.figures import draw_figures
 from kontrast.papers.result_pages import CURVES
 from kontrast.papers.tables import load_table
 
@@ -25,7 +25,7 @@ def shapes(text: str, kind: str):
     return list(tree.fromstring(text).iter(f"{SVG}{kind}"))
 
 
-def test_points_stand_where_the_numbers_say():
+def test_points_are_at_the_position_of_their_numbers():
     text = chart.line_chart("T", "x", [chart.Line("a", [(0, 0.0), (10, 100.0), (5, 50.0)])], exact=True)
     places = [(float(c.get("cx")), float(c.get("cy"))) for c in shapes(text, "circle")]
     bottom, right = chart.HEIGHT - chart.BOTTOM, chart.WIDTH - chart.RIGHT
@@ -33,68 +33,72 @@ def test_points_stand_where_the_numbers_say():
     assert places == [(chart.LEFT, bottom), (right, chart.TOP), middle]
 
 
-def test_sizes_that_double_stand_at_equal_steps():
+def test_values_that_double_are_equally_spaced():
     line = chart.Line("a", [(32 * 2**n, 1.0 + n) for n in range(5)])
     places = [float(c.get("cx")) for c in shapes(chart.line_chart("T", "batch", [line], exact=True), "circle")]
     steps = [b - a for a, b in itertools.pairwise(places)]
     assert max(steps) - min(steps) < 0.2
 
 
-def test_numbers_below_the_axis_do_not_cover_each_other():
+def test_numbers_below_the_axis_do_not_overlap():
     line = chart.Line("a", [(x, x) for x in (0.0, 0.2, 1.0, 2.0, 10.0)])
-    told = [t.text for t in shapes(chart.line_chart("T", "x", [line], exact=True), "text") if t.get("y") == "367"]
-    assert told == ["0", "1", "2", "10"], "0.2 stands too near to 0"
+    shown = [t.text for t in shapes(chart.line_chart("T", "x", [line], exact=True), "text") if t.get("y") == "367"]
+    assert shown == ["0", "1", "2", "10"], "0.2 is too close to 0"
 
 
 @pytest.mark.parametrize("values", [[0.0], [3.0, 3.0], [-2.0, 5.0], [1e-6, 2e-6], [51.4, 79.53], [0.144, 0.999]])
 def test_ticks_enclose_the_values_and_are_few_and_round(values):
-    axis = chart.spread_axis(values)
+    axis = chart.round_axis(values)
     assert axis.low <= min(values) and max(values) <= axis.high and 2 <= len(axis.ticks) <= 9
-    assert all(0 <= axis.at(value) <= 1 for value in values)
+    assert all(0 <= axis.position(value) <= 1 for value in values)
     assert all(float(f"{tick:.2g}") == pytest.approx(tick) for tick in axis.ticks)
 
 
-def test_words_are_escaped_and_long_legends_fit():
+def test_text_is_escaped_and_long_legends_fit():
     lines = [chart.Line(f"{n}: a < b & " + "words " * 20, [(0, n), (1, 2 * n)]) for n in range(20)]
     text = chart.line_chart('<T> & "U"', "x", lines)
     root = tree.fromstring(text)
     assert root.find(f"{SVG}title").text == '<T> & "U"'
     assert all(float(t.get("y")) <= float(root.get("height")) for t in root.iter(f"{SVG}text"))
     styles = {(p.get("stroke"), p.get("stroke-dasharray")) for p in root.iter(f"{SVG}path") if p.get("stroke-width")}
-    assert len(styles) == 20, "no two lines look alike"
+    assert len(styles) == 20, "all lines look different"
 
 
-def test_sweeps_are_drawn_over_what_they_sweep_with_the_papers_numbers():
+def test_sweeps_are_drawn_with_the_numbers_of_the_paper():
     table = load_table("gcl-mnist")
-    found = figures(table, lambda cell: [run_of(0.5), run_of(0.7, seed=1)], CURVES)
+    found = draw_figures(table, lambda cell: [run_of(0.5), run_of(0.7, seed=1)], CURVES)
     assert set(found) == {"gcl-mnist-bits.svg"}
     text = found["gcl-mnist-bits.svg"]
-    assert len(shapes(text, "circle")) == len(table.cells) and "dashed: under `paper`" in text
-    assert len(re.findall(r'stroke-dasharray="6 4"', text)) == 3  # the autoencoders' figure prints no numbers
+    assert len(shapes(text, "circle")) == len(table.cells) and "dashed" in text
+    assert len(re.findall(r'stroke-dasharray="6 4"', text)) == 3  # the autoencoders have no numbers in the paper
     heights = {c.get("cy") for c in shapes(text, "circle")}
     assert len(heights) == 1, "the mean of the seeds"
 
 
-def test_curves_are_drawn_by_epoch_and_nothing_of_what_was_not_run():
+def test_curves_are_drawn_by_epoch_for_cells_that_were_run():
     table = load_table("uniclr-figure-2")
     curve = [(10, 0.5), (20, 0.6)]
-    found = figures(table, lambda c: [run_of(0.5, knn=curve)] if c.name != "trace" else [], CURVES)
+    found = draw_figures(table, lambda c: [run_of(0.5, knn=curve)] if c.name != "trace" else [], CURVES)
     assert set(found) == {"uniclr-figure-2-knn.svg"}
     text = found["uniclr-figure-2-knn.svg"]
-    assert "without both" in text
+    assert "without either" in text
     assert len([p for p in shapes(text, "path") if p.get("fill") == "none"]) == len(table.cells) - 1
-    assert figures(table, lambda cell: [], CURVES) == {}
-    assert figures(table, lambda cell: [run_of(0.5, knn=curve[:1])], CURVES) == {}, "one point is no curve"
+    assert draw_figures(table, lambda cell: [], CURVES) == {}
+    assert draw_figures(table, lambda cell: [run_of(0.5, knn=curve[:1])], CURVES) == {}, (
+        "one point does not make a curve"
+    )
 
 
-def test_histograms_are_drawn_as_densities_so_that_bins_of_any_width_compare():
+def test_histograms_are_drawn_as_densities():
     table = load_table("jcl-moco")
     wide, narrow = [(0.1, 0.5), (0.3, 0.5)], [(0.05, 0.25), (0.15, 0.25), (0.25, 0.25), (0.35, 0.25)]
     drawn = {"moco": wide, "jcl": narrow, "lambda-1": narrow}
-    found = figures(table, lambda c: [run_of(0.5, cosine_histogram=drawn[c.name])] if c.name in drawn else [], CURVES)
+    found = draw_figures(
+        table, lambda c: [run_of(0.5, cosine_histogram=drawn[c.name])] if c.name in drawn else [], CURVES
+    )
     text = found["jcl-moco-cosine.svg"]
     lines = [p.get("d") for p in shapes(text, "path") if p.get("fill") == "none"]
-    assert len(lines) == 2, "the first group alone"
+    assert len(lines) == 2, "only the first group"
     heights = {place.split(" ")[1] for line in lines for place in line[1:].split("L")}
     assert len(heights) == 1, "the same uniform density"
     assert "jcl-moco-variance.svg" not in found

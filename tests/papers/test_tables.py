@@ -1,4 +1,4 @@
-"""The papers' tables: definitions, results that accumulate, and the verdicts on the papers' claims."""
+"""The papers' tables: definitions, stored results, and verdicts on the papers' claims."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from kontrast.cli.papers import parse_seeds
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.objectives import objective
-from kontrast.papers import claims
-from kontrast.papers import result_pages as table_results
-from kontrast.papers import table_images as table_data
+from kontrast.papers import claims, table_data
 from kontrast.papers.measure import CROPS, MEASURES, mean_and_error
-from kontrast.papers.tables import load_table, parse_seeds, read_table, settings_of, table_names
+from kontrast.papers.result_pages import make_pages
+from kontrast.papers.results_file import read_results, refuse_other_settings
+from kontrast.papers.save_results import add_run, merge_results
+from kontrast.papers.tables import load_table, read_table, relevant_settings, table_names
 from kontrast.runs.probe import PROBES
 from kontrast.training.learner import check_options
 
 REPOSITORY = Path(__file__).parents[2]
-ASKED = {"cacr-table-2", "dcl-batch-sizes", "uniclr-figure-2", "gcl-figure-6", "gcl-mnist", "jcl-moco", "gcl-table-d1"}
+TABLES = {"cacr-table-2", "dcl-batch-sizes", "uniclr-figure-2", "gcl-figure-6", "gcl-mnist", "jcl-moco", "gcl-table-d1"}
 CELLS = [(name, cell.name) for name in table_names() for cell in load_table(name).cells]
 
 
@@ -41,15 +43,15 @@ def keep(out: Path, table, name: str, seed: int, accuracy: float, changed=None, 
     cell = next(c for c in table.cells if c.name == name)
     recipe = table.recipe(cell, [f"{k}={v}" for k, v in (changed or {}).items()])
     run = run_of(seed, accuracy, **more)
-    table_results.add(out, table, cell, changed or {}, settings_of(recipe), data, run)
+    add_run(out, table, cell, {"changed": changed or {}, "settings": relevant_settings(recipe), "data": data}, run)
 
 
-def test_the_tables_that_were_asked_for_are_there():
-    assert set(table_names()) >= ASKED
+def test_the_seven_tables_exist():
+    assert set(table_names()) >= TABLES
 
 
 @pytest.mark.parametrize(("table", "name"), CELLS)
-def test_every_cell_is_a_possible_recipe(table, name):
+def test_every_cell_is_a_valid_recipe(table, name):
     table = load_table(table)
     cell = next(c for c in table.cells if c.name == name)
     recipe = table.recipe(cell)
@@ -61,27 +63,27 @@ def test_every_cell_is_a_possible_recipe(table, name):
 
 
 def test_the_papers_settings_reach_the_cells():
-    regular = load_table("cacr-table-2").choose(["regular"])
+    regular = load_table("cacr-table-2").select(["regular"])
     assert [c.paper for c in regular] == [83.47, 83.39, 83.67, 83.73, 85.54, 86.54]
     figure = load_table("gcl-figure-6")
-    bits = [figure.recipe(c).data.random_bits for c in figure.choose(["swd"])]
+    bits = [figure.recipe(c).data.random_bits for c in figure.select(["swd"])]
     assert bits == [0, 2, 4, 6, 8, 10, 15]
     assert {figure.recipe(c).encoder.name for c in figure.cells} == {"resnet-18"}
-    cold = figure.recipe(figure.choose(["nt-xent-0.05-4"])[0])
+    cold = figure.recipe(figure.select(["nt-xent-0.05-4"])[0])
     assert (cold.objective.arguments["temperature"], cold.data.random_bits) == (0.05, 4)
     assert {t.recipe(c).training.epochs for t in [load_table("uniclr-figure-2")] for c in t.cells} == {200}
     sweep = load_table("jcl-moco")
-    weights = [sweep.recipe(c).objective.arguments["covariance_weight"] for c in sweep.choose(["lambda"])]
-    assert weights == [4, 0, 0.2, 1, 2, 10], "the one at 4 is the method itself"
+    weights = [sweep.recipe(c).objective.arguments["covariance_weight"] for c in sweep.select(["lambda"])]
+    assert weights == [4, 0, 0.2, 1, 2, 10], "the cell with 4 is the method itself"
 
 
-def test_linear_protocols_know_their_crops():
+def test_every_linear_protocol_has_crops():
     from kontrast.probes import PROTOCOLS
 
     assert set(CROPS) == set(PROTOCOLS)
 
 
-def test_a_linear_protocol_sees_fresh_crops_in_every_epoch():
+def test_a_linear_protocol_draws_new_crops_in_every_epoch():
     import torch
 
     from kontrast.papers.measure import CroppedFeatures, probe_run
@@ -97,21 +99,23 @@ def test_a_linear_protocol_sees_fresh_crops_in_every_epoch():
     plain = features_of(encoder, train, run.transform(), cpu)
     assert first.shape == plain.shape and torch.equal(first, made(0))
     assert not torch.isclose(first, made(1)).all(1).any()
-    whole = CroppedFeatures(run, encoder, train, (1.0, 1.0), cpu)  # nothing but flips is left, and this run has none
+    whole = CroppedFeatures(
+        run, encoder, train, (1.0, 1.0), cpu
+    )  # the whole image without flips, which this run does not use
     assert torch.isclose(whole(0), plain, atol=1e-4).all()
     assert whole.views.policies[0].flip == 0.0 and made.views.policies[0].crop_scale == (0.2, 1.0)
     found = probe_run(run, ("simclr", "knn"), cpu)
     assert set(found) == {"simclr", "knn"} and found["simclr"]["best"] >= found["simclr"]["accuracy"]
 
 
-def test_unknown_names_are_refused_with_the_nearest():
+def test_unknown_names_are_refused_with_a_suggestion():
     with pytest.raises(UsageError, match="did you mean 'cacr-table-2'"):
         load_table("cacr-table-3")
     with pytest.raises(UsageError, match="did you mean 'cacr-k4'"):
-        load_table("cacr-table-2").choose(["cacr-k44"])
-    with pytest.raises(UsageError, match="no table file"):
+        load_table("cacr-table-2").select(["cacr-k44"])
+    with pytest.raises(UsageError, match=r"nowhere\.toml"):
         load_table("nowhere.toml")
-    with pytest.raises(UsageError, match="lacks 'groups'"):
+    with pytest.raises(UsageError, match="'groups' is missing"):
         read_table("x", {"title": "T"}, "x")
     with pytest.raises(UsageError, match="two cells named 'a'"):
         table_of("a", "a")
@@ -125,22 +129,22 @@ def test_seeds(text, seeds):
 
 
 @pytest.mark.parametrize("text", ["0", "", "a", "-1", "-1,"])
-def test_seeds_that_are_none(text):
+def test_invalid_seeds_are_refused(text):
     with pytest.raises(UsageError, match="--seeds"):
         parse_seeds(text)
 
 
-def test_overrides_that_only_log_make_no_other_cell():
+def test_overrides_of_logging_do_not_make_another_cell():
     table = load_table("cacr-table-2")
     cell = table.cells[0]
-    assert table.changed(cell, ["evaluation.every=5", "seed=3", "checkpoints.keep=4"]) == {}
-    assert table.changed(cell, ["training.epochs=5", "objective.temperature=0.1"]) == {
+    assert table.changed_settings(cell, ["evaluation.every=5", "seed=3", "checkpoints.keep=4"]) == {}
+    assert table.changed_settings(cell, ["training.epochs=5", "objective.temperature=0.1"]) == {
         "objective.temperature": 0.1,
         "training.epochs": 5,
     }
 
 
-def test_seeds_accumulate_and_a_cell_not_run_is_blank(tmp_path):
+def test_seeds_accumulate_and_a_cell_that_was_not_run_is_blank(tmp_path):
     table = table_of("a", "b")
     keep(tmp_path, table, "a", 1, 0.62)
     keep(tmp_path, table, "a", 0, 0.60)
@@ -163,10 +167,10 @@ def swept(**grid):
     return read_table("made", {**tree, "groups": groups}, "made")
 
 
-def test_a_run_may_be_shown_in_two_groups_and_is_run_once(tmp_path):
+def test_a_cell_shown_in_two_groups_is_run_once(tmp_path):
     table = swept(same={"4": "own"})
-    assert [cell.name for cell in table.choose([])] == ["own", "s-1"]
-    assert [cell.name for cell in table.choose(["s-4"])] == ["own"]
+    assert [cell.name for cell in table.select([])] == ["own", "s-1"]
+    assert [cell.name for cell in table.select(["s-4"])] == ["own"]
     keep(tmp_path, table, "own", 0, 0.8)
     text = (tmp_path / "made.md").read_text()
     assert text.count("80.00") == 2 and "λ = 4" in text
@@ -175,9 +179,9 @@ def test_a_run_may_be_shown_in_two_groups_and_is_run_once(tmp_path):
 @pytest.mark.parametrize(
     "same, words",
     [
-        ({"1": "own"}, "not the same as 'own': objective.covariance_weight differ"),
-        ({"4": "none"}, "'none', which is not there"),
-        ({"3": "own"}, "`same` for 3, which is none of its values"),
+        ({"1": "own"}, "'own' in objective.covariance_weight"),
+        ({"4": "none"}, "'none', which does not exist"),
+        ({"3": "own"}, "`same` for 3"),
     ],
 )
 def test_cells_that_are_not_the_same_are_refused(same, words):
@@ -190,19 +194,19 @@ def test_results_of_two_machines_merge(tmp_path):
     keep(tmp_path / "here", table, "a", 0, 0.60)
     keep(tmp_path / "there", table, "a", 1, 0.62)
     keep(tmp_path / "there", table, "b", 0, 0.70)
-    assert table_results.merge(tmp_path / "here", table, tmp_path / "there" / "made.json") == 2
-    tree = table_results.stored(tmp_path / "here", table)
+    assert merge_results(tmp_path / "here", table, tmp_path / "there" / "made.json") == 2
+    tree = read_results(tmp_path / "here", table)
     assert [(c["cell"], r["seed"]) for c in tree["cells"] for r in c["runs"]] == [("a", 0), ("a", 1), ("b", 0)]
     keep(tmp_path / "other", table, "a", 2, 0.5, data="else")
     with pytest.raises(UsageError, match="data D -> else"):
-        table_results.merge(tmp_path / "here", table, tmp_path / "other" / "made.json")
+        merge_results(tmp_path / "here", table, tmp_path / "other" / "made.json")
     with pytest.raises(UsageError, match="not a results file of made"):
         (tmp_path / "no.json").write_text("{}")
-        table_results.merge(tmp_path / "here", table, tmp_path / "no.json")
+        merge_results(tmp_path / "here", table, tmp_path / "no.json")
 
 
-def test_a_merge_is_whole_or_nothing(tmp_path):
-    """A half record, or a cell with other settings, after a good one: neither file of the results is touched."""
+def test_a_merge_adds_all_runs_or_none(tmp_path):
+    """A damaged record or a cell with other settings, after a valid one, leaves all results as they were."""
     table = table_of("a", "b")
     keep(tmp_path / "here", table, "a", 0, 0.60)
     keep(tmp_path / "there", table, "a", 1, 0.62)
@@ -211,52 +215,56 @@ def test_a_merge_is_whole_or_nothing(tmp_path):
     file = tmp_path / "there" / "made.json"
     good = json.loads(file.read_text())
     probe = good["cells"][1]["runs"][0]["probes"]["linear"]
-    halves = [({"seed": 0}, "it lacks 'kontrast'"), ({}, "it lacks 'seed'"), ({"failed": "NaN"}, "it lacks 'seed'")]
+    halves = [
+        ({"seed": 0}, "'kontrast' is missing"),
+        ({}, "'seed' is missing"),
+        ({"failed": "NaN"}, "'seed' is missing"),
+    ]
     for more, words in (
-        ({"seconds": "90"}, "seconds is no number"),
-        ({"seconds": float("nan")}, "seconds is no number"),
-        ({"at_once": True}, "at_once is no whole number"),
-        ({"probes": {"linear": {**probe, "n": 0}}}, r"probes\.linear\.n is no number of at least 1"),
-        ({"curves": {"knn": [[1]]}}, r"curves\.knn\[0\] is no pair of numbers"),
+        ({"seconds": "90"}, "seconds is not a number"),
+        ({"seconds": float("nan")}, "seconds is not a number"),
+        ({"at_once": True}, "at_once is not a whole number"),
+        ({"probes": {"linear": {**probe, "n": None}}}, r"probes\.linear\.n is not a whole number"),
+        ({"curves": {"knn": [1]}}, r"curves\.knn\[0\] is not a list"),
     ):
         halves.append((run_of(0, 0.7, **more), words))
     for record, words in halves:
         file.write_text(json.dumps({**good, "cells": [good["cells"][0], {**good["cells"][1], "runs": [record]}]}))
-        with pytest.raises(CheckpointError, match=rf"made\.json.* cell 'b', seed .*: {words}"):
-            table_results.merge(tmp_path / "here", table, file)
+        with pytest.raises(CheckpointError, match=rf"made\.json.*cell 'b', seed .*: {words}"):
+            merge_results(tmp_path / "here", table, file)
     file.write_text(json.dumps({**good, "cells": [good["cells"][0], {"cell": "b", "runs": []}]}))
-    with pytest.raises(CheckpointError, match="cell 'b': it lacks 'changed'"):
-        table_results.merge(tmp_path / "here", table, file)
+    with pytest.raises(CheckpointError, match="cell 'b': 'changed' is missing"):
+        merge_results(tmp_path / "here", table, file)
     other = {**good["cells"][0], "data": "other", "changed": {}}
     file.write_text(json.dumps({**good, "cells": [good["cells"][1], other]}))
     with pytest.raises(UsageError, match="data D -> other"):
-        table_results.merge(tmp_path / "here", table, file)
+        merge_results(tmp_path / "here", table, file)
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
     with pytest.raises(UsageError, match="no such file"):
-        table_results.merge(tmp_path / "here", table, tmp_path)
+        merge_results(tmp_path / "here", table, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{}", "it lacks 'version'"),
-        ("[]", "it is no table"),
-        ('{"version": "9"}', "version is no whole number"),
-        ('{"version": 1}', "it lacks 'cells'"),
-        ('{"version": 1, "cells": [3]}', r"cells\[0\] is no table"),
+        ("{}", "'version' is missing"),
+        ("[]", "not a table"),
+        ('{"version": "9"}', "version is not a whole number"),
+        ('{"version": 1}', "'cells' is missing"),
+        ('{"version": 1, "cells": [3]}', r"cells\[0\] is not a table"),
         ("{", "not JSON"),
     ],
 )
-def test_a_results_file_of_another_form_is_called_damaged(content, words, tmp_path):
+def test_a_damaged_results_file_is_refused(content, words, tmp_path):
     (tmp_path / "made.json").write_text(content)
     with pytest.raises(CheckpointError, match=rf"made\.json is damaged.*{words}"):
-        table_results.stored(tmp_path, table_of("a"))
+        read_results(tmp_path, table_of("a"))
 
 
-def test_a_results_file_of_a_newer_version_says_so(tmp_path):
+def test_a_results_file_of_a_newer_version_is_refused(tmp_path):
     (tmp_path / "made.json").write_text('{"version": 2, "cells": []}')
     with pytest.raises(UsageError, match="newer kontrast"):
-        table_results.stored(tmp_path, table_of("a"))
+        read_results(tmp_path, table_of("a"))
 
 
 def test_one_seed_has_the_interval_of_its_images(tmp_path):
@@ -269,49 +277,50 @@ def test_other_settings_and_other_data_are_not_mixed(tmp_path):
     table = table_of("a")
     keep(tmp_path, table, "a", 0, 0.60)
     keep(tmp_path, table, "a", 0, 0.50, {"training.epochs": 3})
-    tree = table_results.stored(tmp_path, table)
+    tree = read_results(tmp_path, table)
     assert [c["changed"] for c in tree["cells"]] == [{}, {"training.epochs": 3}]
-    assert "## Tried with other settings" in (tmp_path / "made.md").read_text()
+    assert "## With other settings" in (tmp_path / "made.md").read_text()
     with pytest.raises(UsageError, match="data D -> other"):
         keep(tmp_path, table, "a", 1, 0.60, data="other")
     entry = {**tree["cells"][0], "settings": {**tree["cells"][0]["settings"], "training.lr": 9.0}}
-    recipe = settings_of(table.recipe(table.cells[0]))
+    recipe = relevant_settings(table.recipe(table.cells[0]))
     with pytest.raises(UsageError, match=r"training\.lr 9\.0 -> 0\.2"):
-        table_results.refuse_other_settings(tmp_path, entry, recipe)
+        refuse_other_settings(tmp_path, entry, recipe)
 
 
-def test_a_setting_that_came_later_stands_at_its_default():
+def test_a_setting_missing_in_old_results_had_its_default():
     table = table_of("a")
-    settings = settings_of(table.recipe(table.cells[0]))
+    settings = relevant_settings(table.recipe(table.cells[0]))
     older = {key: value for key, value in settings.items() if key != "training.accumulate"}
-    table_results.refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, settings)
+    refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, settings)
     with pytest.raises(UsageError, match=r"training\.accumulate 1 -> 2"):
         later = {**settings, "training.accumulate": 2}
-        table_results.refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, later)
+        refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, later)
 
 
-def test_the_objective_is_no_setting_of_another_learner(tmp_path):
-    """An autoencoder on a recipe's images does not change with the recipe's loss; its images it shares."""
+def test_autoencoders_do_not_depend_on_the_objective(tmp_path):
+    """An autoencoder uses a recipe's images but not its objective."""
     table = load_table("gcl-mnist")
-    cell = table.choose(["vae-5"])[0]
-    assert table.changed(cell, ["objective.temperature=0.7"]) == {}
-    assert table.changed(cell, ["data.random_bits=3"]) == {"data.random_bits": 3}
-    assert table.changed(table.choose(["nt-xent-0.1-5"])[0], ["objective.temperature=0.7"])
+    cell = table.select(["vae-5"])[0]
+    assert table.changed_settings(cell, ["objective.temperature=0.7"]) == {}
+    assert table.changed_settings(cell, ["data.random_bits=3"]) == {"data.random_bits": 3}
+    assert table.changed_settings(table.select(["nt-xent-0.1-5"])[0], ["objective.temperature=0.7"])
 
 
-def test_a_failed_run_is_said_and_counts_for_nothing(tmp_path):
+def test_a_failed_run_is_listed_but_not_counted(tmp_path):
     table = table_of("a")
     cell = table.cells[0]
-    table_results.add(tmp_path, table, cell, {}, settings_of(table.recipe(cell)), "D", {"seed": 0, "failed": "NaN"})
+    facts = {"changed": {}, "settings": relevant_settings(table.recipe(cell)), "data": "D"}
+    add_run(tmp_path, table, cell, facts, {"seed": 0, "failed": "NaN"})
     text = (tmp_path / "made.md").read_text()
     assert "- a, seed 0: NaN" in text
-    assert claims.mean_of(table, table_results.stored(tmp_path, table), "a", "linear") is None
+    assert claims.mean_of(table, read_results(tmp_path, table), "a", "linear") is None
 
 
-def finding(out: Path, check: str, metric: str = "linear"):
+def judgment(out: Path, check: str, metric: str = "linear"):
     table = table_of("a", "b", "c")
     made = claims.Claim("P", "T", "made", (check,), metric)
-    return claims.claim_finding(made, table, table_results.stored(out, table))
+    return claims.judge_claim(made, table, read_results(out, table))
 
 
 def test_verdicts_follow_the_numbers(tmp_path):
@@ -319,55 +328,57 @@ def test_verdicts_follow_the_numbers(tmp_path):
     for seed, (a, b) in enumerate([(0.80, 0.70), (0.81, 0.71), (0.80, 0.72)]):
         keep(tmp_path, table, "a", seed, a)
         keep(tmp_path, table, "b", seed, b)
-    assert finding(tmp_path, "a > b").verdict == claims.HOLDS
-    assert finding(tmp_path, "a < b").verdict == claims.FAILS
-    assert finding(tmp_path, "a > b + 0.09").verdict == claims.OPEN
-    assert finding(tmp_path, "a > b + 0.2").verdict == claims.FAILS
-    assert finding(tmp_path, "b < a").verdict == claims.HOLDS
-    assert finding(tmp_path, "a > c").verdict == claims.NOT_RUN
-    assert finding(tmp_path, "a > b > c").verdict == claims.NOT_RUN
-    assert finding(tmp_path, "b > a > c").verdict == claims.FAILS
-    assert finding(tmp_path, "a > 0.5").verdict == claims.HOLDS
-    assert finding(tmp_path, "a - b > b - a").verdict == claims.HOLDS
-    assert "by +9.33 ± " in finding(tmp_path, "a > b").words and "(3 seeds)" in finding(tmp_path, "a > b").words
+    assert judgment(tmp_path, "a > b").verdict == claims.HOLDS
+    assert judgment(tmp_path, "a < b").verdict == claims.FAILS
+    assert judgment(tmp_path, "a > b + 0.09").verdict == claims.INCONCLUSIVE
+    assert judgment(tmp_path, "a > b + 0.2").verdict == claims.FAILS
+    assert judgment(tmp_path, "b < a").verdict == claims.HOLDS
+    assert judgment(tmp_path, "a > c").verdict == claims.NOT_RUN
+    assert judgment(tmp_path, "a > b > c").verdict == claims.NOT_RUN
+    assert judgment(tmp_path, "b > a > c").verdict == claims.FAILS
+    assert judgment(tmp_path, "a > 0.5").verdict == claims.HOLDS
+    assert judgment(tmp_path, "a - b > b - a").verdict == claims.HOLDS
+    assert (
+        "margin +9.33 ± " in judgment(tmp_path, "a > b").details and "(3 seeds)" in judgment(tmp_path, "a > b").details
+    )
 
 
-def test_one_seed_is_judged_over_its_images(tmp_path):
+def test_one_seed_is_judged_by_its_images(tmp_path):
     table = table_of("a", "b")
     keep(tmp_path, table, "a", 0, 0.800)
     keep(tmp_path, table, "b", 0, 0.795)
-    assert finding(tmp_path, "a > b").verdict == claims.OPEN  # 10,000 images: half an interval is 1.1 points
+    assert judgment(tmp_path, "a > b").verdict == claims.INCONCLUSIVE  # 10,000 images: half an interval is 1.1 points
     keep(tmp_path, table, "b", 0, 0.75)
-    assert finding(tmp_path, "a > b").verdict == claims.HOLDS
+    assert judgment(tmp_path, "a > b").verdict == claims.HOLDS
 
 
-def test_one_seed_of_another_number_is_judged_over_the_images_it_was_measured_on(tmp_path):
-    """A curve's mean has a probe's images, a number its own standard error; what is known of neither stays open."""
+def test_other_numbers_of_one_seed_are_judged_by_their_images(tmp_path):
+    """The mean of a curve has the probe's images, other numbers their standard error; else it is inconclusive."""
     table = table_of("a", "b")
     knn = {"knn": {"accuracy": 0.8, "low": 0.79, "high": 0.81, "n": 10_000}}
     for name, area, cosine in (("a", 0.75, 0.70), ("b", 0.70, 0.68)):
         numbers = {"knn_area": area, "positive_cosine": cosine, "best_epoch": 100 * area}
         keep(tmp_path, table, name, 0, 0.8, probes=knn, numbers=numbers, errors={"positive_cosine": 0.005})
-    assert "by +5 ± 1.2 points (1 seed): holds" in finding(tmp_path, "a > b", "knn_area").words
-    assert "by +0.02 ± 0.014 (1 seed): holds" in finding(tmp_path, "a > b", "positive_cosine").words
-    assert finding(tmp_path, "a > b", "best_epoch").verdict == claims.OPEN
+    assert "holds, margin +5 ± 1.2 points (1 seed)" in judgment(tmp_path, "a > b", "knn_area").details
+    assert "holds, margin +0.02 ± 0.014 (1 seed)" in judgment(tmp_path, "a > b", "positive_cosine").details
+    assert judgment(tmp_path, "a > b", "best_epoch").verdict == claims.INCONCLUSIVE
 
 
-def test_a_mean_mean_and_error_has_their_standard_error():
+def test_mean_and_error_returns_the_standard_error():
     values = torch.tensor([0.0, 1.0] * 200)
     assert mean_and_error(values) == pytest.approx((0.5, 0.025), rel=2e-3)
 
 
-def test_equal_seeds_are_judged_by_their_own_differences(tmp_path):
-    """Seeds that differ much, and a difference that is the same in each; with other seeds it would drown."""
+def test_equal_seeds_are_judged_by_paired_differences(tmp_path):
+    """The seeds differ a lot, but their differences agree; with other seeds the difference is not significant."""
     table = table_of("a", "b")
     for seed, (a, b) in enumerate([(0.80, 0.77), (0.70, 0.671), (0.60, 0.569)]):
         keep(tmp_path, table, "a", seed, a)
         keep(tmp_path, table, "b", seed, b)
-    assert finding(tmp_path, "a > b").verdict == claims.HOLDS
-    assert "by +3 ± 0.25 points (3 seeds)" in finding(tmp_path, "a > b").words  # 4.303 * 0.1 / sqrt(3)
+    assert judgment(tmp_path, "a > b").verdict == claims.HOLDS
+    assert "margin +3 ± 0.25 points (3 seeds)" in judgment(tmp_path, "a > b").details  # 4.303 * 0.1 / sqrt(3)
     keep(tmp_path, table, "b", 7, 0.67)
-    assert finding(tmp_path, "a > b").verdict == claims.OPEN
+    assert judgment(tmp_path, "a > b").verdict == claims.INCONCLUSIVE
 
 
 def test_welch_of_two_seeds_is_students_t():
@@ -376,19 +387,19 @@ def test_welch_of_two_seeds_is_students_t():
     assert claims.quantile([(1.0, 1)]) == pytest.approx(1.960, abs=1e-3)
 
 
-def test_a_claim_of_lying_within_some_points_is_checked_on_both_sides():
+def test_claims_within_some_points_are_checked_on_both_sides():
     within = [claim for claim in claims.load_claims() if "within" in claim.text]
     assert within
     for claim in within:
-        sides = [pair for check in claim.checks for pair, _ in claims.pairs_of(check)]
+        sides = [pair for check in claim.checks for pair, _ in claims.parse_check(check)]
         for pair in sides:
             mirrored = {cell: factor if cell == "" else -factor for cell, factor in pair.items()}
             assert mirrored in sides, (claim.text, pair)
 
 
-def test_every_claim_says_the_points_that_it_is_checked_by():
+def test_every_claim_mentions_the_thresholds_of_its_checks():
     for claim in claims.load_claims():
-        marks = {abs(pair[""]) for check in claim.checks for pair, _ in claims.pairs_of(check) if pair.get("")}
+        marks = {abs(pair[""]) for check in claim.checks for pair, _ in claims.parse_check(check) if pair.get("")}
         for mark in marks:
             assert re.search(rf"\b{100 * mark:.0f}\b", claim.text), (claim.text, mark)
 
@@ -397,29 +408,29 @@ def test_every_claim_names_cells_of_its_table(tmp_path):
     papers = set()
     for claim in claims.load_claims():
         table = load_table(claim.table)
-        found = claims.claim_finding(claim, table, table_results.stored(tmp_path, table))
-        assert found == claims.Finding(claims.NOT_RUN, ""), claim
+        found = claims.judge_claim(claim, table, read_results(tmp_path, table))
+        assert found == claims.Judgment(claims.NOT_RUN, ""), claim
         assert claim.metric in ("", *table.probes, "multiplier", "positive_cosine", "positive_variance", "knn_area")
         papers.add(claim.paper)
     assert papers == {"CACR", "DCL", "UniCLR", "GCL", "JCL"}
     with pytest.raises(UsageError, match="must compare"):
-        claims.pairs_of("a>b")
+        claims.parse_check("a>b")
     with pytest.raises(UsageError, match="has no cell 'd'"):
-        finding(tmp_path, "a > d")
+        judgment(tmp_path, "a > d")
 
 
-def test_the_committed_tables_are_what_their_files_give():
+def test_the_committed_tables_are_up_to_date():
     for name in table_names():
         table, results = load_table(name), REPOSITORY / "results"
-        made = table_results.pages(table, table_results.stored(results, table))
+        made = make_pages(table, read_results(results, table))
         kept = {path.name for path in results.glob(f"{name}*") if path.suffix in (".md", ".svg")}
         assert kept == set(made), "run kontrast reproduce --docs, and remove what it no longer makes"
         for file, text in made.items():
             assert (results / file).read_text(encoding="utf-8") == text, "run kontrast reproduce --docs"
 
 
-def test_links_of_the_pages_lead_somewhere():
-    """A table of which nothing was run has no file of runs to link to."""
+def test_links_of_the_pages_exist():
+    """For example, a table without runs has no JSON file to link to."""
     pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "results").glob("*.md")]
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))]
     assert links and not [
@@ -427,27 +438,27 @@ def test_links_of_the_pages_lead_somewhere():
     ]
 
 
-def test_the_committed_verdicts_are_what_the_results_give():
+def test_the_committed_verdicts_are_up_to_date():
     text = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
-    assert text == claims.document(REPOSITORY / "results"), "run kontrast reproduce --docs"
+    assert text == claims.claims_page(REPOSITORY / "results"), "run kontrast reproduce --docs"
 
 
-def test_data_is_found_by_what_lies_there(tmp_path):
+def test_data_is_found_as_files_folder_or_archive(tmp_path):
     import tarfile
 
     with pytest.raises(DataError, match="--data DIR"):
-        table_data.locate("cifar10", str(tmp_path))
-    assert table_data.locate("digits", None) == []
+        table_data.find_data("cifar10", str(tmp_path))
+    assert table_data.find_data("digits", None) == []
     for part in ("train", "test"):
         (tmp_path / "cifar10" / part).mkdir(parents=True)
-    assert table_data.locate("cifar10", str(tmp_path)) == [f'data.source="{tmp_path / "cifar10"}"']
-    assert table_data.locate("cifar10", str(tmp_path / "cifar10")) == [f'data.source="{tmp_path / "cifar10"}"']
+    assert table_data.find_data("cifar10", str(tmp_path)) == [f'data.source="{tmp_path / "cifar10"}"']
+    assert table_data.find_data("cifar10", str(tmp_path / "cifar10")) == [f'data.source="{tmp_path / "cifar10"}"']
     packed = tmp_path / "packed"
     packed.mkdir()
     with tarfile.open(packed / "cifar10-jpeg.tar.xz", "w:xz") as tar:
         tar.add(tmp_path / "cifar10", "cifar10")
     (tmp_path / "cifar-10-batches-bin").mkdir()
-    assert table_data.locate("cifar10", str(tmp_path)) == ["data.source=cifar10", f'data.root="{tmp_path}"']
+    assert table_data.find_data("cifar10", str(tmp_path)) == ["data.source=cifar10", f'data.root="{tmp_path}"']
 
 
 def test_the_archive_is_unpacked_once(tmp_path, monkeypatch):
@@ -460,23 +471,23 @@ def test_the_archive_is_unpacked_once(tmp_path, monkeypatch):
     archive = tmp_path / "there" / "cifar10-jpeg.tar.xz"
     with tarfile.open(archive, "w:xz") as tar:
         tar.add(tmp_path / "cifar10", "cifar10")
-    first = table_data.locate("cifar10", str(archive.parent))
+    first = table_data.find_data("cifar10", str(archive.parent))
     archive.write_bytes(b"not an archive any more")
-    assert table_data.locate("cifar10", str(archive.parent)) == first and str(tmp_path / "cache") in first[0]
+    assert table_data.find_data("cifar10", str(archive.parent)) == first and str(tmp_path / "cache") in first[0]
     monkeypatch.setenv("KONTRAST_CACHE", str(tmp_path / "other"))
     with pytest.raises(DataError, match="damaged"):
-        table_data.locate("cifar10", str(archive.parent))
+        table_data.find_data("cifar10", str(archive.parent))
     assert not list((tmp_path / "other" / "unpacked").iterdir())
 
 
 @pytest.mark.parametrize(
     ("file", "words"), [("a/1.jpg", "CIFAR-10 (JPEG)"), ("a/1.png", "CIFAR-10 (PNG)"), ("train/000", "CIFAR-10")]
 )
-def test_the_data_is_called_what_it_is(file, words):
+def test_the_data_is_described_with_its_format(file, words):
     import torch
 
     from kontrast.data import ImageSet
 
     images = ImageSet(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), [file])
-    assert table_data.data_words("cifar10", images) == words
-    assert table_data.data_words("/somewhere/photos", images) == "photos"
+    assert table_data.describe_data("cifar10", images) == words
+    assert table_data.describe_data("/somewhere/photos", images) == "photos"

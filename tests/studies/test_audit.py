@@ -1,4 +1,4 @@
-"""The audit on real tiny trainings, its parts by what they must be, and (slow) the claim on the embedded digits."""
+"""Audits with tiny trainings, their parts, and (slow) the paper's claim on the embedded digits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,19 +21,19 @@ from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
 from kontrast.objectives import objective
 from kontrast.reports import write_report
-from kontrast.studies.audit.audit import audit, base_recipe, in_small_batches, plan, standardized
+from kontrast.studies.audit.audit import audit, base_recipe, plan, standardize_pixels
+from kontrast.studies.audit.audit_summary import average_seeds, summarize, verdict
 from kontrast.studies.audit.autoencoder import VariationalAutoencoder
-from kontrast.studies.audit.baseline_training import fit
-from kontrast.studies.audit.retained_features import bits_read, factor, retrieval
-from kontrast.studies.audit.saturation import log_sum_exp, saturate, simplex_value, trained_term, wasserstein
-from kontrast.studies.audit.summary import findings, merged, sentence
-from kontrast.studies.audit.supervised import Supervised
+from kontrast.studies.audit.baselines import Supervised, fit, with_small_batches
+from kontrast.studies.audit.retained_features import probe_bits, probe_factor, retrieval
+from kontrast.studies.audit.saturation import log_sum_exp, measure_saturation, simplex_value, trained_term, wasserstein
 from kontrast.training.learner import build_student
 
 from support.tiny_run import images
 
 TINY = ["training.batch=32", "training.warmup=0.0", "training.lr=0.1", "encoder.width=16", "views.size=32"]
 CPU = torch.device("cpu")
+OUT = Path("out")
 
 
 def quiet(_: str) -> None:
@@ -40,60 +41,62 @@ def quiet(_: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory):
-    """0 and 3 bits and 4 digits, on a folder with class folders."""
+def labeled(tmp_path_factory):
+    """An audit of 0 and 3 bits and of 4 digits on a folder with class folders."""
     out = tmp_path_factory.mktemp("audit")
     arguments = {"bits": [0, 3], "digits": [4], "steps": 3, "overrides": TINY, "device": "cpu"}
     return out, audit(str(images()), out=out, **arguments, say=quiet), arguments
 
 
-def test_every_learner_meets_every_amount(labelled):
-    _, found, _ = labelled
-    met = {(c["learner"], c["feature"], c["amount"]) for c in found["cells"]}
+def test_every_learner_is_trained_with_every_amount(labeled):
+    _, found, _ = labeled
+    met = {(c["learner"], c["feature"], c["amount"]) for c in found.cells}
     learners = ("nt-xent 0.1", "supervised", "VAE", "untrained")
     assert met == {(n, f, a) for n in learners for f, a in (("bits", 0), ("bits", 3), ("digits", 4))}
-    assert all(c["status"] == "finished" and c["target"] == "labels" for c in found["cells"])
-    assert all(c["low"] <= c["accuracy"] <= c["high"] for c in found["cells"])
-    assert found["finished"] and len(found["runs"]) == 3
+    assert all(c["status"] == "finished" and c["target"] == "labels" for c in found.cells)
+    assert all(c["low"] <= c["accuracy"] <= c["high"] for c in found.cells)
+    assert json.loads(found.file.read_text())["finished"] and len(found.runs) == 3
 
 
-def test_the_injected_feature_is_read_where_there_is_one(labelled):
-    _, found, _ = labelled
-    read = {(c["learner"], c["feature"], c["amount"]): c["injected"] for c in found["cells"]}
+def test_the_added_feature_is_probed_if_there_is_one(labeled):
+    _, found, _ = labeled
+    read = {(c["learner"], c["feature"], c["amount"]): c["injected"] for c in found.cells}
     assert read["VAE", "bits", 0] is None
     assert all(0 <= read[name, "bits", 3] <= 1 for name in ("VAE", "untrained", "supervised", "nt-xent 0.1"))
     assert 0 <= read["supervised", "digits", 4] <= 1
 
 
-def test_the_page_leads_with_the_audits_sentence(labelled):
-    out, found, _ = labelled
-    page = write_report([out / run for run in found["runs"]], out / "page.html", out / "audit.json").read_text()
+def test_the_report_shows_the_verdict_of_the_audit(labeled):
+    out, found, _ = labeled
+    page = write_report(found.runs, out / "page.html", out / "audit.json").read_text()
     start = page.index('id="data">') + len('id="data">')
     data = json.loads(page[start : page.index("</script>", start)])
-    assert data["verdict"] == found["verdict"] and "3 bits of shared noise" in data["verdict"]
+    assert data["verdict"] == found.verdict and "3 random bits" in data["verdict"]
     assert [p["id"] for p in data["study"]["plots"]][:2] == ["audit-bits", "audit-bits-injected"]
     assert len(data["study"]["tables"]) == 2 and not data["study"]["problems"]
     assert len(page) < 5_000_000
 
 
-def test_what_is_done_is_not_trained_again(labelled):
-    out, found, arguments = labelled
+def test_finished_cells_are_not_trained_again(labeled):
+    out, found, arguments = labeled
     said: list[str] = []
     again = audit(str(images()), out=out, **arguments, say=said.append)
-    assert again == found and sum("finished already" in line for line in said) == 12
+    assert again == found and sum("already finished" in line for line in said) == 12
     with pytest.raises(UsageError, match="other settings"):
         audit(str(images()), out=out, **{**arguments, "steps": 2}, say=quiet)
 
 
 @pytest.fixture
-def copied(labelled, tmp_path, monkeypatch):
-    """The audit without its first cell; nothing can be trained in it, and audit.json must stay as it is."""
-    out, _, arguments = labelled
+def copied(labeled, tmp_path, monkeypatch):
+    """The audit without its first cell. Nothing may be trained, and audit.json must not change."""
+    out, _, arguments = labeled
     place = tmp_path / "audit"
     shutil.copytree(out, place)
     (place / "cells" / "nt-xent-0.1-bits0-seed0.json").unlink()
     trained: list[str] = []
-    monkeypatch.setattr("kontrast.studies.audit.audit.train_and_probe", lambda cell, *_: trained.append(cell.name))
+    monkeypatch.setattr(
+        "kontrast.studies.audit.audit.train_and_probe", lambda cell, *_: trained.append(cell.name) or {}
+    )
 
     def again():
         audit(str(images()), out=place, **arguments, say=quiet)
@@ -102,8 +105,7 @@ def copied(labelled, tmp_path, monkeypatch):
     assert trained == [] and (place / "audit.json").read_bytes() == (out / "audit.json").read_bytes()
 
 
-def test_a_run_with_other_settings_ends_the_audit_before_it_trains(copied):
-    """It is a refusal, no failed cell: none of the others trains, and what was found stays."""
+def test_other_settings_are_refused_before_any_training(copied):
     place, again = copied
     folder = place / "runs" / "nt-xent-0.1-digits4-seed0"
     text = (folder / "recipe.toml").read_text()
@@ -111,7 +113,7 @@ def test_a_run_with_other_settings_ends_the_audit_before_it_trains(copied):
     info = json.loads((folder / "run.json").read_text())
     del info["recipe_sha256"]
     (folder / "run.json").write_text(json.dumps(info))
-    with pytest.raises(UsageError, match=r"other settings \(training.lr 0.2 -> 0.1\)"):
+    with pytest.raises(UsageError, match=r"training.lr 0.2 -> 0.1"):
         again()
 
 
@@ -121,34 +123,56 @@ def test_cells_on_other_images_are_refused(copied):
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
     try:
-        with pytest.raises(DataError, match=r"other .* images than there are now"):
+        with pytest.raises(DataError, match="images changed"):
             again()
     finally:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize(("content", "words"), [("[]", "it is no table"), ("{}", "it lacks 'learner'")])
-def test_a_damaged_cell_is_refused_in_words(content, words, copied):
+@pytest.mark.parametrize(("content", "words"), [("[]", "not a table"), ("{}", "'learner' is missing")])
+def test_a_damaged_cell_is_refused(content, words, copied):
     place, again = copied
     (place / "cells" / "vae-bits3-seed0.json").write_text(content)
-    with pytest.raises(CheckpointError, match=f"vae-bits3-seed0.json is damaged .{words}.: remove it"):
+    with pytest.raises(CheckpointError, match=f"vae-bits3-seed0.json is damaged .*{words}"):
         again()
 
 
-@pytest.mark.parametrize("kind", [UsageError, DataError, CheckpointError])
-def test_a_refusal_as_a_cell_begins_ends_the_audit(kind, tmp_path, monkeypatch):
-    def refused(*_):
-        raise kind("no")
+@pytest.mark.parametrize("kind", [UsageError, DataError, CheckpointError, NumbersError])
+def test_a_failed_cell_does_not_stop_the_others(kind, tmp_path, monkeypatch):
+    from kontrast.studies.audit import audit as module
 
-    monkeypatch.setattr("kontrast.studies.audit.audit.train_and_probe", refused)
-    with pytest.raises(kind, match=r"^no$"):
+    measured, train_and_probe = [], module.train_and_probe
+
+    def fail_once(cell, *arguments):
+        measured.append(cell.name)
+        if len(measured) == 1:
+            raise kind("the reason")
+        return train_and_probe(cell, *arguments)
+
+    monkeypatch.setattr(module, "train_and_probe", fail_once)
+    arguments = {"bits": [0], "steps": 1, "overrides": TINY, "out": tmp_path / "out", "device": "cpu", "say": quiet}
+    found = audit(str(images()), **arguments)
+    assert [cell["status"] for cell in found.cells] == ["failed", "finished", "finished", "finished"]
+    assert found.verdict.endswith("1 training failed.")
+    assert (found.cells[0]["reason"], found.cells[0]["exit_code"]) == ("the reason", kind.exit_code)
+    audit(str(images()), **arguments)
+    again = [] if kind is NumbersError else measured[:1]  # the same numbers would fail again, a full disk may not
+    assert measured[4:] == again
+
+
+@pytest.mark.parametrize("kind", [UsageError, DataError, NumbersError])
+def test_an_audit_fails_with_its_first_error_if_all_cells_fail(kind, tmp_path, monkeypatch):
+    def fail(*_):
+        raise kind("the reason")
+
+    monkeypatch.setattr("kontrast.studies.audit.audit.train_and_probe", fail)
+    with pytest.raises(kind, match=r"all 4 .*the reason"):
         audit(str(images()), bits=[0], steps=1, overrides=TINY, out=tmp_path / "out", device="cpu", say=quiet)
-    assert not (tmp_path / "out" / "audit.json").exists()
 
 
-def test_a_cut_run_goes_on(labelled, tmp_path):
-    """Without its cell's record a finished run is only probed; without its encoder it is gone on with."""
-    out, _, _ = labelled
+def test_an_interrupted_cell_is_resumed(labeled, tmp_path):
+    """A finished run without a record is probed again; without its encoder it is resumed."""
+    out, _, _ = labeled
     shutil.copytree(out, tmp_path / "audit")
     record = tmp_path / "audit" / "cells" / "nt-xent-0.1-bits3-seed0.json"
     before = json.loads(record.read_text())
@@ -166,13 +190,13 @@ def test_without_labels_images_are_retrieved(tmp_path):
     for number, picture in enumerate(sorted(images().rglob("*.png"))[:80]):
         shutil.copy(picture, flat / f"{number}.png")
     found = audit(str(flat), bits=[0, 2], steps=2, overrides=TINY, out=tmp_path / "out", device="cpu", say=quiet)
-    assert {c["learner"] for c in found["cells"]} == {"nt-xent 0.1", "VAE", "untrained"}
-    assert all(c["target"] == "retrieval" and c["n"] == 80 for c in found["cells"])
-    assert "retrieval of the image" in found["verdict"]
+    assert {c["learner"] for c in found.cells} == {"nt-xent 0.1", "VAE", "untrained"}
+    assert all(c["target"] == "retrieval" and c["n"] == 80 for c in found.cells)
+    assert "retrieval accuracy" in found.verdict
 
 
-def test_retrieval_knows_images_by_themselves_and_not_by_their_bits():
-    """A network that looks at bits alone finds nobody; one that looks at pixels does better than chance."""
+def test_retrieval_ignores_the_bits():
+    """A network that uses only the bits finds no image; one that uses the pixels does better than chance."""
     recipe = resolve("quickstart", ["data.random_bits=8"])
     shown = random_bits(open_data("digits", "test").first(100), 8)
 
@@ -188,31 +212,38 @@ def test_retrieval_knows_images_by_themselves_and_not_by_their_bits():
     assert retrieval(Pixels(), recipe, shown, CPU)["accuracy"] > 0.1
 
 
-def test_probes_of_factors_tell_what_is_there():
+def test_factor_probes_find_linear_factors():
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(n, 12, generator=generator) for n in (400, 200))
-    assert factor("position", x, x[:, :2], y, -y[:, :2]) == 0.0, "worse than the mean is nothing"
+    assert probe_factor("position", x, x[:, :2], y, -y[:, :2]) == 0.0, "worse than the mean counts as 0"
     mix = torch.randn(12, 2, generator=generator)
-    assert factor("position", x, x @ mix, y, y @ mix) > 0.99
-    assert factor("hue", x, (x[:, 0] > 0).long(), y, (y[:, 0] > 0).long()) > 0.95
-    assert bits_read(x, (x[:, :3] > 0).byte(), y, (y[:, :3] > 0).byte()) > 0.95
+    assert probe_factor("position", x, x @ mix, y, y @ mix) > 0.99
+    assert probe_factor("hue", x, (x[:, 0] > 0).long(), y, (y[:, 0] > 0).long()) > 0.95
+    assert probe_bits(x, (x[:, :3] > 0).byte(), y, (y[:, :3] > 0).byte()) > 0.95
     coins = torch.randint(2, (600, 3), generator=generator).byte()
-    assert abs(bits_read(x, coins[:400], y, coins[400:]) - 0.5) < 0.12
+    assert abs(probe_bits(x, coins[:400], y, coins[400:]) - 0.5) < 0.12
 
 
-def test_objectives_without_a_temperature_stand_once():
+def test_objectives_without_a_temperature_are_planned_once():
     base = resolve("quickstart", ["training.max_steps=1"])
-    cells = plan(base, ["nt-xent", "swd"], [0.1, 0.2], {"bits": [0], "digits": []}, labelled=True)
-    assert [cell.learner for cell in cells] == ["nt-xent 0.1", "nt-xent 0.2", "swd", "supervised", "VAE", "untrained"]
+    cells = plan(base, ["nt-xent", "swd"], [0.1, 0.2], {"bits": [0], "digits": []}, out=OUT, labeled=True)
+    assert [cell.facts["learner"] for cell in cells] == [
+        "nt-xent 0.1",
+        "nt-xent 0.2",
+        "swd",
+        "supervised",
+        "VAE",
+        "untrained",
+    ]
     assert cells[1].recipe.objective.arguments["temperature"] == 0.2
     with pytest.raises(UsageError, match="unknown objective"):
-        plan(base, ["nt-xnet"], [0.1], {"bits": [0], "digits": []}, labelled=True)
+        plan(base, ["nt-xnet"], [0.1], {"bits": [0], "digits": []}, out=OUT, labeled=True)
     with pytest.raises(UsageError, match="temperature"):
-        plan(base, ["nt-xent"], [-0.1], {"bits": [0], "digits": []}, labelled=True)
+        plan(base, ["nt-xent"], [-0.1], {"bits": [0], "digits": []}, out=OUT, labeled=True)
 
 
 @pytest.mark.parametrize("size", [28, 32, 33, 64])
-def test_the_autoencoder_draws_every_channel_at_any_size(size):
+def test_the_autoencoder_reconstructs_every_channel_at_any_size(size):
     model = VariationalAutoencoder(resolve("quickstart", [f"views.size={size}"]), 5)
     x = torch.rand(3, 5, size, size)
     logits, mean, log_variance = model(x)
@@ -220,7 +251,7 @@ def test_the_autoencoder_draws_every_channel_at_any_size(size):
     assert model.encoder(x).shape == (3, model.encoder.width)
 
 
-def test_the_autoencoders_divergence_is_gaussians():
+def test_the_autoencoder_has_the_gaussian_divergence():
     model = VariationalAutoencoder(resolve("quickstart", [])).eval()
     x = torch.rand(4, 3, 32, 32)
     _, mean, log_variance = model(x)
@@ -233,7 +264,7 @@ def test_the_autoencoders_divergence_is_gaussians():
     torch.testing.assert_close(whole - model.loss(x), expected, rtol=1e-3, atol=1e-2)
 
 
-def test_baselines_learn_from_the_recipes_own_batches():
+def test_baselines_learn_from_the_batches_of_the_recipe():
     recipe = resolve("quickstart", ["training.max_steps=25", "training.batch=64", "encoder.width=32"])
     train = open_data("digits", "train").first(64)
     torch.manual_seed(0)
@@ -250,8 +281,8 @@ def test_baselines_learn_from_the_recipes_own_batches():
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_every_training_takes_the_steps_that_were_asked_for(tmp_path, monkeypatch, epochs):
-    """192 images in batches of 32 are 6 steps an epoch; the recipe's epochs, if they end before, are no end."""
+def test_every_training_takes_the_given_number_of_steps(tmp_path, monkeypatch, epochs):
+    """192 images in batches of 32 are 6 steps per epoch; the number of epochs grows if it is too small."""
     taken: dict[str, int] = {}
     step = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda *a: taken.update(n=taken.get("n", 0) + 1) or step(*a))
@@ -259,21 +290,21 @@ def test_every_training_takes_the_steps_that_were_asked_for(tmp_path, monkeypatc
         str(images()), bits=[0], steps=10, overrides=[*TINY, f"training.epochs={epochs}"], out=tmp_path / "out",
         device="cpu", say=quiet,
     )  # fmt: skip
-    assert taken == {"n": 2 * 10}, "the supervised training and the autoencoder's, in batches of 32 too"
-    assert json.loads((tmp_path / "out" / found["runs"][0] / "run.json").read_text())["steps"] == 10
+    assert taken == {"n": 2 * 10}, "supervised training and the autoencoder, both with batches of 32"
+    assert json.loads((found.runs[0] / "run.json").read_text())["steps"] == 10
 
 
 def test_baselines_see_the_images_of_the_contrastive_run(tmp_path, monkeypatch):
-    """A label imbalance is for every training alike; the probes read the whole balanced set."""
+    """A label imbalance applies to every training; probes use the whole balanced set."""
     seen = []
-    monkeypatch.setattr("kontrast.studies.audit.audit.fit", lambda *a: seen.append(len(a[3])))
+    monkeypatch.setattr("kontrast.studies.audit.baselines.fit", lambda *a: seen.append(len(a[3])))
     overrides = [*TINY, "data.imbalance=linear"]
     found = audit(str(images()), bits=[0], steps=1, overrides=overrides, out=tmp_path / "out", device="cpu", say=quiet)
-    facts = json.loads((tmp_path / "out" / found["runs"][0] / "run.json").read_text())["data"]
+    facts = json.loads((found.runs[0] / "run.json").read_text())["data"]
     assert seen == [facts["images"]] * 2 and facts["images"] < 192
 
 
-def test_baselines_end_with_the_recipes_epochs_as_its_run_does():
+def test_baselines_end_with_the_epochs_of_the_recipe():
     recipe = resolve("quickstart", ["training.max_steps=25", "training.epochs=3", "training.batch=32"])
     model, losses = Supervised(recipe, 3, 10), []
     train = open_data("digits", "train").first(64)
@@ -283,13 +314,13 @@ def test_baselines_end_with_the_recipes_epochs_as_its_run_does():
 
 def test_the_autoencoder_sees_the_same_views_and_as_many_images():
     recipe = resolve("quickstart", ["training.max_steps=30", "views.policy=moco-v2"])
-    changed = in_small_batches(recipe)
+    changed = with_small_batches(recipe)
     assert changed.views == recipe.views and changed.encoder == recipe.encoder
     assert changed.training.batch * changed.training.max_steps == recipe.training.batch * recipe.training.max_steps
 
 
-def test_the_autoencoder_draws_pixels_and_counts_a_bit_once():
-    """A decoder that always says 0: every pixel and every bit costs ln 2, of the bits' 32 x 32 copies one."""
+def test_the_autoencoder_counts_every_pixel_but_a_bit_once():
+    """If all logits are 0, every pixel and every bit costs ln 2, and the 32 x 32 copies of a bit count once."""
     recipe = resolve("quickstart", ["views.mean=[0.4, 0.5, 0.6]", "views.std=[0.2, 0.3, 0.4]"])
     model = VariationalAutoencoder(recipe, 5, beta=0.0).eval()
     model.decoder = torch.nn.Module()
@@ -302,18 +333,18 @@ def test_the_autoencoder_draws_pixels_and_counts_a_bit_once():
     assert model.loss(white).item() == pytest.approx(0, abs=1e-3)
 
 
-def test_pixels_are_standardised_where_the_recipe_leaves_them():
+def test_pixels_are_standardized_unless_the_views_do_it():
     train = open_data("digits", "train")
-    made = standardized(resolve("quickstart", []), train).views.arguments
+    made = standardize_pixels(resolve("quickstart", []), train).views.arguments
     pixels = train.images.double() / 255
     torch.testing.assert_close(torch.tensor(made["mean"]).double(), pixels.mean((0, 2, 3)), atol=0.02, rtol=0)
     torch.testing.assert_close(torch.tensor(made["std"]).double(), pixels.std((0, 2, 3)), atol=0.02, rtol=0)
     own = resolve("quickstart", ["views.policy=moco-v2"])
-    assert standardized(own, train) == own
+    assert standardize_pixels(own, train) == own
 
 
-def test_all_learners_start_from_one_encoder():
-    """The audit isolates the objective: the same architecture, weights and views for each."""
+def test_all_learners_start_with_the_same_encoder():
+    """Only the objective differs: architecture, initial weights and views are the same."""
     base, _ = base_recipe(None, 0, [], CPU, quiet)
     assert base.encoder.name == "convn"
     built = []
@@ -324,78 +355,78 @@ def test_all_learners_start_from_one_encoder():
         assert all(torch.equal(other[name], tensor) for name, tensor in built[0].items())
 
 
-def test_seeds_are_planned_one_after_the_other_and_merged():
+def test_seeds_are_planned_in_order_and_averaged():
     base = resolve("quickstart", ["training.max_steps=1", "seed=4"])
-    cells = plan(base, ["swd"], [], {"bits": [0, 2], "digits": []}, labelled=False, seeds=2)
+    cells = plan(base, ["swd"], [], {"bits": [0, 2], "digits": []}, out=OUT, labeled=False, seeds=2)
     assert [c.recipe.seed for c in cells] == [4] * 6 + [5] * 6
     assert cells[0].name == "swd-bits0-seed4" and len({c.name for c in cells}) == 12
     with pytest.raises(UsageError, match="--seeds 0"):
-        plan(base, ["swd"], [], {"bits": [0], "digits": []}, labelled=False, seeds=0)
+        plan(base, ["swd"], [], {"bits": [0], "digits": []}, out=OUT, labeled=False, seeds=0)
     fine = {"learner": "swd", "feature": "bits", "amount": 0, "status": "finished", "target": "labels", "low": 0.0,
             "high": 1.0, "injected": None, "factors": {"hue": 0.2}}  # fmt: skip
     failed = {**fine, "status": "failed", "reason": "x"}
-    (point,) = merged([{**fine, "accuracy": 0.5}, failed, {**fine, "accuracy": 0.6, "factors": {"hue": 0.4}}])
+    (point,) = average_seeds([{**fine, "accuracy": 0.5}, failed, {**fine, "accuracy": 0.6, "factors": {"hue": 0.4}}])
     assert point["accuracy"] == pytest.approx(0.55) and point["seeds"] == 2
     assert point["factors"]["hue"] == pytest.approx(0.3)
-    assert (point["low"], point["high"]) == (0.0, 1.0)  # t of one degree of freedom is wide: cut to what can be
-    assert merged([failed])[0]["status"] == "failed"
-    assert "means of 2 seeds" in sentence([point, {**point, "amount": 3, "accuracy": 0.2}], "digits")
+    assert (point["low"], point["high"]) == (0.0, 1.0)  # Student's t of two seeds is wide and is clipped to [0, 1]
+    assert average_seeds([failed])[0]["status"] == "failed"
+    assert "means of 2 seeds" in verdict([point, {**point, "amount": 3, "accuracy": 0.2}])
 
 
-def test_the_sentence_has_the_numbers():
+def test_the_verdict_has_the_numbers():
     def cell(learner, amount, accuracy):
         return {"learner": learner, "feature": "bits", "amount": amount, "accuracy": accuracy, "target": "labels"}
 
     cells = [cell("nt-xent 0.1", 0, 0.8), cell("nt-xent 0.1", 10, 0.31), cell("VAE", 0, 0.62), cell("VAE", 10, 0.6)]
-    assert sentence(cells, "digits") == (
-        "NT-Xent at temperature 0.1: 10 bits of shared noise took the digit probe from 0.80 to 0.31; "
+    assert verdict(cells) == (
+        "10 random bits lowered the linear probe accuracy of NT-Xent at temperature 0.1 from 0.80 to 0.31; "
         "the VAE went from 0.62 to 0.60."
     )
     fine = [*cells, cell("supervised", 0, 0.9), cell("supervised", 10, 0.85)]
-    assert sentence(fine, "digits").endswith("supervised training went from 0.90 to 0.85.")
+    assert verdict(fine).endswith("supervised training went from 0.90 to 0.85.")
     lost = [*cells, cell("supervised", 0, 0.9), cell("supervised", 10, 0.1)]
-    assert "Labels did not save the same encoder either" in sentence(lost, "digits")
+    assert "more --steps" in verdict(lost)
 
 
-def test_findings_speak_of_failed_cells_in_the_table():
+def test_failed_cells_are_in_the_table():
     failed = {"learner": "nt-xent 0.1", "feature": "bits", "amount": 5, "status": "failed", "reason": "x"}
     fine = {"learner": "nt-xent 0.1", "feature": "bits", "amount": 0, "status": "finished", "target": "labels",
             "accuracy": 0.5, "low": 0.4, "high": 0.6, "injected": None, "factors": {}}  # fmt: skip
-    found = findings([fine, failed], "digits", 10)
+    found = summarize([fine, failed], "digits", 10)
     assert found["tables"][0]["rows"] == [["NT-Xent at temperature 0.1", "0.500, 0.400 to 0.600", "failed"]]
 
 
 @pytest.mark.parametrize(
     ("accuracies", "title"),
     [
-        ([0.5], "What each learner keeps beside bits of shared noise"),
-        ([0.5, 0.6], "No learner loses a point as bits of shared noise grow"),
-        ([0.6, 0.5], "NT-Xent at temperature 0.1 loses most: 10 points as bits of shared noise grow"),
+        ([0.5], "What each learner retains with random bits"),
+        ([0.5, 0.6], "No learner loses accuracy as random bits are added"),
+        ([0.6, 0.5], "NT-Xent at temperature 0.1 loses most accuracy, 10 points, as random bits are added"),
     ],
 )
-def test_a_curves_title_speaks_of_a_loss_where_there_is_one(accuracies, title):
+def test_the_title_of_a_curve_names_the_largest_loss_of_accuracy(accuracies, title):
     cells = [
         {"learner": "nt-xent 0.1", "feature": "bits", "amount": amount, "status": "finished", "target": "labels",
          "accuracy": value, "low": value, "high": value, "injected": None, "factors": {}}
         for amount, value in enumerate(accuracies)
     ]  # fmt: skip
-    assert findings(cells, "digits", 10)["plots"][0]["title"] == title
+    assert summarize(cells, "digits", 10)["plots"][0]["title"] == title
 
 
-def test_the_reference_of_saturation_is_the_papers_arithmetic():
-    """Values for a batch of 128 and 64 dimensions: flat after four bits at temperature 1, not before ten at 0.1."""
+def test_the_saturation_reference_has_the_values_of_the_paper():
+    """For a batch of 128 and 64 dimensions it is flat after four bits at temperature 1, but not before ten at 0.1."""
     found = [round(simplex_value(k, 1.0), 2) for k in (2, 4, 6, 8)]
     assert found == [5.04, 4.89, 4.86, 4.85]
     assert [round(simplex_value(k, 0.1), 2) for k in (2, 4, 6, 8)] == [13.46, 12.07, 10.69, 9.31]
-    # exp(1/0.0001) is no number; where one kind of image decides, log((B - 1)/2^k) + 1/tau is left of the sum.
+    # exp(1/0.0001) overflows; the sum is then dominated by images of the same kind: log((B - 1)/2^k) + 1/tau.
     assert simplex_value(1, 0.0001) == pytest.approx(math.log(127 / 2) + 10_000)
     corners = torch.eye(4) - 0.25
     z = corners.repeat(32, 1)
-    # 31 others on the same corner instead of the expected 127/4 is all the difference there is.
+    # The only difference: 31 others at the same corner instead of the expected 127/4.
     assert float(log_sum_exp(z, 1.0)) == pytest.approx(simplex_value(2, 1.0), abs=0.02)
 
 
-def test_saturations_distance_is_of_the_rows_to_as_many_draws():
+def test_the_saturation_distance_uses_as_many_draws_as_rows():
     z, step = normalize(torch.randn(128, 16, dtype=torch.float64), dim=-1), torch.tensor(0)
     drawn = prior_rows("hypersphere", 128, 16, 0, step), orthogonal_directions(16, 0, step)
     found = wasserstein(objective("swd", distribution_weight=1.0), z)
@@ -403,46 +434,46 @@ def test_saturations_distance_is_of_the_rows_to_as_many_draws():
 
 
 def test_saturation_falls_with_bits(tmp_path):
-    found = saturate(out=tmp_path, bits=[1, 4], temperatures=[0.5], steps=25, device="cpu", say=quiet)
-    losses = {(c["term"], c["bits"]): c["loss"] for c in found["cells"]}
+    found = measure_saturation(out=tmp_path, bits=[1, 4], temperatures=[0.5], steps=25, device="cpu", say=quiet)
+    losses = {(c["term"], c["bits"]): c["loss"] for c in found.cells}
     term = "log-sum-exp, temperature 0.5"
     assert losses[term, 4] < losses[term, 1]
-    assert json.loads((tmp_path / "audit.json").read_text())["verdict"] == found["verdict"]
+    assert json.loads((tmp_path / "audit.json").read_text())["verdict"] == found.verdict
     assert write_report([], tmp_path / "page.html", tmp_path / "audit.json").stat().st_size > 10_000
-    with pytest.raises(UsageError, match="at least 1 bit"):
-        saturate(out=tmp_path, bits=[0, 1], say=quiet)
-    cold = saturate(out=tmp_path, bits=[2], temperatures=[0.001], steps=1, device="cpu", say=quiet)
-    assert cold["cells"][0]["equal_clusters"] > 1000 and math.isfinite(cold["cells"][0]["loss"])
+    with pytest.raises(UsageError, match="--bits 0"):
+        measure_saturation(out=tmp_path, bits=[0, 1], say=quiet)
+    cold = measure_saturation(out=tmp_path, bits=[2], temperatures=[0.001], steps=1, device="cpu", say=quiet)
+    assert cold.cells[0]["equal_clusters"] > 1000 and math.isfinite(cold.cells[0]["loss"])
 
 
-def test_a_term_that_is_no_number_is_an_error():
+def test_a_term_that_becomes_nan_is_an_error():
     with pytest.raises(NumbersError, match="2 bits became nan"):
         trained_term(lambda z: z.sum() * float("nan"), 2, 1, CPU)
 
 
-def test_a_signal_between_trainings_stops_the_audit_for_later(tmp_path, monkeypatch, capsys):
-    """While a baseline trains or a probe runs there is nothing to save, but what is done stays."""
+def test_an_audit_can_be_resumed_after_a_signal(tmp_path, monkeypatch, capsys):
+    """A baseline or a probe can't be resumed, but finished cells stay."""
     monkeypatch.setattr("kontrast.studies.audit.audit.train_and_probe", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     place = ["--bits", "0", "--steps", "1", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(["audit", str(images()), *place, *TINY]) == 75
-    assert "give the same command again to go on" in capsys.readouterr().err
+    assert "run the same command again" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_bits_suppress_digits_under_nt_xent_and_not_in_the_baselines(tmp_path):
     """GCL, figure 6 and appendix C.1, on the embedded digits: the same encoder under three objectives."""
     found = audit(out=tmp_path, device="cpu", say=quiet)
-    accuracy = {(c["learner"], c["amount"]): c["accuracy"] for c in found["cells"]}
+    accuracy = {(c["learner"], c["amount"]): c["accuracy"] for c in found.cells}
     nt = [accuracy["nt-xent 0.1", bits] for bits in (0, 5, 10)]
     assert nt[0] > nt[1] + 0.2 > nt[2] + 0.2 and nt[2] < 0.2
     vae = [accuracy["VAE", bits] for bits in (0, 5, 10)]
     assert max(vae) - min(vae) < 0.05 and min(vae) > accuracy["untrained", 0] + 0.1
     supervised = [accuracy["supervised", bits] for bits in (0, 5, 10)]
     assert min(supervised) > 0.8 and supervised[0] - min(supervised) < 0.08
-    assert "Labels did not save" not in found["verdict"]
+    assert "--steps" not in found.verdict
 
 
-def test_an_autoencoder_may_count_a_bit_at_each_of_its_pixels():
+def test_an_autoencoder_can_count_a_bit_at_every_pixel():
     models = [VariationalAutoencoder(resolve("quickstart", []), 5, beta=0.0, each_pixel=each) for each in (True, False)]
     for model in models:
         model.decoder = torch.nn.Module()

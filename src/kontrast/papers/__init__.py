@@ -1,1 +1,1 @@
-"""The papers' tables and claims, run and judged by `kontrast reproduce`."""
+"""`kontrast reproduce`: the papers' tables, run cell by cell, and their claims, judged by the results."""

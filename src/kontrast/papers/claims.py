@@ -1,8 +1,9 @@
-"""What the papers claim, judged from results/ by rule: docs/results.md. Nothing here is decided by hand.
+"""Judges the papers' claims by the numbers in results/ and writes docs/results.md.
 
-A check compares sums of cells: "dcl-b32 - simclr-b32 > dcl-b512 - simclr-b512". Its difference d = left - right has a
-95% interval: of the seeds' own differences where all cells have the same seeds, which share weights at the start, order
-of images and views; else from the cells' variances, over seeds where a cell has several, else over its test images.
+A check compares sums of cells, such as "dcl-b32 - simclr-b32 > dcl-b512 - simclr-b512". Its margin is the difference
+between the two sides, with a 95% interval. If all cells have the same seeds, which share initial weights, image order
+and views, the interval is that of the differences per seed. Otherwise it follows from the variances of the cells: over
+seeds if a cell has several, and over its test images if not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,18 @@ from kontrast.config.recipe_files import recipe_text
 from kontrast.errors import UsageError
 from kontrast.files import write_atomic
 from kontrast.papers.measure import IMAGES
-from kontrast.papers.result_pages import find, finished, line, pages, stored, values_of, write_pages
+from kontrast.papers.result_pages import make_pages, markdown_row, write_pages
+from kontrast.papers.results_file import find_entry, finished_runs, metric_values, read_results
 from kontrast.papers.tables import CLAIMS, Table, load_table, table_names
 from kontrast.probes.intervals import over_seeds
 from kontrast.registry import nearest
 
-HOLDS, FAILS, OPEN, NOT_RUN = "holds", "does not hold", "not settled", "not yet run"
+HOLDS, FAILS, INCONCLUSIVE, NOT_RUN = "holds", "does not hold", "inconclusive", "not run yet"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper and the checks that it comes down to."""
+    """A claim of a paper and the checks that decide it."""
 
     paper: str
     text: str
@@ -41,7 +44,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Mean:
-    """A cell's mean, the variance of that mean (None: not known) and its values by seed."""
+    """A cell's mean, the variance of the mean (None if unknown), and the values by seed."""
 
     value: float
     variance: float | None
@@ -53,11 +56,11 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A check's verdict and the words that show it."""
+class Judgment:
+    """A verdict and the comparisons that led to it."""
 
     verdict: str
-    words: str
+    details: str
 
 
 def load_claims() -> list[Claim]:
@@ -65,22 +68,25 @@ def load_claims() -> list[Claim]:
     return [Claim(**{**claim, "checks": tuple(claim["checks"])}) for claim in tree["claims"]]
 
 
-def pairs_of(check: str) -> list[tuple[dict[str, float], str]]:
-    """`a > b > c` as the differences a - b and b - c that must be positive: sums {cell: factor}, numbers under ""."""
+def parse_check(check: str) -> list[tuple[dict[str, float], str]]:
+    """Parse `a > b > c` into the differences a - b and b - c, which must be positive.
+
+    A difference is a sum {cell: factor}, with constants under "", and the text of its comparison.
+    """
     parts = re.split(r" ([<>]) ", check)
     if len(parts) < 3:
         raise UsageError(f"check {check!r} must compare: `cell > cell`, with spaces around the sign")
     made = []
     for left, sign, right in zip(parts[0::2], parts[1::2], parts[2::2]):
         high, low = (left, right) if sign == ">" else (right, left)
-        total = sum_of(high)
-        for cell, factor in sum_of(low).items():
+        total = parse_sum(high)
+        for cell, factor in parse_sum(low).items():
             total[cell] = total.get(cell, 0.0) - factor
         made.append((total, f"{left} {sign} {right}"))
     return made
 
 
-def sum_of(text: str) -> dict[str, float]:
+def parse_sum(text: str) -> dict[str, float]:
     total: dict[str, float] = {}
     sign = 1.0
     for word in text.split():
@@ -94,12 +100,12 @@ def sum_of(text: str) -> dict[str, float]:
 
 
 def mean_of(table: Table, tree: dict[str, Any], name: str, metric: str) -> Mean | None:
-    """What a cell was measured at; None where it was not."""
+    """The mean of a cell's finished runs; None if there are none."""
     cell = next((c for c in table.cells if c.name == name), None)
     if cell is None:
         raise UsageError(f"{table.name} has no cell {name!r}: {nearest(name, [c.name for c in table.cells])}")
-    runs = finished(find(tree, cell, {}))
-    values = {run["seed"]: value for run in runs for value in values_of([run], metric)}
+    runs = finished_runs(find_entry(tree, cell, {}))
+    values = {run["seed"]: value for run in runs for value in metric_values([run], metric)}
     if not values:
         return None
     mean, variance = statistics.fmean(values.values()), None
@@ -111,10 +117,10 @@ def mean_of(table: Table, tree: dict[str, Any], name: str, metric: str) -> Mean 
 
 
 def variance_over_images(run: dict[str, Any], metric: str, mean: float) -> float | None:
-    """The variance of one run's number over its test images; None where it is not known.
+    """The variance of one run's number over its test images; None if it is unknown.
 
-    The mean of n values between 0 and 1 has at most the variance mean (1 - mean) / n, and a share of images, a probe's
-    accuracy, has just that. A curve's mean is one of each image's mean over the curve.
+    The mean of n values between 0 and 1 has a variance of at most mean (1 - mean) / n. For an accuracy it is exactly
+    that. The mean of a curve is the mean over images of each image's mean over the curve.
     """
     if metric in run.get("errors", {}):
         return run["errors"][metric] ** 2
@@ -124,19 +130,19 @@ def variance_over_images(run: dict[str, Any], metric: str, mean: float) -> float
 
 
 def judge(total: dict[str, float], means: dict[str, Mean]) -> tuple[str, float, float | None]:
-    """The verdict on `total > 0`, the difference, and half its 95% interval; without one nothing is settled."""
+    """The verdict on `total > 0`, the margin, and half its 95% interval; inconclusive if there is no interval."""
     difference = total.get("", 0.0) + sum(total[cell] * mean.value for cell, mean in means.items())
-    half = half_of_pairs(total, means)
+    half = half_paired_interval(total, means)
     shares = [(total[c] ** 2 * m.variance, m.seeds) for c, m in means.items() if m.variance is not None]
     if half is None and len(shares) == len(means):
         half = quantile(shares) * math.sqrt(sum(share for share, _ in shares))
     if half is None or abs(difference) <= half:
-        return OPEN, difference, half
+        return INCONCLUSIVE, difference, half
     return (HOLDS if difference > 0 else FAILS), difference, half
 
 
-def half_of_pairs(total: dict[str, float], means: dict[str, Mean]) -> float | None:
-    """Half the interval of the seeds' own differences; None where the cells have not the same seeds, or one alone."""
+def half_paired_interval(total: dict[str, float], means: dict[str, Mean]) -> float | None:
+    """Half the interval of the differences per seed; None for a single seed or if the cells' seeds differ."""
     seeds = {tuple(sorted(mean.by_seed)) for mean in means.values()}
     if len(seeds) != 1:
         return None
@@ -145,7 +151,7 @@ def half_of_pairs(total: dict[str, float], means: dict[str, Mean]) -> float | No
 
 
 def quantile(shares: list[tuple[float, int]]) -> float:
-    """Student's t at 97.5% with Welch's degrees of freedom; over images alone there are as good as infinitely many."""
+    """Student's t at 97.5% with Welch's degrees of freedom, which are infinite if all variances are over images."""
     from scipy.stats import t
 
     over_seeds = sum(share**2 / (seeds - 1) for share, seeds in shares if seeds > 1)
@@ -153,63 +159,70 @@ def quantile(shares: list[tuple[float, int]]) -> float:
     return float(t.ppf(0.975, total**2 / over_seeds)) if over_seeds else 1.959964
 
 
-def check_finding(table: Table, tree: dict[str, Any], check: tuple[dict[str, float], str], metric: str) -> Finding:
-    total, words = check
+def judge_comparison(table: Table, tree: dict[str, Any], check: tuple[dict[str, float], str], metric: str) -> Judgment:
+    total, text = check
     means = {name: mean_of(table, tree, name, metric) for name in total if name}
     absent = [name for name, mean in means.items() if mean is None]
     if absent:
-        return Finding(NOT_RUN, f"{words}: {', '.join(absent)} not run")
+        return Judgment(NOT_RUN, f"{text}: {', '.join(absent)} not run")
     known = {name: mean for name, mean in means.items() if mean is not None}
     verdict, difference, half = judge(total, known)
     factor, unit = (100.0, " points") if metric in (*table.probes, "knn_area") else (1.0, "")
-    spread = f" ± {factor * half:.2g}" if half is not None else ", no interval"
+    spread = f" ± {factor * half:.2g}" if half is not None else " (no interval)"
     seeds = sorted({mean.seeds for mean in known.values()})
     count = " to ".join(map(str, seeds[:1] + seeds[-1:] if len(seeds) > 1 else seeds))
-    return Finding(
-        verdict, f"{words}: by {factor * difference:+.3g}{spread}{unit} ({count} seed{'s' * (seeds != [1])})"
+    return Judgment(
+        verdict,
+        f"{text}: {verdict}, margin {factor * difference:+.3g}{spread}{unit} ({count} seed{'s' * (seeds != [1])})",
     )
 
 
-def claim_finding(claim: Claim, table: Table, tree: dict[str, Any]) -> Finding:
-    """One check that fails decides; then one that was not run; then one within the noise."""
+def judge_claim(claim: Claim, table: Table, tree: dict[str, Any]) -> Judgment:
+    """A claim fails with any of its comparisons, and holds only if all of them hold."""
     metric = claim.metric or table.probes[0]
-    found = [check_finding(table, tree, pair, metric) for check in claim.checks for pair in pairs_of(check)]
-    verdicts = [finding.verdict for finding in found]
-    verdict = next((v for v in (FAILS, NOT_RUN, OPEN) if v in verdicts), HOLDS)
+    judged = [judge_comparison(table, tree, pair, metric) for check in claim.checks for pair in parse_check(check)]
+    verdicts = [judgment.verdict for judgment in judged]
+    verdict = next((v for v in (FAILS, NOT_RUN, INCONCLUSIVE) if v in verdicts), HOLDS)
     if set(verdicts) == {NOT_RUN}:
-        return Finding(verdict, "")
-    words = [f.words if f.verdict == NOT_RUN else f"{f.words}: {f.verdict}" for f in found]
-    return Finding(verdict, "; ".join(words))
+        return Judgment(verdict, "")
+    return Judgment(verdict, "; ".join(judgment.details for judgment in judged))
 
 
-def document(out: Path) -> str:
-    """docs/results.md from what the results folder holds."""
+def claims_page(out: Path) -> str:
+    """The text of docs/results.md for a results folder."""
     claims = load_claims()
     tables = {name: load_table(name) for name in table_names()}
-    trees = {name: stored(out, table) for name, table in tables.items()}
-    judged = [(claim, claim_finding(claim, tables[claim.table], trees[claim.table])) for claim in claims]
-    counts = [f"{sum(f.verdict == v for _, f in judged)} {w}" for v, w in (
-        (HOLDS, "hold"), (FAILS, "do not"), (OPEN, "are not settled"), (NOT_RUN, "are not yet run"))]  # fmt: skip
+    trees = {name: read_results(out, table) for name, table in tables.items()}
+    judged = [(claim, judge_claim(claim, tables[claim.table], trees[claim.table])) for claim in claims]
+    count = Counter(judgment.verdict for _, judgment in judged)
     lines = [
         "# What the papers claim, and what we found",
         "",
-        "Written by `kontrast reproduce --docs` from the files in [results/](../results/); not edited by hand. Of "
-        f"{len(judged)} claims that can be checked here, {', '.join(counts[:-1])} and {counts[-1]}.",
+        "Generated by `kontrast reproduce --docs` from the files in [results/](../results/). Do not edit by hand.",
         "",
-        f"A claim *{HOLDS}* where every comparison it comes down to is decided its way, and *{FAILS}* where one is "
-        "decided against it: the 95% interval of the difference leaves zero out. The interval is over the differences "
-        "of equal seeds where all cells have the same ones, two or more; else of the cells' own variances, over seeds "
-        "where a cell has several, and where it has one over test images alone, which says nothing of other seeds. "
-        f"Between the two it is *{OPEN}*. The comparisons are in `src/kontrast/studies/papers/claims.toml`.",
+        f"Of the {len(judged)} claims that can be checked here, {count[HOLDS]} hold, {count[FAILS]} "
+        f"{'does' if count[FAILS] == 1 else 'do'} not hold, {count[INCONCLUSIVE]} are inconclusive, and "
+        f"{count[NOT_RUN]} have not been run yet.",
+        "",
+        "Each claim is decided by one or more comparisons between cells of a table, which are listed in "
+        "`src/kontrast/papers/claims.toml`. The margin of a comparison is the difference in the direction of the "
+        f"claim, with its 95% interval. A claim *{HOLDS}* if the intervals of all its margins are above zero, and it "
+        f"*{FAILS}* if the interval of at least one is below zero. Otherwise it is *{INCONCLUSIVE}*, or *{NOT_RUN}* if "
+        "cells are missing.",
+        "",
+        "If all cells of a comparison have the same two or more seeds, the interval is that of the differences per "
+        "seed. Otherwise it follows from the variance of each cell: over seeds if it has several, and over test images "
+        "if it has one. An interval over test images says nothing about other seeds.",
         "",
     ]
     for paper in dict.fromkeys(claim.paper for claim in claims):
-        lines += [f"## {paper}", "", line(["claim", "verdict", "comparisons", "table"]), line(["---"] * 4)]
-        for claim, finding in judged:
+        lines += [f"## {paper}", "", markdown_row(["claim", "verdict", "comparisons", "table"])]
+        lines.append(markdown_row(["---"] * 4))
+        for claim, judgment in judged:
             if claim.paper == paper:
                 where = f"[{claim.table}](../results/{claim.table}.md)"
                 text = f"{claim.text} *{claim.note}*" if claim.note else claim.text
-                lines.append(line([text, f"**{finding.verdict}**", finding.words, where]))
+                lines.append(markdown_row([text, f"**{judgment.verdict}**", judgment.details, where]))
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -219,7 +232,7 @@ def write_docs(out: Path, docs: Path) -> list[Path]:
     written: list[Path] = []
     for name in table_names():
         table = load_table(name)
-        written += write_pages(out, pages(table, stored(out, table)))
+        written += write_pages(out, make_pages(table, read_results(out, table)))
     docs.mkdir(exist_ok=True)
-    write_atomic(docs / "results.md", document(out))
+    write_atomic(docs / "results.md", claims_page(out))
     return [*written, docs / "results.md"]

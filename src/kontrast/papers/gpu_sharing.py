@@ -1,6 +1,6 @@
-"""Several processes on one GPU at the same moment, through NVIDIA's multi-process service, where the driver has it.
+"""Lets several processes use one GPU at the same time through NVIDIA's multi-process service (MPS).
 
-Without it they take turns, and several small runs at once are slower in all than one after the other.
+Without it they take turns, and several small runs at once take longer than one after another.
 """
 
 from __future__ import annotations
@@ -21,43 +21,46 @@ SECONDS = 30
 
 
 def control_program() -> str | None:
-    """Where the service's control program is; containers have the driver's programs in a folder of their own."""
+    """Find the service's control program, which containers may have outside of PATH."""
     return shutil.which(CONTROL, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/nvidia/bin"]))
 
 
 @contextmanager
 def shared_gpu(device: str, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """The variables under which processes share the GPU; empty where there is none, or they are set already."""
+    """Start the service and yield the environment variables that let processes use it.
+
+    Without a GPU or the service, or if the variables are set already, it yields no variables.
+    """
     program = control_program()
     if device == "cpu" or not torch.cuda.is_available() or PIPES in os.environ:
         yield {}
         return
     if program is None:
-        say(f"the runs take turns on the GPU: there is no {CONTROL} here to let them share it")
+        say(f"the runs take turns on the GPU: {CONTROL}, which would let them share it, is not installed")
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="kontrast-mps-", ignore_cleanup_errors=True) as place:
-        variables = {PIPES: place, LOGS: str(Path(place) / "logs")}
-        (Path(place) / "logs").mkdir()
-        surroundings = os.environ | variables
-        trouble = started(program, surroundings)
-        if trouble:
-            say(f"the runs take turns on the GPU: {CONTROL} did not start ({trouble})")
+    with tempfile.TemporaryDirectory(prefix="kontrast-mps-", ignore_cleanup_errors=True) as folder:
+        variables = {PIPES: folder, LOGS: str(Path(folder) / "logs")}
+        (Path(folder) / "logs").mkdir()
+        environment = os.environ | variables
+        failure = start_service(program, environment)
+        if failure:
+            say(f"the runs take turns on the GPU: {CONTROL} did not start ({failure})")
             yield {}
             return
         try:
             yield variables
         finally:
             with suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run([program], input=b"quit\n", env=surroundings, capture_output=True, timeout=SECONDS)
+                subprocess.run([program], input=b"quit\n", env=environment, capture_output=True, timeout=SECONDS)
 
 
-def started(program: str, surroundings: dict[str, str]) -> str:
-    """Start the service in the background; what kept it from starting, or nothing."""
+def start_service(program: str, environment: dict[str, str]) -> str:
+    """Start the service in the background and return an empty text, or the reason why it did not start."""
     try:
-        # A group of its own: Ctrl-C is for the runs, which save; the service must outlive them.
-        ended = subprocess.run([program, "-d"], env=surroundings, capture_output=True, timeout=SECONDS, process_group=0)
+        # In a process group of its own, because the service must outlive the runs, which save when Ctrl-C is pressed.
+        done = subprocess.run([program, "-d"], env=environment, capture_output=True, timeout=SECONDS, process_group=0)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    said = (ended.stdout + ended.stderr).decode(errors="replace").strip()
-    return "" if ended.returncode == 0 else said[-200:] or f"exit {ended.returncode}"
+    output = (done.stdout + done.stderr).decode(errors="replace").strip()
+    return "" if done.returncode == 0 else output[-200:] or f"exit code {done.returncode}"

@@ -1,7 +1,4 @@
-"""What a reproduced table takes of a finished run: probes as the paper has them, curves, and numbers of the lens.
-
-N train images, F width of features.
-"""
+"""Measures a finished run for a table: the paper's probes, curves over epochs, and numbers of the lens."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ CURVES = ("knn", "effective_rank", "conditional_entropy")
 
 
 def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[str, dict[str, Any]]:
-    """Accuracy by each probe on the whole, balanced set; linear protocols see fresh crops in every epoch."""
+    """Accuracy of each probe on the whole, balanced set; linear protocols draw new crops in every epoch."""
     train, test = run.data("train"), run.data("test")
     encoder, transform = run.encoder(device).to(memory_format=torch.channels_last), run.transform()
     fit, held = (features_of(encoder, part, transform, device).to(device) for part in (train, test))
@@ -42,24 +39,26 @@ def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[st
             settings = run.recipe.evaluation
             arguments = {"k": settings.k, "temperature": settings.temperature} if name == "knn" else {}
             result = PROBES[name](*sets, **arguments)
-        kept = {"accuracy": result.accuracy, "low": result.low, "high": result.high, "n": result.n}
-        found[name] = kept | ({"best": result.extra["best"]} if "best" in result.extra else {})
+        numbers = {"accuracy": result.accuracy, "low": result.low, "high": result.high, "n": result.n}
+        found[name] = numbers | ({"best": result.extra["best"]} if "best" in result.extra else {})
     return found
 
 
-def curves_of(run: Run) -> dict[str, list[tuple[float, float]]]:
-    """What the run logged of itself as it trained, by epoch."""
+def logged_curves(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """Curves over epochs that the run logged during its training."""
     lines = read_json_lines(run.path / "metrics.jsonl")
     found = {name: [(line["epoch"], line[name]) for line in lines if name in line] for name in CURVES}
     return {name: points for name, points in found.items() if points}
 
 
-Measured = tuple[dict[str, Tensor], dict[str, Any]]  # numbers, each of every image; curves and histograms
+Measured = tuple[dict[str, Tensor], dict[str, Any]]  # numbers with one value per image; curves and histograms
 
 
 def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
-    """The mean coupling multiplier before training, at every kept checkpoint and at the end, in mini-batches of the
-    training batch and at the run's own temperature (DCL, proposition 1)."""
+    """The coupling multiplier (DCL, proposition 1) before training, at every saved checkpoint and at the end.
+
+    It is computed with the run's batch size and temperature.
+    """
     shown, views = lens_images(run, IMAGES), views_of(run.recipe, 2)
     temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
     found, curve = torch.empty(0), []
@@ -71,7 +70,7 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
 
 
 def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
-    """How far the augmentations of an image lie from each other, with both histograms (JCL, figure 3)."""
+    """Cosine and variance of the augmentations of each image, with their histograms (JCL, figure 3)."""
     shown, views = lens_images(run, IMAGES), views_of(run.recipe, AUGMENTATIONS)
     student = snapshots(run, 2, device, say)[0][-1].student
     with Progress("augmentations", len(shown) * AUGMENTATIONS) as bar:
@@ -86,7 +85,7 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 
 
 def histogram(values: Tensor) -> list[tuple[float, float]]:
-    """The middle of each bin and its share."""
+    """The center of each bin and its share of the values."""
     middles, shares = plots.histogram(values, BINS)
     return list(zip(middles.tolist(), shares.tolist()))
 

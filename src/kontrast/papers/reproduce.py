@@ -1,13 +1,15 @@
-"""A paper's table, run cell by cell: train (or go on), probe, add the numbers to results/. Finished cells are read.
+"""Runs a paper's table cell by cell, probes each cell as the paper does, and stores the numbers in results/.
 
-Several cells at once are several processes on one device (`table_processes`).
+Finished cells are read from results/TABLE.json. With several jobs, each cell is a process of its own.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,211 +17,257 @@ from typing import Any
 import torch
 
 from kontrast.config.recipe import Recipe
-from kontrast.data import ImageSet
-from kontrast.errors import DataError, KontrastError, NumbersError, Stopped, UsageError
+from kontrast.errors import DataError, KontrastError, UsageError
 from kontrast.files import disk_faults, read_json_lines
 from kontrast.objectives import objective
 from kontrast.papers.gpu_sharing import shared_gpu
-from kontrast.papers.measure import MEASURES, curves_of, mean_and_error, probe_run
-from kontrast.papers.processes import Processes, at_once
-from kontrast.papers.result_pages import add, find, has_seed, refuse_other_settings, stored
-from kontrast.papers.table_images import data_words, locate
-from kontrast.papers.tables import Table, TableCell, settings_of
+from kontrast.papers.measure import MEASURES, logged_curves, mean_and_error, probe_run
+from kontrast.papers.parallel_runs import ParallelRuns, runs_at_once
+from kontrast.papers.results_file import (
+    find_entry,
+    finished_runs,
+    metric_values,
+    read_results,
+    refuse_other_settings,
+    results_path,
+)
+from kontrast.papers.save_results import add_run
+from kontrast.papers.table_data import describe_data, find_data
+from kontrast.papers.tables import Table, TableCell, load_table, relevant_settings
 from kontrast.registry import nearest
 from kontrast.runs.probe import PROBES
-from kontrast.studies.audit import audit
-from kontrast.studies.cells import finished_run, refuse_other_recipe
+from kontrast.studies.audit.audit import train_and_probe
+from kontrast.studies.audit.baselines import AUTOENCODERS
+from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, raise_if_all_failed
+from kontrast.studies.text_tables import aligned, terminal_width
 from kontrast.training import checkpoints
 from kontrast.training.build import precision
 from kontrast.training.device import choose_device, describe_device
 from kontrast.training.learner import check_options
 from kontrast.training.pretrain import timestamp
-from kontrast.training.signals import Interrupted, StopSignals
 from kontrast.training.splits import open_split
-
-Say = Callable[[str], None]
-RUNS = Path("runs") / "reproduce"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of one cell."""
-
-    cell: TableCell
-    seed: int
-    changed: dict[str, Any]
-    recipe: Recipe  # as it will run here, its images found
-    source: str  # the set's own name
-
-    @property
-    def folder(self) -> str:
-        parts = [self.cell.name, *(f"{key.rpartition('.')[2]}{value}" for key, value in self.changed.items())]
-        return "-".join(re.sub(r"[^\w.+-]+", "-", part) for part in [*parts, f"seed{self.seed}"])
-
-    @property
-    def title(self) -> str:
-        return self.folder.replace("-seed", ", seed ")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return settings_of(self.recipe, self.cell.learner)
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What the user asked for: a table, overrides for every cell, and where things go."""
+    """The result of `kontrast.reproduce`. `print(result)` shows the paper's numbers and ours.
+
+    Args:
+        table: the table.
+        file: results/TABLE.json, with the numbers of every run.
+        page: results/TABLE.md, the table for readers.
+        cells: the stored cells, each with one record per seed.
+    """
 
     table: Table
-    overrides: Sequence[str] = ()
-    data: str | None = None
-    out: Path = Path("results")
-    runs: Path = RUNS
-    device: str = "auto"
-    say: Say = print
+    file: Path
+    page: Path
+    cells: list[Record]
 
-    def job(self, cell: TableCell, seed: int) -> Job:
-        source = self.table.recipe(cell, self.overrides).data.source
-        local = [*self.overrides, f"seed={seed}", *locate(source, self.data)]
-        return Job(cell, seed, self.table.changed(cell, self.overrides), self.table.recipe(cell, local), source)
+    def __str__(self) -> str:
+        rows = [["cell", "paper", self.table.probes[0], "seeds"]]
+        for cell in self.table.cells:
+            runs = finished_runs(find_entry({"cells": self.cells}, cell, {}))
+            values = metric_values(runs, self.table.probes[0])
+            paper = "" if cell.paper is None else f"{cell.paper:g}"
+            ours = f"{100 * statistics.fmean(values):.2f}" if values else "not run"
+            rows.append([cell.name, paper, ours, " ".join(str(run["seed"]) for run in runs)])
+        return "\n".join([*aligned(rows, terminal_width()), str(self.file), str(self.page)])
 
-    def possible(self, cell: TableCell, seed: int) -> Job:
-        """The job, if it can be run: a mistake in the last cell is told before the first one trains."""
-        try:
-            job = self.job(cell, seed)
-            check_recipe(job.recipe)
-        except UsageError as error:
-            raise UsageError(f"table {self.table.origin!r}, cell {cell.name!r}: {error}") from None
-        return job
+    def to_dict(self) -> Record:
+        return {"results": str(self.file), "table": str(self.page), "cells": self.cells}
 
-    def left(self, cells: Sequence[TableCell], seeds: Sequence[int]) -> list[Job]:
-        """What is still to run, the first seed of every cell before the second of any; other settings, and what can't
-        be run, are refused."""
-        check_names(self.table)
-        tree = stored(self.out, self.table)
-        jobs = []
-        for seed in seeds:
-            for cell in cells:
-                job = self.possible(cell, seed)
-                entry = find(tree, cell, job.changed)
-                if entry is not None:
-                    refuse_other_settings(self.out / f"{self.table.name}.json", entry, job.settings)
-                if has_seed(tree, cell, job.changed, seed):
-                    self.say(f"{job.title}: in {self.out / self.table.name}.json already")
-                else:
-                    jobs.append(job)
-        return jobs
 
-    def run(self, cells: Sequence[TableCell], seeds: Sequence[int], together: int = 1) -> dict[str, Any]:
-        """Run what is left and return all that is stored; a cell that fails does not keep the others from running."""
-        jobs = self.left(cells, seeds)
-        for job in {job.source: job for job in jobs}.values():
-            for split in ("train", "test"):
-                part = open_split(
-                    job.recipe.data, split, seed=job.seed
-                )  # packed once, before several processes want it
-                if part.labels is None:
-                    raise DataError(f"{job.source}: its {split} images have no labels, and a table's probes need them")
-        with disk_faults(self.runs):
-            (self.runs / self.table.name).mkdir(parents=True, exist_ok=True)
-        if together > 1 and len(jobs) > 1:
-            with shared_gpu(self.device, self.say) as variables:
-                place = self.runs / self.table.name
-                errors = Processes(self.command, place, together, self.say, variables).run(jobs)
+def reproduce(
+    table: str,
+    *,
+    cells: Sequence[str] = (),
+    seeds: int | Sequence[int] = 1,
+    overrides: Sequence[str] = (),
+    jobs: int = 1,
+    data: str | None = None,
+    out: str | os.PathLike[str] = "results",
+    runs: str | os.PathLike[str] = "runs/reproduce",
+    device: str = "auto",
+    say: Say = print,
+) -> Reproduction:
+    """Run the recipes behind a paper's table and put our numbers beside the paper's.
+
+    Call it again with the same arguments to resume: finished cells are read, not trained again. A cell that fails is
+    reported, and the others continue.
+
+    Args:
+        table: the name of a table (see `kontrast reproduce --list`), or the path of your own .toml file.
+        cells: names of cells or groups to run; default: all.
+        seeds: how many seeds to run, counted from 0, or a list of seeds; default 1.
+        overrides: settings for all cells, each as "key.path=value". Such runs are stored apart.
+        jobs: how many cells to run at once, each in its own process; default 1.
+        data: the folder with the images; default: KONTRAST_DATA (or ./data), then ../shared/data.
+        out: the folder for TABLE.json and TABLE.md; default: results.
+        runs: the folder for run folders; default: runs/reproduce.
+        device: auto, cpu or cuda.
+        say: receives progress lines; default: print.
+
+    Returns:
+        The table with all stored numbers.
+
+    Example:
+        >>> import kontrast
+        >>> result = kontrast.reproduce("gcl-mnist", cells=["vae"], seeds=2)  # doctest: +SKIP
+        >>> print(result)  # doctest: +SKIP
+    """
+    if jobs < 1:
+        raise UsageError(f"--jobs {jobs}: give at least 1")
+    runner = TableRunner(load_table(table), overrides, data, Path(out), Path(runs), device, say)
+    rows, numbers = runner.table.select(cells), range(seeds) if isinstance(seeds, int) else seeds
+    planned = [runner.plan(row, seed) for seed in numbers for row in rows]  # the first seed of every cell comes first
+    remaining, errors = [], []
+    for cell in planned:
+        stored = runner.stored_result(cell)
+        if stored is None:
+            remaining.append(cell)
         else:
-            found = [self.one(job, f"[{number}/{len(jobs)}] {job.title}") for number, job in enumerate(jobs, 1)]
-            errors = [error for error in found if error]
-        if errors:
-            text = f"{len(errors)} of {len(jobs)} runs failed; the first: {errors[0]}"
-            raise type(errors[0])(text)
-        return stored(self.out, self.table)
+            say(f"{cell.name}: already in {runner.file}")
+            errors += [stored.error] if stored.error else []
+    runner.check(remaining, compare_images=False)
+    runner.check_data(remaining)
+    with disk_faults(runner.folder):
+        runner.folder.mkdir(parents=True, exist_ok=True)
+    if jobs > 1 and len(remaining) > 1:
+        with shared_gpu(device, say) as variables:
+            errors += ParallelRuns(runner.command, runner.folder, jobs, say, variables).run(remaining)
+    else:
+        errors += [result.error for result in runner.run(remaining) if result.error]
+    raise_if_all_failed(errors, len(planned))
+    if errors:
+        say(f"{len(errors)} of {len(planned)} runs failed; the first: {errors[0]}")
+    tree = read_results(runner.out, runner.table)
+    return Reproduction(runner.table, runner.file, runner.file.with_suffix(".md"), tree["cells"])
 
-    def command(self, job: Job) -> list[str]:
-        """The command that runs one job alone."""
-        words = [self.table.origin, *self.overrides, "--cells", job.cell.name, "--seeds", f"{job.seed},"]
+
+@dataclass(frozen=True, kw_only=True)
+class TableRun(Cell):
+    """One run of a table's cell."""
+
+    row: TableCell
+    changed: Record  # settings that the user's overrides changed
+    source: str  # the name of the data in the table's recipe
+
+    @property
+    def settings(self) -> Record:
+        return relevant_settings(self.recipe, self.row.learner)
+
+
+class TableRunner(CellRunner):
+    """Runs the cells of a table and stores their numbers in results/TABLE.json."""
+
+    def __init__(
+        self, table: Table, overrides: Sequence[str], data: str | None, out: Path, runs: Path, device: str, say: Say
+    ):
+        super().__init__(device, say, "--runs")
+        self.table, self.overrides, self.data, self.out, self.runs = table, overrides, data, out, runs
+        self.file, self.folder = results_path(out, table), runs / table.name
+        for kind, names, known in (("probe", table.probes, PROBES), ("measure", table.measures, MEASURES)):
+            for name in names:
+                if name not in known:
+                    raise UsageError(f"table {table.origin!r}: unknown {kind} {name!r}: {nearest(name, known)}")
+
+    def plan(self, row: TableCell, seed: int) -> TableRun:
+        """Prepare and check one run before the first one trains."""
+        try:
+            source = self.table.recipe(row, self.overrides).data.source
+            recipe = self.table.recipe(row, [*self.overrides, f"seed={seed}", *find_data(source, self.data)])
+            changed = self.table.changed_settings(row, self.overrides)
+            check_recipe(recipe)
+        except UsageError as error:
+            raise UsageError(f"table {self.table.origin!r}, cell {row.name!r}: {error}") from None
+        parts = [row.name, *(f"{key.rpartition('.')[2]}{value}" for key, value in changed.items()), f"seed{seed}"]
+        name = "-".join(re.sub(r"[^\w.+-]+", "-", part) for part in parts)
+        folder = self.folder / name
+        run = TableRun(name, recipe, folder, Path(f"{folder}.toml"), self.file, row=row, changed=changed, source=source)
+        entry = find_entry(read_results(self.out, self.table), row, changed)
+        if entry is not None:
+            refuse_other_settings(self.file, entry, run.settings)
+        return run
+
+    def check_data(self, cells: Sequence[TableRun]) -> None:
+        """Check that all images are labeled; this also packs them before several processes need them."""
+        for cell in {cell.source: cell for cell in cells}.values():
+            for split in ("train", "test"):
+                if open_split(cell.recipe.data, split, seed=cell.seed).labels is None:
+                    raise DataError(f"the {split} images of {cell.source} have no labels, which the probes need")
+
+    def command(self, cell: TableRun) -> list[str]:
+        """The arguments of `kontrast reproduce` that run one cell."""
+        words = [self.table.origin, *self.overrides, "--cells", cell.row.name, "--seeds", f"{cell.seed},"]
         words += ["--device", self.device, "--out", str(self.out), "--runs", str(self.runs)]
         return [*words, *(["--data", self.data] if self.data else [])]
 
-    def one(self, job: Job, title: str) -> KontrastError | None:
-        """Run one job here and add its numbers; its error where it failed. Numbers that failed would fail again, and
-        are kept as a result."""
-        self.say(title)
-        try:
-            with StopSignals():
-                record = self.measured(job)
-        except (Stopped, Interrupted) as error:
-            raise type(error)(f"stopped in {job.title}; give the same command again to go on") from None
-        except (DataError, UsageError):
-            raise
-        except KontrastError as error:
-            self.say(f"{title}: failed: {error}")
-            if isinstance(error, NumbersError):
-                self.keep(job, {"seed": job.seed, "failed": str(error)})
-            return error
-        self.keep(job, record)
+    def read(self, cell: Cell) -> Record | None:
+        assert isinstance(cell, TableRun)
+        entry = find_entry(read_results(self.out, self.table), cell.row, cell.changed) or {"runs": []}
+        run = next((run for run in entry["runs"] if run["seed"] == cell.seed), None)
+        failure = {"status": "failed", "reason": run["failed"]} if run and "failed" in run else {"status": "finished"}
+        return None if run is None else {**failure, "seed": cell.seed}
+
+    def write(self, cell: Cell, record: Record) -> None:
+        assert isinstance(cell, TableRun)
+        images = open_split(cell.recipe.data, "train", seed=cell.seed, pretraining=True)
+        facts = {"changed": cell.changed, "settings": cell.settings, "data": describe_data(cell.source, images)}
+        add_run(self.out, self.table, cell.row, facts, record)
+
+    def failed_record(self, cell: Cell, error: KontrastError) -> Record:
+        return {"seed": cell.seed, "failed": str(error)}
+
+    def finished_record(self, cell: Cell, numbers: Record) -> Record:
+        return numbers
+
+    def describe(self, record: Record) -> str:
         found = ", ".join(f"{name} {100 * probe['accuracy']:.2f}" for name, probe in record["probes"].items())
-        self.say(f"{title}: {found} in {record['seconds']:.0f} s")
-        return None
+        return f"{found} in {record['seconds']:.0f} s"
 
-    def keep(self, job: Job, record: dict[str, Any]) -> None:
-        words = data_words(job.source, self.images(job))
-        add(self.out, self.table, job.cell, job.changed, job.settings, words, record)
-
-    def images(self, job: Job) -> ImageSet:
-        return open_split(job.recipe.data, "train", seed=job.seed, pretraining=True)
-
-    def measured(self, job: Job) -> dict[str, Any]:
+    def measure(self, cell: Cell) -> Record:
+        assert isinstance(cell, TableRun)
         on = choose_device(self.device)
-        facts = {"seed": job.seed, **checkpoints.versions(), "device": describe_device(on), "at_once": at_once()}
-        facts["precision"] = str(precision(job.recipe.training.precision, on)).removeprefix("torch.")
-        numbers = self.autoencoder(job) if job.cell.learner in audit.AUTOENCODERS else self.contrastive(job, on)
+        facts = {"seed": cell.seed, **checkpoints.versions(), "device": describe_device(on), "at_once": runs_at_once()}
+        facts["precision"] = str(precision(cell.recipe.training.precision, on)).removeprefix("torch.")
+        measure = self.measure_autoencoder if cell.row.learner in AUTOENCODERS else self.measure_run
+        numbers = measure(cell, on)
         return {**facts, "finished": timestamp(), **numbers}
 
-    def contrastive(self, job: Job, device: torch.device) -> dict[str, Any]:
-        """Train or go on, then probe and measure."""
-        folder = self.runs / self.table.name / job.folder
-        refuse_other_recipe(folder, job.recipe, "--runs")
-        run = finished_run(job.recipe, folder, Path(f"{folder}.toml"), self.device, self.say)
-        info, began = run.folder.info(), time.monotonic()
-        curves: dict[str, Any] = curves_of(run)
+    def measure_run(self, cell: TableRun, device: torch.device) -> Record:
+        """Train the cell or resume its training, then probe and measure it."""
+        run = finish_run(cell, self.device, self.say)
+        info, start = run.folder.info(), time.monotonic()
+        curves: dict[str, Any] = logged_curves(run)
         numbers: dict[str, float] = {}
         errors: dict[str, float] = {}
         probes = probe_run(run, self.table.probes, device)
         for name in self.table.measures:
-            more, drawn = MEASURES[name](run, device, self.say)
-            for number, values in more.items():
+            measured, more_curves = MEASURES[name](run, device, self.say)
+            for number, values in measured.items():
                 numbers[number], errors[number] = mean_and_error(values)
-            curves |= drawn
+            curves |= more_curves
         if "best" in probes[self.table.probes[0]]:
             numbers["best_epoch"] = probes[self.table.probes[0]]["best"]
         if curves.get("knn"):
             numbers["knn_area"] = sum(value for _, value in curves["knn"]) / len(curves["knn"])
-        took = {key: info[key] for key in ("device", "precision", "seconds", "steps")}
-        took |= {"epochs": read_json_lines(run.path / "metrics.jsonl")[-1]["epoch"], "images": info["data"]["images"]}
-        took["probe_seconds"] = time.monotonic() - began
-        return {**took, "probes": probes, "numbers": numbers, "errors": errors, "curves": curves}
+        facts = {key: info[key] for key in ("device", "precision", "seconds", "steps")}
+        facts |= {"epochs": read_json_lines(run.path / "metrics.jsonl")[-1]["epoch"], "images": info["data"]["images"]}
+        facts["probe_seconds"] = time.monotonic() - start
+        return {**facts, "probes": probes, "numbers": numbers, "errors": errors, "curves": curves}
 
-    def autoencoder(self, job: Job) -> dict[str, Any]:
-        """The audit's autoencoder on the cell's images; it is not resumed inside, being short."""
-        cell, began = (
-            audit.AuditCell(job.cell.learner, "bits", job.recipe.data.random_bits, job.recipe),
-            time.monotonic(),
-        )
-        kept = audit.train_and_probe(cell, self.runs / self.table.name, self.device)
-        probe = {key: kept[key] for key in ("accuracy", "low", "high", "n")}
-        took = {"seconds": time.monotonic() - began, "epochs": job.recipe.training.epochs, "precision": "float32"}
-        return {**took, "probes": {"linear": probe}, "numbers": {}, "curves": {}}
-
-
-def check_names(table: Table) -> None:
-    """Refuse a table that asks for probes or measures that there are not."""
-    for word, names, known in (("probe", table.probes, PROBES), ("measure", table.measures, MEASURES)):
-        for name in names:
-            if name not in known:
-                raise UsageError(f"table {table.origin!r}: unknown {word} {name!r}: {nearest(name, known)}")
+    def measure_autoencoder(self, cell: TableRun, device: torch.device) -> Record:
+        """Train the audit's autoencoder on the cell's images. It is short and therefore not resumed."""
+        start = time.monotonic()
+        found = train_and_probe(cell, cell.row.learner, self.device)
+        probe = {key: found[key] for key in ("accuracy", "low", "high", "n")}
+        facts = {"seconds": time.monotonic() - start, "epochs": cell.recipe.training.epochs, "precision": "float32"}
+        return {**facts, "probes": {"linear": probe}, "numbers": {}, "curves": {}}
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse a cell that could not be trained, or not be measured afterwards."""
+    """Refuse a recipe that can't be trained or measured."""
     check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
     if recipe.training.epochs < 1:
         raise UsageError("training.epochs=0 trains nothing; give at least 1")

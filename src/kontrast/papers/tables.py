@@ -1,11 +1,12 @@
-"""The papers' tables as grids of recipes: each cell a recipe, overrides and the paper's number. Read without torch.
+"""The papers' tables as grids of recipes. Each cell has a recipe, overrides and the paper's number.
 
-A table is a file of `papers/`: groups of cells, listed one by one or as a grid over one setting.
+A table is a TOML file in this folder, or one of your own. Its groups list cells one by one or as a grid over one
+setting. Reading a table does not need torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,34 +16,33 @@ from kontrast.config.recipe import Recipe, parse_toml, to_tree, toml_value
 from kontrast.config.recipe_files import recipe_text, resolve
 from kontrast.errors import UsageError
 from kontrast.registry import nearest
-from kontrast.studies.schema import ANY, NUMBER, TEXT, fault
+from kontrast.studies.schema import ANY, find_mismatch
 
 FOLDER = Path(__file__).parent
 CLAIMS = FOLDER / "claims.toml"
-NOT_SETTINGS = (
+IRRELEVANT_SETTINGS = (
     "title", "seed", "data.source", "data.root", "data.resident", "data.pack", "data.max_bad", "data.follow_links",
     "training.compile", "training.log_every", "evaluation.", "checkpoints.",
 )  # fmt: skip
-"""What may differ between two runs of one cell: the seed, where the images lie, what is logged and kept."""
-CELL = {
-    "name": TEXT, "label": TEXT, "recipe?": TEXT, "overrides?": [TEXT], "paper?": NUMBER, "where?": TEXT,
-    "learner?": TEXT,
+"""Settings in which two runs of a cell may differ: the seed, the place of the images, what is logged and saved."""
+CELL_SCHEMA = {
+    "name": str, "label": str, "recipe?": str, "overrides?": [str], "paper?": float, "where?": str, "learner?": str,
 }  # fmt: skip
-GRID = {"key": TEXT, "values": [NUMBER], "label": TEXT, "paper?": [NUMBER], "same?": {ANY: TEXT}}
-GROUP = {
-    "name": TEXT, "title": TEXT, "recipe?": TEXT, "overrides?": [TEXT], "where?": TEXT, "learner?": TEXT,
-    "cells?": [CELL], "grid?": GRID,
+GRID_SCHEMA = {"key": str, "values": [float], "label": str, "paper?": [float], "same?": {ANY: str}}
+GROUP_SCHEMA = {
+    "name": str, "title": str, "recipe?": str, "overrides?": [str], "where?": str, "learner?": str,
+    "cells?": [CELL_SCHEMA], "grid?": GRID_SCHEMA,
 }  # fmt: skip
-TABLE = {
-    "groups": [GROUP], "title": TEXT, "paper": TEXT, "about": TEXT, "probes": [TEXT], "settings": [TEXT],
-    "measures?": [TEXT],
+TABLE_SCHEMA = {
+    "groups": [GROUP_SCHEMA], "title": str, "paper": str, "about": str, "probes": [str], "settings": [str],
+    "measures?": [str],
 }  # fmt: skip
 LEARNERS = ("", "VAE", "VAE-pixels")
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """One row: what is run, and what the paper has (in percent) where."""
+    """One row of a table: what is run, the paper's number in percent, and where the paper has it."""
 
     name: str
     label: str
@@ -51,8 +51,8 @@ class TableCell:
     overrides: tuple[str, ...] = ()
     paper: float | None = None
     where: str = ""
-    learner: str = ""  # empty: the recipe's own; VAE, VAE-pixels: the audit's autoencoders on the recipe's images
-    same_as: str = ""  # the cell of another group that is run for both
+    learner: str = ""  # VAE or VAE-pixels: the audit's autoencoders on the recipe's images; empty: the recipe itself
+    same_as: str = ""  # a cell of another group with the same settings, whose runs this one shows
 
     @property
     def run_as(self) -> str:
@@ -61,40 +61,40 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure of a paper. probes: by name, the paper's own first. measures: what else is taken of a run."""
+    """A table or figure of a paper."""
 
     name: str
     title: str
     paper: str
     about: str
-    probes: tuple[str, ...]
+    probes: tuple[str, ...]  # names of probes, the paper's own first
     settings: tuple[str, ...]
-    measures: tuple[str, ...]
-    groups: dict[str, str]  # name to title
+    measures: tuple[str, ...]  # names of other measurements
+    groups: dict[str, str]  # names and titles
     cells: tuple[TableCell, ...]
-    origin: str = ""  # the name or file by which it was asked for
+    origin: str = ""  # the name or file that the user gave
 
     @property
     def run_cells(self) -> list[TableCell]:
-        """Those that are run themselves: each run once, in whichever groups it is shown."""
+        """The cells that are run, without those that show the runs of another cell."""
         return [cell for cell in self.cells if not cell.same_as]
 
     def recipe(self, cell: TableCell, overrides: Sequence[str] = ()) -> Recipe:
         return resolve(cell.recipe, [*self.settings, *cell.overrides, *overrides])
 
-    def changed(self, cell: TableCell, overrides: Sequence[str]) -> dict[str, Any]:
-        """The settings by which these overrides make another cell of it."""
-        plain, given = (settings_of(self.recipe(cell, texts), cell.learner) for texts in ((), overrides))
+    def changed_settings(self, cell: TableCell, overrides: Sequence[str]) -> dict[str, Any]:
+        """The settings that these overrides change; such runs are stored apart from the cell's own."""
+        plain, given = (relevant_settings(self.recipe(cell, texts), cell.learner) for texts in ((), overrides))
         return {key: given.get(key) for key in sorted(plain | given) if plain.get(key) != given.get(key)}
 
-    def choose(self, names: Sequence[str]) -> list[TableCell]:
-        """What is to be run of these cells and groups, in the table's order; none named: all."""
+    def select(self, names: Sequence[str]) -> list[TableCell]:
+        """The cells to run for these names of cells and groups, in the table's order; all cells without names."""
         known = [cell.name for cell in self.cells]
         for name in names:
             if name not in known and name not in self.groups:
                 raise UsageError(f"{self.name} has no cell or group {name!r}: {nearest(name, [*self.groups, *known])}")
-        asked = {cell.run_as for cell in self.cells if not names or cell.name in names or cell.group in names}
-        return [cell for cell in self.run_cells if cell.name in asked]
+        selected = {cell.run_as for cell in self.cells if not names or cell.name in names or cell.group in names}
+        return [cell for cell in self.run_cells if cell.name in selected]
 
 
 def table_names() -> list[str]:
@@ -102,70 +102,76 @@ def table_names() -> list[str]:
 
 
 def load_table(name: str) -> Table:
-    """A table of the package, or a .toml file of one's own."""
+    """Load a table of the package by name, or one of your own by the path of its .toml file."""
     path = FOLDER / f"{name}.toml"
     if name not in table_names():
         path = Path(name)
         if not name.endswith(".toml"):
             raise UsageError(f"unknown table {name!r}: {nearest(name, table_names())}")
         if not path.is_file():
-            raise UsageError(f"no table file {name!r}; tables in the package: `kontrast reproduce --list`")
+            raise UsageError(f"there is no table file {name!r}; see `kontrast reproduce --list` for included tables")
     return read_table(path.stem, parse_toml(recipe_text(path), f"table {name!r}"), name)
 
 
 def read_table(name: str, tree: dict[str, Any], origin: str) -> Table:
-    """The table of a file's tree; one that is no table, or an impossible one, is refused."""
-    named = f"table {origin!r}"
-    wrong = fault(tree, TABLE)
-    if wrong:
-        beside = FOLDER / "cacr-table-2.toml"
-        raise UsageError(f"{named} can't be read: {wrong}; {beside} is one that can")
+    """Make a table of a file's tree and check it."""
+    mistake = find_mismatch(tree, TABLE_SCHEMA)
+    if mistake:
+        raise UsageError(
+            f"table {origin!r} can't be read: {mistake}; see {FOLDER / 'cacr-table-2.toml'} for an example"
+        )
+    mistake = next(group_mistakes(tree["groups"]), "")
+    if mistake:
+        raise UsageError(f"table {origin!r}: {mistake}")
     try:
-        cells = [cell for group in tree["groups"] for cell in read_group(group)]
-    except TypeError as error:
-        raise UsageError(f"{named} has a cell that can't be read: {error}") from None
-    except UsageError as error:
-        raise UsageError(f"{named}: {error}") from None
+        cells = [cell for group in tree["groups"] for cell in group_cells(group)]
+    except TypeError as error:  # an unknown key, or no recipe
+        raise UsageError(f"table {origin!r} has a cell that can't be read: {error}") from None
     table = Table(
         name, tree["title"], tree["paper"], tree["about"], tuple(tree["probes"]), tuple(tree["settings"]),
         tuple(tree.get("measures", ())), {g["name"]: g["title"] for g in tree["groups"]}, tuple(cells), origin,
     )  # fmt: skip
-    check_table(table, named)
+    mistake = next(table_mistakes(table), "")
+    if mistake:
+        raise UsageError(f"table {origin!r} {mistake}")
     return table
 
 
-def check_table(table: Table, named: str) -> None:
+def group_mistakes(groups: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for group in groups:
+        grid = group.get("grid", {"values": []})
+        name, count, papers = group["name"], len(grid["values"]), len(grid.get("paper", ()))
+        if papers not in (0, count):
+            yield f"the grid of group {name!r} has {count} values but {papers} paper numbers; give {count} or none"
+        unknown = set(grid.get("same", ())) - {f"{value:g}" for value in grid["values"]}
+        if unknown:
+            yield f"the grid of group {name!r} has `same` for {', '.join(sorted(unknown))}, not one of its values"
+
+
+def table_mistakes(table: Table) -> Iterator[str]:
     names = [cell.name for cell in table.cells]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"{named} has two cells named {name!r}")
-        if name in table.groups:
-            raise UsageError(f"{named} has a cell and a group named {name!r}: --cells could mean either")
-    for what, found in (("cells", table.cells), ("probes", table.probes)):
-        if not found:
-            raise UsageError(f"{named} has no {what}: give at least one")
+    yield from (f"has two cells named {name!r}" for name in names if names.count(name) > 1)
+    yield from (f"has a cell and a group named {name!r}: rename one" for name in names if name in table.groups)
+    if not table.cells:
+        yield "has no cells: give at least one"
+    if not table.probes:
+        yield "has no probes: give at least one"
+    runs = {cell.name: cell for cell in table.run_cells}
     for cell in table.cells:
-        if cell.same_as:
-            check_same(table, cell, named)
         if cell.learner not in LEARNERS:
-            raise UsageError(
-                f"{named}: cell {cell.name!r} has the learner {cell.learner!r}; allowed: VAE, VAE-pixels, or none"
-            )
+            yield f"has a cell {cell.name!r} with learner {cell.learner!r}; allowed: VAE, VAE-pixels, or none"
+        if cell.same_as and cell.same_as not in runs:
+            yield f"has a cell {cell.name!r} that is the same as {cell.same_as!r}, which does not exist"
+        elif cell.same_as:
+            other = runs[cell.same_as]
+            mine, its = (relevant_settings(table.recipe(one), one.learner) for one in (cell, other))
+            different = [key for key in sorted(mine | its) if mine.get(key) != its.get(key)]
+            if different:
+                yield f"has a cell {cell.name!r} that differs from {other.name!r} in {', '.join(different)}"
 
 
-def check_same(table: Table, cell: TableCell, named: str) -> None:
-    """Refuse a cell that would show the runs of one with other settings."""
-    other = next((one for one in table.run_cells if one.name == cell.same_as), None)
-    if other is None:
-        raise UsageError(f"{named}: cell {cell.name!r} is the same as {cell.same_as!r}, which is not there")
-    mine, its = (settings_of(table.recipe(one), one.learner) for one in (cell, other))
-    apart = [key for key in sorted(mine | its) if mine.get(key) != its.get(key)]
-    if apart:
-        raise UsageError(f"{named}: cell {cell.name!r} is not the same as {other.name!r}: {', '.join(apart)} differ")
-
-
-def read_group(group: dict[str, Any]) -> list[TableCell]:
-    """The cells of a group; what the group says holds for each of them."""
+def group_cells(group: dict[str, Any]) -> list[TableCell]:
+    """The cells of a group; the group's own recipe, overrides and other keys apply to all of them."""
     shared = {key: group[key] for key in ("recipe", "where", "learner") if key in group}
     overrides = tuple(group.get("overrides", ()))
     cells = []
@@ -176,26 +182,16 @@ def read_group(group: dict[str, Any]) -> list[TableCell]:
 
 
 def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """One cell for each value of the group's grid, named after the group and the value."""
+    """One cell per value of the group's grid, named after the group and the value."""
     grid = group.get("grid")
     if not grid:
         return []
-    papers = grid.get("paper") or [None] * len(grid["values"])
-    if len(papers) != len(grid["values"]):
-        raise UsageError(
-            f"the grid of group {group['name']!r} has {len(grid['values'])} values, and of the paper {len(papers)}: "
-            "give one for each, or none"
-        )
-    same = grid.get("same", {})
-    unknown = set(same) - {f"{value:g}" for value in grid["values"]}
-    if unknown:
-        words = ", ".join(sorted(unknown))
-        raise UsageError(f"the grid of group {group['name']!r} has `same` for {words}, which is none of its values")
-    before = grid["label"].endswith("=")  # "λ = 2", but "2 bits"
+    papers, same = grid.get("paper") or [None] * len(grid["values"]), grid.get("same", {})
+    label_first = grid["label"].endswith("=")  # "λ = 2", but "2 bits"
     return [
         {
             "name": f"{group['name']}-{value:g}",
-            "label": f"{grid['label']} {value:g}" if before else f"{value:g} {grid['label']}",
+            "label": f"{grid['label']} {value:g}" if label_first else f"{value:g} {grid['label']}",
             "overrides": [f"{grid['key']}={toml_value(value)}"],
             "paper": paper,
             "same_as": same.get(f"{value:g}", ""),
@@ -204,19 +200,7 @@ def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def settings_of(recipe: Recipe, learner: str = "") -> dict[str, Any]:
-    """What makes a run of one cell comparable with another's: the flat recipe without what may differ, and, where
-    another learner takes the recipe's place, without the objective."""
-    left_out = (*NOT_SETTINGS, "objective.") if learner else NOT_SETTINGS
-    return {key: value for key, value in flat(to_tree(recipe)).items() if not key.startswith(left_out)}
-
-
-def parse_seeds(text: str) -> list[int]:
-    """`3` is the seeds 0, 1 and 2; `1,4` those two; `2,` the one seed 2."""
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 0 or ("," not in text and numbers[0] < 1):
-        raise UsageError(f"--seeds {text!r}: give how many (3), or which ones with commas (1,4; a single one as 2,)")
-    return list(dict.fromkeys(numbers)) if "," in text else list(range(numbers[0]))
+def relevant_settings(recipe: Recipe, learner: str = "") -> dict[str, Any]:
+    """The flat recipe without settings that don't change the result; autoencoders also ignore the objective."""
+    ignored = (*IRRELEVANT_SETTINGS, "objective.") if learner else IRRELEVANT_SETTINGS
+    return {key: value for key, value in flat(to_tree(recipe)).items() if not key.startswith(ignored)}

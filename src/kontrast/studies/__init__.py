@@ -1,1 +1,1 @@
-"""Questions that take many runs: comparisons and sweeps, audits, the papers' tables and claims."""
+"""Questions that take many trainings: comparisons with sweeps, and audits of suppressed features."""

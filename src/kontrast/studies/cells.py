@@ -1,116 +1,248 @@
-"""One run of several (of a comparison, an audit, a table): its folder holds it finished, cut short, or not at all."""
+"""Runs the cells of a study (compare, audit or reproduce): one training and its measurements per cell.
+
+A finished cell is read from its record, an interrupted one is resumed, and the others are trained. If a cell fails, its
+error is recorded and the others continue; the study itself fails only if all of its cells did.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kontrast.config.recipe import DataSettings, Recipe, to_toml
+from kontrast.config.overrides import flat
+from kontrast.config.recipe import DataSettings, Recipe, to_toml, to_tree
 from kontrast.data import ImageSet
-from kontrast.errors import CheckpointError, DataError, UsageError
-from kontrast.files import read_json, write_atomic
+from kontrast.errors import CheckpointError, DataError, KontrastError, NumbersError, Stopped, UsageError
+from kontrast.files import read_json, write_atomic, write_json
 from kontrast.runs.run import Run
-from kontrast.studies.compare.sweep import changes
-from kontrast.studies.schema import ANY, MAYBE_TEXT, TEXT, fault
+from kontrast.studies.schema import ANY, Optional, find_mismatch
 from kontrast.training.pretrain import pretrain
 from kontrast.training.resolve import with_defaults
 from kontrast.training.run_folder import RunFolder
+from kontrast.training.signals import Interrupted, StopSignals
 from kontrast.training.splits import open_split
 
-FAILED = {"status": TEXT, "reason": TEXT}
+STOPPED = "stopped; finished runs are saved: run the same command again to resume"
+TRAINED_ON = "trained"  # the key of the fingerprint of the images that the encoder was trained on
+Record = dict[str, Any]
+Say = Callable[[str], None]
+Fingerprints = dict[str, str | None]
 
 
-def stored_cell(path: Path, facts: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a cell that is done, whole; None where there is none. facts, numbers: the shapes of what every
-    record holds, and of what a finished one holds too."""
-    if not path.is_file():
-        return None
-    record = read_json(path)
-    status = record.get("status") if isinstance(record, dict) else None
-    shape = FAILED if status == "failed" else {"status": TEXT, **numbers}
-    wrong = fault(record, {**facts, **shape, "images?": {ANY: MAYBE_TEXT}})
-    if not wrong and status not in ("finished", "failed"):
-        wrong = f"its status {status!r} is neither finished nor failed"
-    if wrong:
-        raise CheckpointError(f"{path} is damaged ({wrong}): remove it, and the cell is measured again")
-    return record
+@dataclass(frozen=True)
+class Cell:
+    """One training of a study and where its files are."""
+
+    name: str  # unique within the study
+    recipe: Recipe
+    folder: Path  # the run folder
+    recipe_file: Path  # where the recipe is written before the training starts
+    record_file: Path  # where the measurements are stored
+    facts: Record = field(default_factory=dict)  # what identifies the cell in its record: seed, learner, swept values
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.seed
 
 
-def refuse_other_cell(folder: Path, recipe: Recipe, record: dict[str, Any] | None, now: Marks) -> None:
-    """Refuse a cell with other settings or other images. Images that changed can change settings made from them, and
-    are then told first; other data that was asked for is a setting."""
-    if not any(text.startswith("data.") for text in other_settings(folder, recipe)):
-        refuse_other_images(folder, record, now)
-    refuse_other_recipe(folder, recipe)
+@dataclass(frozen=True)
+class CellResult:
+    """The record of a cell that finished or failed, with the error of a failed one."""
+
+    record: Record
+    error: KontrastError | None = None
 
 
-def other_settings(folder: Path, recipe: Recipe) -> list[str]:
-    """By what the run in this folder, if there is one, differs from the recipe."""
-    return changes(with_defaults(Run(folder).recipe), with_defaults(recipe)) if RunFolder(folder).holds_run else []
+class CellRunner:
+    """Runs the cells of one study one after another. A study overrides `measure`, and `describe` for progress lines.
+
+    Args:
+        device: auto, cpu or cuda.
+        say: receives one line per event.
+        option: the command-line option that names the study's folder, for error messages.
+    """
+
+    record_schema: Record = {}
+    """What the record of every cell must contain."""
+    finished_schema: Record = {}
+    """What the record of a finished cell must contain in addition."""
+
+    def __init__(self, device: str, say: Say, option: str = "--out"):
+        self.device, self.say, self.option = device, say, option
+        self.images: dict[str, Fingerprints] = {}  # the expected fingerprints by cell; empty: not compared
+
+    def measure(self, cell: Cell) -> Record:
+        """Train the cell, or resume its training, and return its numbers; `fingerprints` are those of its images."""
+        raise NotImplementedError
+
+    def describe(self, record: Record) -> str:
+        """Summarize a finished record in a few words."""
+        return "finished"
+
+    def check(self, cells: Sequence[Cell], compare_images: bool = True) -> None:
+        """Before the first cell trains, refuse cells that were run with other settings or on other images."""
+        if compare_images:
+            for cell, now in zip(cells, current_fingerprints([cell.recipe for cell in cells])):
+                self.images[cell.name] = now
+        for cell in cells:
+            record, different = self.read(cell), changed_settings(cell)
+            # Images that changed can change the settings derived from them, so they are reported first, unless the
+            # user chose other data.
+            if not any(text.startswith("data.") for text in different):
+                self.refuse_other_images(cell, (record or {}).get("images"))
+            settings = cell.facts.get("fingerprint")
+            if different or (record is not None and settings and record["fingerprint"] != settings):
+                place = cell.folder if different else cell.record_file
+                details = f" ({', '.join(different[:3])})" if different else ""
+                raise UsageError(
+                    f"{place} was run with other settings{details}: give the same settings to resume, or another "
+                    f"{self.option}"
+                )
+
+    def refuse_other_images(self, cell: Cell, seen: Fingerprints | None) -> None:
+        """Refuse a cell whose record, or whose run folder, has other fingerprints than the images have now.
+
+        Fingerprints that an older version did not store are not compared.
+        """
+        before = dict(seen or {})
+        noted = RunFolder(cell.folder).info().get("data") if RunFolder(cell.folder).holds_run else None
+        if isinstance(noted, dict):
+            before[TRAINED_ON] = noted.get("fingerprint")
+        now = self.images.get(cell.name, {})
+        other = [part for part in now if before.get(part) not in (None, now[part])]
+        if other:
+            part = "test" if other == ["test"] else "train"
+            raise DataError(
+                f"the {part} images changed since {cell.folder} was run, so new runs can't be compared with it: "
+                f"restore the images, or give another {self.option} to run everything on the new ones"
+            )
+
+    def run(self, cells: Sequence[Cell], save: Callable[[list[Record]], object] | None = None) -> list[CellResult]:
+        """Run all cells that are not finished; `save` receives the records so far after each cell."""
+        results: list[CellResult] = []
+        with StopSignals(STOPPED):
+            for number, cell in enumerate(cells, 1):
+                results.append(self.run_cell(cell, f"[{number}/{len(cells)}] {cell.name}"))
+                if save is not None:
+                    save([result.record for result in results])
+        return results
+
+    def run_cell(self, cell: Cell, title: str) -> CellResult:
+        """Return the stored result of a cell, or measure it now. A failure is returned, not raised."""
+        stored = self.stored_result(cell)
+        if stored is not None:
+            self.say(f"{title}: already {'failed' if stored.error else 'finished'}")
+            return stored
+        self.say(f"{title}: {'resuming' if RunFolder(cell.folder).holds_run else 'training'}")
+        try:
+            numbers = self.measure(cell)
+            self.refuse_other_images(
+                cell, numbers.pop("fingerprints", None)
+            )  # they may have changed during the training
+            record = self.finished_record(cell, numbers)
+            self.write(cell, record)
+        except (Stopped, Interrupted) as error:
+            raise type(error)(f"stopped in {cell.name}; run the same command again to resume") from None
+        except KontrastError as error:
+            self.say(f"{title}: failed: {error}")
+            record = self.failed_record(cell, error)
+            if isinstance(error, NumbersError):  # it would fail again; other errors, such as a full disk, may not
+                self.write(cell, record)
+            return CellResult(record, error)
+        self.say(f"{title}: {self.describe(record)}")
+        return CellResult(record)
+
+    def stored_result(self, cell: Cell) -> CellResult | None:
+        record = self.read(cell)
+        if record is None:
+            return None
+        return CellResult(record, NumbersError(record["reason"]) if record["status"] == "failed" else None)
+
+    def finished_record(self, cell: Cell, numbers: Record) -> Record:
+        return {**cell.facts, "images": self.images[cell.name], "status": "finished", **numbers}
+
+    def failed_record(self, cell: Cell, error: KontrastError) -> Record:
+        failure = {"status": "failed", "reason": str(error), "exit_code": error.exit_code}
+        return {**cell.facts, "images": self.images[cell.name], **failure}
+
+    def read(self, cell: Cell) -> Record | None:
+        """Read the record of a cell that finished or failed; None if there is none."""
+        path = cell.record_file
+        if not path.is_file():
+            return None
+        record = read_json(path)
+        status = record.get("status") if isinstance(record, dict) else None
+        schema = {"status": str, "reason": str} if status == "failed" else {"status": str, **self.finished_schema}
+        mismatch = find_mismatch(record, {**self.record_schema, **schema, "images?": {ANY: Optional(str)}})
+        if not mismatch and status not in ("finished", "failed"):
+            mismatch = f"its status is {status!r}"
+        if mismatch:
+            raise CheckpointError(f"{path} is damaged ({mismatch}): delete it to measure the cell again")
+        return record
+
+    def write(self, cell: Cell, record: Record) -> None:
+        write_json(cell.record_file, record)
 
 
-def refuse_other_recipe(folder: Path, recipe: Recipe, option: str = "--out") -> None:
-    """A folder that holds a run with other settings is not gone on with."""
-    different = other_settings(folder, recipe)
-    if different:
-        raise UsageError(
-            f"{folder} was run with other settings ({', '.join(different[:3])}): "
-            f"give the same ones to go on, or another {option}"
-        )
+def group_by(records: Sequence[Record], *keys: str) -> dict[Any, list[Record]]:
+    """Group records by the value of one key, or the values of several, in order of appearance."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        value = record[keys[0]] if len(keys) == 1 else tuple(record[key] for key in keys)
+        groups.setdefault(value, []).append(record)
+    return groups
 
 
-def finished_run(recipe: Recipe, folder: Path, file: Path, device: str, say: Callable[[str], None]) -> Run:
-    """The run of this recipe in this folder, finished: read, gone on with, or trained; `file` keeps the recipe."""
-    if not RunFolder(folder).holds_run:
-        write_atomic(file, to_toml(recipe, f"one run of several: {folder.name}"))
-        return Run(pretrain(recipe=str(file), out=folder, device=device, say=say))
-    if RunFolder(folder).info().get("finished") and (folder / "encoder.safetensors").is_file():
-        return Run(folder)
-    return Run(pretrain(out=folder, resume=True, device=device, say=say))
+def raise_if_all_failed(errors: Sequence[KontrastError], count: int) -> None:
+    """Raise the first error, with its exit code, if none of the cells finished."""
+    if errors and len(errors) == count:
+        raise type(errors[0])(f"all {count} runs failed; the first: {errors[0]}" if count > 1 else str(errors[0]))
 
 
-Marks = dict[str, str | None]
-TRAINED = "trained"
+def finish_run(cell: Cell, device: str, say: Say) -> Run:
+    """Return the cell's finished run after training it or resuming its training, if necessary."""
+    if not RunFolder(cell.folder).holds_run:
+        write_atomic(cell.recipe_file, to_toml(cell.recipe, f"cell {cell.name} of a study"))
+        return Run(pretrain(recipe=str(cell.recipe_file), out=cell.folder, device=device, say=say))
+    if RunFolder(cell.folder).info().get("finished") and (cell.folder / "encoder.safetensors").is_file():
+        return Run(cell.folder)
+    return Run(pretrain(out=cell.folder, resume=True, device=device, say=say))
 
 
-def marks_of(train: ImageSet, test: ImageSet | None) -> Marks:
-    """The fingerprints that a cell's record keeps: of both parts that probes read."""
+def changed_settings(cell: Cell) -> list[str]:
+    """Settings in which the run in the cell's folder, if there is one, differs from the cell's recipe."""
+    if not RunFolder(cell.folder).holds_run:
+        return []
+    return recipe_changes(with_defaults(Run(cell.folder).recipe), with_defaults(cell.recipe))
+
+
+def recipe_changes(before: Recipe, after: Recipe) -> list[str]:
+    """The settings that differ, each as `training.lr 0.1 -> 0.2`."""
+    old, new = flat(to_tree(before)), flat(to_tree(after))
+    return [f"{key} {old.get(key)} -> {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key)]
+
+
+def probe_fingerprints(train: ImageSet, test: ImageSet | None) -> Fingerprints:
+    """Fingerprints of the two splits that probes read."""
     return {"train": train.fingerprint, "test": None if test is None else test.fingerprint}
 
 
-def images_at_hand(recipes: Sequence[Recipe]) -> list[Marks]:
-    """For each recipe the fingerprints of its images as they are now, those it trains on among them."""
-    known: dict[DataSettings, Marks] = {}
-    made = []
+def current_fingerprints(recipes: Sequence[Recipe]) -> list[Fingerprints]:
+    """Fingerprints of each recipe's images as they are now; recipes with the same data open them once."""
+    known: dict[DataSettings, Fingerprints] = {}
     for recipe in recipes:
-        data = replace(recipe.data, random_bits=0, overlay_digits=0)  # laid over the images, they are no other images
+        data = plain_data(recipe)
         if data not in known:
-            known[data] = read_marks(data)
-        made.append(known[data])
-    return made
+            train = open_split(data, "train")
+            test = open_split(data, "test", beside=train.bad) if train.has_test else None
+            same = data.split == "train" and data.imbalance == "none"
+            trained = train if same else open_split(data, "train", pretraining=True)
+            known[data] = {**probe_fingerprints(train, test), TRAINED_ON: trained.fingerprint}
+    return [known[plain_data(recipe)] for recipe in recipes]
 
 
-def read_marks(data: DataSettings) -> Marks:
-    train = open_split(data, "train")
-    test = open_split(data, "test", beside=train.bad) if train.has_test else None
-    plain = data.split == "train" and data.imbalance == "none"
-    trained = train if plain else open_split(data, "train", pretraining=True)
-    return {**marks_of(train, test), TRAINED: trained.fingerprint}
-
-
-def refuse_other_images(folder: Path, record: dict[str, Any] | None, now: Marks) -> None:
-    """Refuse a cell that saw other images than there are now: by its record, and by its run's own note. What an older
-    version left without fingerprints is taken as it is."""
-    before: Marks = dict((record or {}).get("images") or {})
-    noted = RunFolder(folder).info().get("data") if RunFolder(folder).holds_run else None
-    if isinstance(noted, dict):
-        before[TRAINED] = noted.get("fingerprint")
-    other = [part for part in now if before.get(part) not in (None, now[part])]
-    if other:
-        part = "test" if other == ["test"] else "train"
-        raise DataError(
-            f"{folder} was run on other {part} images than there are now, so it can't be compared with new runs: put "
-            "the images back as they were, or give another --out to run all on the new ones"
-        )
+def plain_data(recipe: Recipe) -> DataSettings:
+    """The data settings without injected features, which do not change the fingerprint."""
+    return replace(recipe.data, random_bits=0, overlay_digits=0)

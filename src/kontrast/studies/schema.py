@@ -1,67 +1,58 @@
-"""Whether a tree that was read from a file has the form that its reader needs, told before anything is done with it.
+"""Checks that a tree read from JSON or TOML has the keys and types that its reader needs.
 
-A shape is the name of a kind, [shape] for a list of such, or a table of shapes by key: a key that ends in "?" may be
-missing, and under `ANY` stands the shape of all values, whatever their keys.
+A schema is a type (str, int or float), `Optional(type)`, `[schema]` for a list, or a dictionary of schemas by key. A
+key that ends in "?" may be missing, and `ANY` gives the schema of the values of all keys.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-TEXT, WHOLE, NUMBER, SHARE, COUNT = "text", "whole number", "number", "number from 0 to 1", "number of at least 1"
-MAYBE_NUMBER, MAYBE_TEXT, POINT, BYTES = "number or null", "text or null", "pair of numbers", "row of hexadecimal bytes"
 ANY = "*"
-LARGEST = 1e300  # no measurement is larger, and what is can't be written as a decimal
+INFINITY = float("inf")
+NAMES = {str: "text", int: "a whole number", float: "a number"}
 
 
-def is_number(value: Any) -> bool:
-    """A number that can be counted with: NaN and infinity, which Python reads from JSON, can't."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+class Optional(NamedTuple):
+    """A value that may be null."""
+
+    kind: type
 
 
-def is_whole(value: Any) -> bool:
-    return is_number(value) and isinstance(value, int)
-
-
-KINDS = {
-    TEXT: lambda value: isinstance(value, str),
-    WHOLE: is_whole,
-    NUMBER: is_number,
-    SHARE: lambda value: is_number(value) and 0 <= value <= 1,
-    COUNT: lambda value: is_whole(value) and value >= 1,
-    MAYBE_NUMBER: lambda value: value is None or is_number(value),
-    MAYBE_TEXT: lambda value: value is None or isinstance(value, str),
-    POINT: lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value)),
-    BYTES: lambda value: isinstance(value, str) and re.fullmatch(r"(?:[0-9a-f]{2})*", value) is not None,
-}
-
-
-def fault(value: Any, shape: Any, where: str = "") -> str:
-    """The first thing that is wrong, as `probes.knn lacks 'n'`; empty where the value has the shape."""
-    named = where or "it"
-    if isinstance(shape, str):
-        return "" if KINDS[shape](value) else f"{named} is no {shape}"
-    if isinstance(shape, list):
+def find_mismatch(value: Any, schema: Any, path: str = "") -> str:
+    """Describe the first mismatch, such as `'n' is missing in probes.knn`; empty if the value matches the schema."""
+    name = path or "it"
+    if isinstance(schema, Optional):
+        return "" if value is None else find_mismatch(value, schema.kind, path)
+    if isinstance(schema, type):
+        return "" if has_type(value, schema) else f"{name} is not {NAMES[schema]}"
+    if isinstance(schema, list):
         if not isinstance(value, list):
-            return f"{named} is no list"
-        return first(fault(part, shape[0], f"{where}[{place}]") for place, part in enumerate(value))
+            return f"{name} is not a list"
+        return first(find_mismatch(part, schema[0], f"{path}[{number}]") for number, part in enumerate(value))
     if not isinstance(value, dict):
-        return f"{named} is no table"
-    return first(key_fault(value, key, inner, where) for key, inner in shape.items())
+        return f"{name} is not a table"
+    return first(find_key_mismatch(value, key, inner, path) for key, inner in schema.items())
 
 
-def key_fault(table: dict[str, Any], key: str, shape: Any, where: str) -> str:
-    """What is wrong with a table's value of this key."""
-    before = f"{where}." if where else ""
+def has_type(value: Any, kind: type) -> bool:
+    """Tell whether a value is text, a whole number or a finite number; true and false are not numbers."""
+    if kind is str:
+        return isinstance(value, str)
+    allowed = int if kind is int else (int, float)
+    return isinstance(value, allowed) and not isinstance(value, bool) and -INFINITY < value < INFINITY
+
+
+def find_key_mismatch(table: dict[str, Any], key: str, schema: Any, path: str) -> str:
+    prefix = f"{path}." if path else ""
     if key == ANY:
-        return first(fault(value, shape, f"{before}{name}") for name, value in table.items())
+        return first(find_mismatch(value, schema, f"{prefix}{name}") for name, value in table.items())
     name = key.removesuffix("?")
     if name not in table:
-        return "" if key.endswith("?") else f"{where or 'it'} lacks {name!r}"
-    return fault(table[name], shape, f"{before}{name}")
+        return "" if key.endswith("?") else f"{name!r} is missing{f' in {path}' * bool(path)}"
+    return find_mismatch(table[name], schema, f"{prefix}{name}")
 
 
-def first(faults: Iterable[str]) -> str:
-    return next((text for text in faults if text), "")
+def first(mismatches: Iterable[str]) -> str:
+    return next((text for text in mismatches if text), "")

@@ -1,1 +1,1 @@
-"""Which features does an objective suppress? (GCL, section 3)"""
+"""`kontrast audit`: which features does an objective suppress? (GCL, section 3)"""

@@ -1,4 +1,4 @@
-"""What a frozen encoder kept: the true labels, the injected feature, and the known factors of the embedded set.
+"""Measures what a frozen encoder retained: the labels, the added feature, and the known factors of the digits.
 
 N train rows, T test rows, F width, n bits.
 """
@@ -23,55 +23,59 @@ from kontrast.training.build import build_views, evaluation_view
 from kontrast.views import keys
 
 GALLERY = 1_000
-HELD_OUT = 1_000_003  # a seed of views that no training draws
+UNSEEN_VIEWS = 1_000_003  # a seed whose views no training draws
 CONTINUOUS = ("position", "size")
 FACTORS = ("background", "hue", *CONTINUOUS)
 
 
-def what_was_kept(
+def measure_features(
     encoder: nn.Module, recipe: Recipe, train: ImageSet, test: ImageSet | None, device: torch.device
 ) -> dict[str, Any]:
-    """The headline under `target` (`labels` or `retrieval`), `injected`, and `factors`."""
+    """The accuracy of the labels (or of retrieval without labels), of the added feature, and of each known factor."""
     transform = evaluation_view(recipe)
-    kept: dict[str, Any] = {"injected": None, "factors": {}}
+    measured: dict[str, Any] = {"injected": None, "factors": {}}
     if test is None or train.labels is None or test.labels is None:
-        # One index serves both views: retrieval is on images of the set itself, under augmentations it never saw.
-        return {**kept, "target": "retrieval", **retrieval(encoder, recipe, train if test is None else test, device)}
+        # Without labels, images are retrieved by augmentations of them that the training never drew.
+        return {
+            **measured,
+            "target": "retrieval",
+            **retrieval(encoder, recipe, train if test is None else test, device),
+        }
     fit, held = (features_of(encoder, part, transform, device) for part in (train, test))
     found = logistic(fit, train.labels, held, test.labels)
-    kept |= {"target": "labels", "accuracy": found.accuracy, "low": found.low, "high": found.high, "n": found.n}
-    kept["injected"] = injected(fit, train, held, test)
+    measured |= {"target": "labels", "accuracy": found.accuracy, "low": found.low, "high": found.high, "n": found.n}
+    measured["injected"] = probe_added_feature(fit, train, held, test)
     for name in FACTORS:
         if name in train.factors and name in test.factors:
-            kept["factors"][name] = factor(name, fit, train.factors[name], held, test.factors[name])
-    return kept
+            measured["factors"][name] = probe_factor(name, fit, train.factors[name], held, test.factors[name])
+    return measured
 
 
-def injected(fit: Tensor, train: ImageSet, held: Tensor, test: ImageSet) -> float | None:
-    """Share of the injected feature that a line reads: the mean over bits, or the class of the overlaid digit."""
+def probe_added_feature(fit: Tensor, train: ImageSet, held: Tensor, test: ImageSet) -> float | None:
+    """Accuracy of linear probes of the bits (their mean) or of the overlaid digit; None without an added feature."""
     if "bits" in train.factors and train.factors["bits"].shape[1]:
-        return bits_read(fit, train.factors["bits"], held, test.factors["bits"])
+        return probe_bits(fit, train.factors["bits"], held, test.factors["bits"])
     if "overlay_class" in train.factors:
-        y, asked = train.factors["overlay_class"], test.factors["overlay_class"]
-        known = torch.isin(asked, y.unique())
+        y, y_test = train.factors["overlay_class"], test.factors["overlay_class"]
+        known = torch.isin(y_test, y.unique())
         if len(y.unique()) > 1:
-            return logistic(fit, y, held[known], asked[known], grid=(1.0,)).accuracy
+            return logistic(fit, y, held[known], y_test[known], grid=(1.0,)).accuracy
     return None
 
 
-def bits_read(fit: Tensor, bits: Tensor, held: Tensor, asked: Tensor) -> float:
-    """Mean accuracy over the bits [N,n], each by its own linear probe."""
+def probe_bits(fit: Tensor, bits: Tensor, held: Tensor, y_test: Tensor) -> float:
+    """Mean accuracy over the bits [N,n], each with its own linear probe."""
     x, y = standardize(fit, held)
-    right = [(fit_logistic(x, b.long(), 2).predict(y) == a.long()).double().mean() for b, a in zip(bits.T, asked.T)]
+    right = [(fit_logistic(x, b.long(), 2).predict(y) == a.long()).double().mean() for b, a in zip(bits.T, y_test.T)]
     return float(torch.stack(right).mean())
 
 
-def factor(name: str, fit: Tensor, truth: Tensor, held: Tensor, asked: Tensor) -> float:
-    """Accuracy of a linear probe for a factor of classes; R^2 of least squares, at least 0, for a continuous one."""
+def probe_factor(name: str, fit: Tensor, truth: Tensor, held: Tensor, y_test: Tensor) -> float:
+    """Accuracy of a linear probe for a factor with classes; R^2 of least squares, at least 0, for a continuous one."""
     if name not in CONTINUOUS:
-        return logistic(fit, truth.long(), held, asked.long(), grid=(1.0,)).accuracy
+        return logistic(fit, truth.long(), held, y_test.long(), grid=(1.0,)).accuracy
     x, y = (torch.nn.functional.pad(part.double(), (0, 1), value=1.0) for part in standardize(fit, held))
-    goal, wanted = (t.double().reshape(len(t), -1) for t in (truth, asked))
+    goal, wanted = (t.double().reshape(len(t), -1) for t in (truth, y_test))
     penalty = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=torch.float64)
     guess = y @ torch.linalg.solve(x.T @ x + penalty, x.T @ goal)
     explained = 1 - (wanted - guess).square().sum() / (wanted - wanted.mean(0)).square().sum()
@@ -79,14 +83,16 @@ def factor(name: str, fit: Tensor, truth: Tensor, held: Tensor, asked: Tensor) -
 
 
 def retrieval(encoder: nn.Module, recipe: Recipe, images: ImageSet, device: torch.device) -> dict[str, Any]:
-    """Is the nearest of all images, under another augmentation, the same image? Bits are made the same for all, so that
-    only what was kept of the image itself can tell; an overlaid digit is part of the picture and stays."""
-    some = same_feature(images.first(GALLERY), recipe)
+    """Accuracy of finding an image by another augmentation of it.
+
+    All images get the same bits, so that only the image itself can identify it; an overlaid digit is part of the image.
+    """
+    some = with_equal_bits(images.first(GALLERY), recipe)
     two = dataclasses.replace(recipe, views=dataclasses.replace(recipe.views, count=2, local_count=0))
     views = build_views(two, torch.float32)
     sides = []
     for side in (0, 1):
-        draw = _OneView(views, some, side)
+        draw = OneView(views, some, side)
         sides.append(extract_features(encoder, some, draw, device=device))
     a, b = (torch.nn.functional.normalize(x - x.mean(0), dim=1) for x in sides)
     correct = (a @ b.T).argmax(1) == torch.arange(len(a))
@@ -94,24 +100,24 @@ def retrieval(encoder: nn.Module, recipe: Recipe, images: ImageSet, device: torc
     return {"accuracy": found.accuracy, "low": found.low, "high": found.high, "n": found.n}
 
 
-class _OneView:
-    """One side of a pair of views, drawn from the images' own stable numbers."""
+class OneView:
+    """One of a pair of views, drawn by the images' stable indices."""
 
     def __init__(self, views: Any, images: ImageSet, side: int):
         self.views, self.images, self.side = views, images, side
 
     def __call__(self, images: Tensor, keys: Tensor, sizes: Tensor | None) -> Tensor:  # keys: positions in the set
         index = self.images.index[keys.cpu()].to(keys.device)  # type: ignore[index]
-        made = self.views(images, held_out_keys(index), sizes)
+        made = self.views(images, unseen_keys(index), sizes)
         return made[self.side : self.side + 1]
 
 
-def held_out_keys(index: Tensor) -> Tensor:
-    return keys(HELD_OUT, 0, index)
+def unseen_keys(index: Tensor) -> Tensor:
+    return keys(UNSEEN_VIEWS, 0, index)
 
 
-def same_feature(images: ImageSet, recipe: Recipe) -> ImageSet:
-    """The images with the first image's bits laid over all of them."""
+def with_equal_bits(images: ImageSet, recipe: Recipe) -> ImageSet:
+    """The images, all with the bits of the first one."""
     if not recipe.data.random_bits:
         return images
     planes = images.images.planes[:1].expand(len(images), -1)

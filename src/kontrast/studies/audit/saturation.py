@@ -1,11 +1,13 @@
-"""The saturation study (GCL, appendix B): the distribution term alone against k bits of entropy.
+"""The saturation study (GCL, appendix B): how far the distribution term falls with k bits of entropy.
 
-Images are k binary channels, constant over space, without augmentation. B images, D width of the projection z [B,D].
+Images are k constant binary channels without augmentation, and nothing but the term is trained.
+B images, D width of the projection z [B,D].
 """
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,31 +22,42 @@ from kontrast import networks
 from kontrast.data import Feeder
 from kontrast.data.competing_features import binary_channels
 from kontrast.errors import NumbersError, UsageError
-from kontrast.files import disk_faults, write_json
+from kontrast.files import disk_faults
 from kontrast.kernels import row_statistics
 from kontrast.objectives import Objective, objective
+from kontrast.studies.cells import Record, Say, group_by
+from kontrast.studies.study_result import AuditResult
 from kontrast.training.device import choose_device
 
 BITS = (1, 2, 3, 4, 6, 8, 10)
 STEPS, IMAGES, BATCH, SIZE, WIDTH = 150, 4096, 128, 32, 64
-MOST_BITS = 64
-COLDEST, HOTTEST = 1e-6, 1e6  # beyond, float32 tells no two similarities apart once they are divided
+MAX_BITS = 64
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # outside, divided similarities are no longer distinct in float32
 LAST = 20  # the loss is the mean over this many last steps
-Say = Callable[[str], None]
 
 
-def saturate(
+def measure_saturation(
     *,
-    out: Path,
+    out: str | os.PathLike[str] | None = None,
     bits: Sequence[int] | None = None,
     temperatures: Sequence[float] = (0.1, 1.0),
     steps: int = 0,
     device: str = "auto",
     say: Say = print,
-) -> dict[str, Any]:
-    """Train each term for each k, write audit.json and return what is in it."""
+) -> AuditResult:
+    """Train the distribution terms of NT-Xent and SWD alone on images of k random bits (GCL, appendix B).
+
+    Args:
+        out: the folder for audit.json; default: runs/saturation.
+        bits: the numbers of bits k; default: 1 to 10.
+        temperatures: temperatures of NT-Xent's term; default: 0.1 and 1.
+        steps: training steps per term and k; default (0): 150.
+        device: auto, cpu or cuda.
+        say: receives progress lines; default: print.
+    """
+    folder = Path(out) if out is not None else Path("runs") / "saturation"
     on, chosen = choose_device(device), sorted(set(bits or BITS))
-    check(chosen, temperatures, steps)
+    check_arguments(chosen, temperatures, steps)
     terms: dict[str, tuple[Callable[[Tensor], Tensor], float | None]] = {
         f"log-sum-exp, temperature {t:g}": (partial(log_sum_exp, temperature=t), t) for t in temperatures
     }
@@ -56,8 +69,8 @@ def saturate(
             best = None if temperature is None else simplex_value(k, temperature)
             cells.append({"term": name, "bits": k, "loss": value, "equal_clusters": best})
             say(f"{name}, {k} bits: {value:.3f}")
-    tree = {"version": 1, "kind": "audit", "title": "When does the distribution term have enough?", "runs": []}
-    tree |= {"cells": cells, "verdict": sentence(cells), "plots": plots(cells), "tables": [table(cells)]}
+    tree = {"version": 1, "kind": "audit", "title": "When is the distribution term saturated?", "runs": []}
+    tree |= {"cells": cells, "verdict": verdict(cells), "plots": plots(cells), "tables": [table(cells)]}
     tree["settings"] = {
         "steps": steps or STEPS,
         "images": IMAGES,
@@ -65,28 +78,26 @@ def saturate(
         "size": SIZE,
         "encoder": "small-conv",
     }
-    with disk_faults(out):
-        Path(out).mkdir(parents=True, exist_ok=True)
-    write_json(Path(out) / "audit.json", tree)
-    return tree
+    with disk_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return AuditResult.save(folder / "audit.json", tree)
 
 
-def check(bits: Sequence[int], temperatures: Sequence[float], steps: int) -> None:
-    """Refuse what can't be trained, before anything is."""
+def check_arguments(bits: Sequence[int], temperatures: Sequence[float], steps: int) -> None:
     for k in bits:
-        if k < 1:
-            raise UsageError(f"--bits {k} with --saturation: at least 1 bit, since images need a channel")
-        if k > MOST_BITS:
-            raise UsageError(f"--bits {k} with --saturation: at most {MOST_BITS} bits")
+        if not 1 <= k <= MAX_BITS:
+            raise UsageError(f"--bits {k} with --saturation: give 1 to {MAX_BITS} bits")
     for t in temperatures:
-        if not COLDEST <= t <= HOTTEST:  # nor is NaN
-            raise UsageError(f"--temperatures {t:g} with --saturation: allowed are {COLDEST:g} to {HOTTEST:g}")
+        if not MIN_TEMPERATURE <= t <= MAX_TEMPERATURE:  # refuses NaN as well
+            raise UsageError(
+                f"--temperatures {t:g} with --saturation: allowed are {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+            )
     if steps < 0:
-        raise UsageError(f"--steps {steps}: give at least 1, or 0 for {STEPS}")
+        raise UsageError(f"--steps {steps}: give at least 1, or 0 for the default of {STEPS}")
 
 
 def wasserstein(swd: Objective, z: Tensor) -> Tensor:
-    """To as many draws of the prior as there are rows, which the loss takes as two views."""
+    """SWD's distribution term: the distance of all rows, passed as two views, to as many draws of the prior."""
     return swd.terms(*z.chunk(2))["repulsion"]
 
 
@@ -97,8 +108,11 @@ def log_sum_exp(z: Tensor, temperature: float) -> Tensor:
 
 
 def simplex_value(bits: int, temperature: float) -> float:
-    """The term where the 2^k kinds of image sit on the corners of a simplex, or orthogonal where D has no room for it;
-    a reference, not a proven optimum. In logarithms, since exp(1/tau) of a low temperature is past all numbers."""
+    """The term if the 2^k kinds of images are the corners of a simplex, or orthogonal if D is too small for that.
+
+    It is a reference, not a proven optimum. It is computed in logarithms because exp(1/tau) overflows at low
+    temperatures.
+    """
     kinds = 2.0**bits
     apart = -1 / (kinds - 1) if kinds <= WIDTH + 1 else 0.0
     same, other = (BATCH - 1) / kinds, (BATCH - 1) * (1 - 1 / kinds)
@@ -107,7 +121,7 @@ def simplex_value(bits: int, temperature: float) -> float:
 
 
 def trained_term(term: Callable[[Tensor], Tensor], bits: int, steps: int, device: torch.device) -> float:
-    """The term's mean over the last steps of training nothing else."""
+    """Train the term alone and return its mean over the last steps."""
     torch.manual_seed(0)
     encoder = networks.encoder("small-conv", channels=bits, size=SIZE, width=WIDTH)
     network = nn.Sequential(encoder, networks.head("simclr", encoder.width, outputs=WIDTH)).to(device).train()
@@ -127,46 +141,40 @@ def trained_term(term: Callable[[Tensor], Tensor], bits: int, steps: int, device
         epoch += 1
     mean = statistics.fmean(values[-LAST:])
     if not math.isfinite(mean):
-        raise NumbersError(f"the distribution term of {bits} bits became {mean}: try a higher temperature")
+        raise NumbersError(f"the distribution term with {bits} bits became {mean}: try a higher temperature")
     return mean
 
 
-def enough(cells: list[dict[str, Any]]) -> int:
-    """The fewest bits after which less than a tenth of the term's whole fall is left."""
+def saturation_point(cells: list[Record]) -> int:
+    """The smallest number of bits that gives 90% of the largest decrease."""
     values = [cell["loss"] for cell in cells]
-    whole = values[0] - min(values)
-    return next(cell["bits"] for cell in cells if cell["loss"] - min(values) <= 0.1 * whole)
+    decrease = values[0] - min(values)
+    return next(cell["bits"] for cell in cells if cell["loss"] - min(values) <= 0.1 * decrease)
 
 
-def grouped(cells: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for cell in cells:
-        groups.setdefault(cell["term"], []).append(cell)
-    return groups
+def verdict(cells: list[Record]) -> str:
+    points = {name: saturation_point(group) for name, group in group_by(cells, "term").items()}
+    reached = "; ".join(f"{name}: {bits}" for name, bits in points.items())
+    return f"Bits at which each term reaches 90% of its decrease, out of {max(c['bits'] for c in cells)}: {reached}."
 
 
-def sentence(cells: list[dict[str, Any]]) -> str:
-    parts = [f"{name} has nine tenths of its fall by {enough(group)} bits" for name, group in grouped(cells).items()]
-    return "; ".join(parts) + f", of {max(cell['bits'] for cell in cells)} offered."
-
-
-def plots(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
-    for name, group in grouped(cells).items():
+def plots(cells: list[Record]) -> list[Record]:
+    made: list[Record] = []
+    for name, group in group_by(cells, "term").items():
         x = [cell["bits"] for cell in group]
         series = [{"name": "trained", "x": x, "y": [cell["loss"] for cell in group]}]
         if group[0]["equal_clusters"] is not None:
             series.append({"name": "equal clusters (reference)", "x": x, "y": [c["equal_clusters"] for c in group]})
         made.append(
-            {"id": f"saturation-{len(made)}", "title": f"{name}: nine tenths of the fall by {enough(group)} bits",
-             "note": "The distribution term alone, trained on k binary channels.", "kind": "line",
+            {"id": f"saturation-{len(made)}", "title": f"{name}: 90% of the decrease at {saturation_point(group)} bits",
+             "note": "The distribution term, trained alone on k binary channels.", "kind": "line",
              "x": {"label": "bits of entropy", "whole": True}, "y": {"label": "loss"}, "series": series}
         )  # fmt: skip
     return made
 
 
-def table(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    groups = grouped(cells)
+def table(cells: list[Record]) -> dict[str, Any]:
+    groups = group_by(cells, "term")
     bits = sorted({cell["bits"] for cell in cells})
     found = {(cell["term"], cell["bits"]): f"{cell['loss']:.3f}" for cell in cells}
     rows = [[name, *(found[name, k] for k in bits)] for name in groups]

@@ -1,1 +1,1 @@
-"""Several recipes on the same data, seeds and budget."""
+"""`kontrast compare`: several recipes trained on the same data, with the same seeds and the same budget."""

@@ -1,4 +1,4 @@
-"""Several recipes on the same data, seeds and budget: cells that resume one by one, then a table with intervals.
+"""Trains several recipes on the same data, with the same seeds and budget, and compares their accuracies.
 
 A comparison's folder: recipes/<cell>.toml, runs/<cell>/ (a run folder with cell.json), comparison.json, report.html.
 """
@@ -6,37 +6,26 @@ A comparison's folder: recipes/<cell>.toml, runs/<cell>/ (a run folder with cell
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from kontrast.data import ImageSet
-from kontrast.errors import DataError, KontrastError, NumbersError, Stopped
 from kontrast.files import disk_faults, read_json_lines, write_json
 from kontrast.probes import ProbeResult, knn, logistic
 from kontrast.probes.intervals import pack_bits
 from kontrast.runs.probe import features_of
 from kontrast.runs.run import Run
-from kontrast.studies.cells import (
-    Marks,
-    finished_run,
-    images_at_hand,
-    marks_of,
-    refuse_other_cell,
-    refuse_other_images,
-    stored_cell,
-)
-from kontrast.studies.compare.comparison_table import CELL_FACTS, CELL_NUMBERS, summarize
-from kontrast.studies.compare.sweep import Cell, parse_sweeps, plan
+from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, raise_if_all_failed
+from kontrast.studies.compare.comparison_plan import Grid, parse_sweeps, plan
+from kontrast.studies.compare.comparison_summary import CELL_SCHEMA, FINISHED_SCHEMA, PROBE_NAMES, summarize
+from kontrast.studies.study_result import Comparison
 from kontrast.training.device import choose_device
 from kontrast.training.peak_memory import PeakMemory
-from kontrast.training.run_folder import RunFolder
-from kontrast.training.signals import Interrupted
 
-Say = Callable[[str], None]
 VERSION = 1
 
 
@@ -44,102 +33,99 @@ def compare(
     names: Sequence[str],
     data: str | None = None,
     *,
-    out: Path,
     seeds: int = 3,
     sweeps: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    out: str | os.PathLike[str] | None = None,
     device: str = "auto",
     say: Say = print,
-) -> dict[str, Any]:
-    """Run every cell that is not done, write comparison.json, and return what is in it."""
-    out, on = Path(out), choose_device(device)
-    grid = parse_sweeps(sweeps)
-    cells = plan(names, data, seeds=seeds, grid=grid, overrides=overrides, device=on, say=say)
-    with disk_faults(out):
-        (out / "recipes").mkdir(parents=True, exist_ok=True)
-    images = images_at_hand([cell.recipe for cell in cells])
-    for cell, now in zip(cells, images):
-        refuse_other_cell(out / "runs" / cell.folder, cell.recipe, done_cell(cell, out), now)
-    records, errors = [], []
-    for number, (cell, now) in enumerate(zip(cells, images), 1):
-        record, error = run_cell(cell, now, out, device, say, f"[{number}/{len(cells)}] {cell.folder}")
-        records.append(record)
-        errors += [error] if error else []
-        write_comparison(out, names, grid, records, whole=number == len(cells))
-    if errors and len(errors) == len(cells):
-        raise type(errors[0])(f"every run failed; the first, {cells[0].folder}: {errors[0]}")
-    return write_comparison(out, names, grid, records, whole=True)
+) -> Comparison:
+    """Train several recipes on the same data, views, seeds and budget, and compare their accuracies.
+
+    The first name decides the data, the views and the budget of all. Call it again with the same arguments to resume:
+    finished runs are read, not trained again. A run that fails is reported in the result, and the others continue.
+
+    Args:
+        names: recipes, recipe files or objectives. An objective runs in the data's default recipe.
+        data: a folder, a file or a named set; default: the data of the first recipe.
+        seeds: the number of runs of each, with consecutive seeds; default 3.
+        sweeps: values to try, each as "key.path=value,value"; several make a grid.
+        overrides: settings for all runs, each as "key.path=value".
+        out: the folder of the comparison; default: runs/compare-NAMES.
+        device: auto, cpu or cuda.
+        say: receives progress lines; default: print.
+
+    Returns:
+        The comparison. `print(comparison)` shows its tables and verdict, and `comparison.rows` has the numbers.
+
+    Example:
+        >>> import kontrast
+        >>> result = kontrast.compare(["nt-xent", "dcl"], "digits", seeds=2)  # doctest: +SKIP
+        >>> print(result.verdict)  # doctest: +SKIP
+    """
+    folder = Path(out) if out is not None else default_folder(names)
+    grid, on = parse_sweeps(sweeps), choose_device(device)
+    cells = plan(names, data, out=folder, seeds=seeds, grid=grid, overrides=overrides, device=on, say=say)
+    with disk_faults(folder):
+        (folder / "recipes").mkdir(parents=True, exist_ok=True)
+    runner = ComparisonRunner(device, say)
+    runner.check(cells)
+    results = runner.run(cells, lambda records: save(folder, names, grid, records, len(records) == len(cells)))
+    raise_if_all_failed([result.error for result in results if result.error], len(cells))
+    return save(folder, names, grid, [result.record for result in results], True)
 
 
-def write_comparison(out: Path, names: Sequence[str], grid: Any, records: list[Any], whole: bool) -> dict[str, Any]:
-    summary = summarize(out, list(names), grid, records)
-    tree = {"version": VERSION, "kind": "comparison", "finished": whole, **summary}
-    write_json(out / "comparison.json", tree)
-    return tree
+def default_folder(names: Sequence[str]) -> Path:
+    return Path("runs") / "-".join(["compare", *(name.replace("/", "-").removesuffix(".toml") for name in names)])
 
 
-def done_cell(cell: Cell, out: Path) -> dict[str, Any] | None:
-    return stored_cell(out / "runs" / cell.folder / "cell.json", CELL_FACTS, CELL_NUMBERS)
+def save(folder: Path, names: Sequence[str], grid: Grid, records: list[Record], finished: bool) -> Comparison:
+    summary = summarize(folder, list(names), grid, records)
+    tree = {"version": VERSION, "kind": "comparison", "finished": finished, **summary}
+    return Comparison.save(folder / "comparison.json", tree)
 
 
-def run_cell(
-    cell: Cell, images: Marks, out: Path, device: str, say: Say, title: str
-) -> tuple[dict[str, Any], KontrastError | None]:
-    """One cell's record, and its error where it failed; a finished cell, or one whose numbers failed, is only read.
-    images: fingerprints of the images that it is to see."""
-    folder = out / "runs" / cell.folder
-    record = done_cell(cell, out)
-    if record is not None:
-        say(f"{title}: {record['status']} already")
-        return record, NumbersError(record["reason"]) if record["status"] == "failed" else None
-    say(f"{title}: {'going on' if RunFolder(folder).holds_run else 'training'}")
-    facts = {"recipe": cell.name, "configuration": cell.configuration, "sweep": cell.sweep, "seed": cell.seed}
-    facts |= {"run": f"runs/{cell.folder}", "images": images}
-    try:
-        record = {**facts, "status": "finished", **train_and_probe(cell, images, out, device, say)}
-    except (Stopped, Interrupted) as error:
-        raise type(error)(f"stopped and saved in {cell.folder}; give the same command again to go on") from None
-    except (DataError, KeyboardInterrupt):
-        raise
-    except KontrastError as error:
-        say(f"{title}: failed: {error}")
-        record = {**facts, "status": "failed", "reason": str(error), "exit_code": error.exit_code}
-        if isinstance(error, NumbersError):  # the same numbers would come again; a full disk need not
-            write_json(folder / "cell.json", record)
-        return record, error
-    write_json(folder / "cell.json", record)
-    return record, None
+class ComparisonRunner(CellRunner):
+    """Trains a cell and probes its encoder with kNN and a linear probe."""
 
+    record_schema, finished_schema = CELL_SCHEMA, FINISHED_SCHEMA
 
-def train_and_probe(cell: Cell, images: Marks, out: Path, device: str, say: Say) -> dict[str, Any]:
-    folder, recipe = out / "runs" / cell.folder, out / "recipes" / f"{cell.folder}.toml"
-    with PeakMemory(choose_device(device)) as memory:
-        run = finished_run(cell.recipe, folder, recipe, device, say)
-    train = run.data("train")
-    test = run.data("test") if train.has_test else None
-    refuse_other_images(folder, {"images": marks_of(train, test)}, images)  # they may have changed as it trained
-    results = probe_trained(run, train, test, choose_device(device))
-    if results:
-        write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results.values()]})
-    info = run.folder.info()
-    last = [line for line in read_json_lines(run.path / "metrics.jsonl") if "loss" in line]
-    return {
-        "seconds": info.get("seconds"),
-        "steps": info.get("steps"),
-        "device": info.get("device"),
-        "peak_memory_bytes": memory.bytes,
-        "loss": last[-1]["loss"] if last else None,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "probes": {
-            name: {"accuracy": r.accuracy, "low": r.low, "high": r.high, "n": r.n, "correct": pack_bits(r.correct)}
-            for name, r in results.items()
-        },
-    }
+    def measure(self, cell: Cell) -> Record:
+        device = choose_device(self.device)
+        with PeakMemory(device) as memory:
+            run = finish_run(cell, self.device, self.say)
+        train = run.data("train")
+        test = run.data("test") if train.has_test else None
+        results = probe_trained(run, train, test, device)
+        if results:
+            write_json(run.path / "probes.json", {"version": 1, "probes": [r.to_dict() for r in results.values()]})
+        info = run.folder.info()
+        logged = [line for line in read_json_lines(run.path / "metrics.jsonl") if "loss" in line]
+        return {
+            "fingerprints": probe_fingerprints(train, test),
+            "seconds": info.get("seconds"),
+            "steps": info.get("steps"),
+            "device": info.get("device"),
+            "peak_memory_bytes": memory.bytes,
+            "loss": logged[-1]["loss"] if logged else None,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "probes": {
+                name: {"accuracy": r.accuracy, "low": r.low, "high": r.high, "n": r.n, "correct": pack_bits(r.correct)}
+                for name, r in results.items()
+            },
+        }
+
+    def describe(self, record: Record) -> str:
+        found = [f"{PROBE_NAMES[name]} {probe['accuracy']:.3f}" for name, probe in record["probes"].items()]
+        return ", ".join(found) or "finished"
 
 
 def probe_trained(run: Run, train: ImageSet, test: ImageSet | None, device: torch.device) -> dict[str, ProbeResult]:
-    """kNN and the linear probe of the trained encoder; nothing without labels. Controls are left out: `kontrast probe`
-    adds them, and its seed, the run's, gives these very numbers."""
+    """Accuracy of kNN and of the linear probe on the trained encoder; empty without labels.
+
+    Untrained encoders and raw pixels are left to `kontrast probe`, which uses the run's seed as well and therefore
+    gives the same numbers.
+    """
     if test is None or train.labels is None or test.labels is None:
         return {}
     encoder, transform, settings = run.encoder(device), run.transform(), run.recipe.evaluation

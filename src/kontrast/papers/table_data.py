@@ -1,6 +1,6 @@
-"""Where the images of a table lie: the original files if they are there, else the same set as a folder of pictures.
+"""Finds the images of a table: the original files of a named set, or the same set as a folder of image files.
 
-Looked for under the given folder, else under KONTRAST_DATA or ./data, else under ../shared/data beside the checkout.
+They are searched in the given folder, or in KONTRAST_DATA (default: ./data) and ../shared/data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kontrast.data.named_sets import data_root
 from kontrast.errors import DataError
 from kontrast.files import disk_faults
 
-BESIDE = Path("../shared/data")
+SHARED_DATA = Path("../shared/data")
 ORIGINALS = {
     "cifar10": ("cifar-10-batches-bin", "cifar-10-binary.tar.gz", "cifar10/data_batch_1.bin", "data_batch_1.bin"),
     "mnist": ("mnist/train-images*", "MNIST/raw/train-images*", "train-images*"),
@@ -25,35 +25,35 @@ ORIGINALS = {
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "digits": "the embedded digits"}
 
 
-def locate(source: str, root: str | None) -> list[str]:
-    """Overrides that let a recipe find its named set; none for what needs no finding."""
+def find_data(source: str, root: str | None) -> list[str]:
+    """Overrides with the place of a recipe's named set; none for data that need not be found."""
     if source not in ORIGINALS:
         return []
-    places = [Path(root)] if root else [data_root(), BESIDE]
+    places = [Path(root)] if root else [data_root(), SHARED_DATA]
     for place in places:
         if any(next(place.glob(pattern), None) for pattern in ORIGINALS[source]):
             return [f"data.source={source}", f"data.root={toml_value(str(place))}"]
-        folder = pictures(place, source)
+        folder = find_image_folder(place, source)
         if folder is not None:
             return [f"data.source={toml_value(str(folder))}"]
     where = " or ".join(map(str, places))
     raise DataError(
-        f"{source} is not under {where}: give --data DIR with its original files, a folder {source}/ with train and "
-        f"test, or {source}-jpeg.tar.xz"
+        f"{source} was not found in {where}: give --data DIR with its original files, a folder {source}/ with train "
+        f"and test, or {source}-jpeg.tar.xz"
     )
 
 
-def pictures(place: Path, source: str) -> Path | None:
-    """The set as a folder with train and test, unpacked from its archive where there is only that."""
+def find_image_folder(place: Path, source: str) -> Path | None:
+    """The set as a folder with train and test, unpacked from its archive if necessary."""
     for folder in (place / source, place):
         if (folder / "train").is_dir() and (folder / "test").is_dir():
             return folder
     archive = place / f"{source}-jpeg.tar.xz"
-    return unpacked(archive, source) if archive.is_file() else None
+    return unpack(archive, source) if archive.is_file() else None
 
 
-def unpacked(archive: Path, source: str) -> Path:
-    """The archive's folder in the cache, unpacked once and whole."""
+def unpack(archive: Path, source: str) -> Path:
+    """Unpack the archive into the cache, once, and return its folder."""
     home = cache_home() / "unpacked" / archive.name
     if not (home / source).is_dir():
         aside = home.with_name(f".tmp-{os.getpid()}-{archive.name}")
@@ -65,7 +65,7 @@ def unpacked(archive: Path, source: str) -> Path:
                 if not (home / source).is_dir():
                     os.replace(aside, home)
             except (tarfile.TarError, EOFError) as error:
-                raise DataError(f"{archive} is damaged ({error}): fetch it again") from None
+                raise DataError(f"{archive} is damaged ({error}): download it again") from None
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
     if not (home / source / "train").is_dir():
@@ -73,8 +73,8 @@ def unpacked(archive: Path, source: str) -> Path:
     return home / source
 
 
-def data_words(source: str, train: ImageSet) -> str:
-    """The set as a reader must know it: recoded pictures are not the original ones."""
+def describe_data(source: str, train: ImageSet) -> str:
+    """The name of the set, with the format of its images if they are not the original ones."""
     title = TITLES.get(source, Path(source).name)
     kind = Path(str(train.names[0])).suffix.lower().lstrip(".")
     if source not in ORIGINALS or not kind:
