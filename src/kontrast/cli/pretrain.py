@@ -9,44 +9,33 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kontrast import plugins
-from kontrast.cli.output import (
-    Device,
-    FollowLinks,
-    Json,
-    MaxBad,
-    emit,
-    say,
-    split_arguments,
-    write_page,
-)
+from kontrast.cli.output import Device, FollowLinks, Json, MaxBad, emit, say, split_arguments, write_page
 from kontrast.errors import EnvironmentFault
 from kontrast.training.signals import StopSignals
 
 if TYPE_CHECKING:
-    from kontrast.probes import ProbeResult
+    from kontrast.runs.probe import ProbeResults
     from kontrast.runs.run import Run
 
 
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)]
-
-
 def pretrain(
-    arguments: Arguments = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)
+    ] = None,
     recipe: Annotated[str, typer.Option(help="A name from `kontrast recipes`, or a .toml file.")] = "",
     out: Annotated[str | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    accept_data_change: Annotated[bool, typer.Option(help="Resume although the images changed.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    accept_data_change: Annotated[bool, typer.Option(help="Resume even if the images have changed.")] = False,
     device: Device = "auto",
-    on_nan: Annotated[str, typer.Option(help="At a loss that is not finite: stop, or skip up to 10 steps.")] = "stop",
+    on_nan: Annotated[str, typer.Option(help="If the loss is not finite: stop, or skip up to 10 steps.")] = "stop",
     max_bad: MaxBad = None,
-    allow_small: Annotated[bool, typer.Option("--allow-small", help="Shrink the batch to few images.")] = False,
+    allow_small: Annotated[bool, typer.Option("--allow-small", help="Shrink the batch if there are few images.")] = False,
     follow_links: FollowLinks = False,
-    probes: Annotated[bool, typer.Option(help="Probe and report when training ends.")] = True,
+    probes: Annotated[bool, typer.Option(help="Probe the encoder after training.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Train an encoder on DATA (a folder, a named set, shards or a store; default: the embedded digits)."""
+    """Train an encoder on DATA: a folder, a named data set, shards or a store (default: the embedded digits)."""
     from kontrast import distributed
-    from kontrast.runs.probe import result_table
     from kontrast.runs.run import Run
     from kontrast.training.pretrain import pretrain as train
 
@@ -68,31 +57,33 @@ def pretrain(
         if not distributed.is_main():
             return
         run = Run(path)
-        results, page = probed(run, probes, device)
+        results, page = probe_and_report(run, probes, device)
     finally:
         distributed.finalize()
-    facts = {"run": str(run.path), "report": str(page), "probes": [r.to_dict() for r in results]}
-    emit(facts, [*result_table(results), f"run     {run.path}", f"report  {page}"], as_json)
+    facts = {"run": str(run.path), "report": str(page), "probes": [r.to_dict() for r in results or []]}
+    table = str(results).splitlines() if results else []
+    emit(facts, [*table, f"run     {run.path}", f"report  {page}"], as_json)
 
 
 def data_overrides(max_bad: float | None, allow_small: bool, follow_links: bool) -> list[str]:
-    """The options about images as the settings they stand for, so that the recipe that is kept has them."""
-    chosen = [] if max_bad is None else [f"data.max_bad={max_bad}"]
-    return chosen + ["data.allow_small=true"] * allow_small + ["data.follow_links=true"] * follow_links
+    """Turn the options about images into settings, so that the stored recipe has them."""
+    settings = [] if max_bad is None else [f"data.max_bad={max_bad}"]
+    return settings + ["data.allow_small=true"] * allow_small + ["data.follow_links=true"] * follow_links
 
 
-def probed(run: Run, probes: bool, device: str) -> tuple[list[ProbeResult], Path]:
-    """A finished run's probes, if they are wanted, and its report."""
-    from kontrast.runs.probe import evaluate
+def probe_and_report(run: Run, probes: bool, device: str) -> tuple[ProbeResults | None, Path]:
+    """Probe a finished run, unless `--no-probes` was given, and write its report."""
+    from kontrast.runs.probe import probe
 
-    words = plugins.program()
-    again = " && ".join(shlex.join([*words, word, str(run.path)]) for word in ("probe", "report"))
-    with StopSignals(f"stopped before the probes were done; go on with: {again}"):
-        results = evaluate(run, device=device, say=say) if probes else []
+    program = plugins.program()
+    again = " && ".join(shlex.join([*program, verb, str(run.path)]) for verb in ("probe", "report"))
+    with StopSignals(f"stopped before the probes were done; continue with: {again}"):
+        results = probe(run, device=device, say=say) if probes else None
         return results, write_page([run.path], run.path / "report.html")
 
 
 def join_ranks() -> None:
+    """Join the process group if torchrun started this process."""
     from kontrast import distributed
 
     try:
@@ -103,5 +94,5 @@ def join_ranks() -> None:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
+    """Add the command to the program."""
     app.command()(pretrain)
