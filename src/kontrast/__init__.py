@@ -98,9 +98,9 @@ def pretrain(
     """Train an encoder on images without labels, and return its run.
 
     Args:
-        data: The training images: a folder, shards, a packed store or a name such as "digits" or "cifar10"; or images in
-            memory, as a uint8 tensor or array [N,C,H,W] or as a map-style dataset of images. Images in memory are
-            packed into the run folder, so that the run can be resumed and probed like any other. Default: the
+        data: The training images: a folder, shards, a packed store or a name such as "digits" or "cifar10"; or images
+            in memory, as a uint8 tensor or array [N,C,H,W] or as a map-style dataset of images. Images in memory
+            are packed into the run folder, so that the run can be resumed and probed like any other. Default: the
             recipe's own data.
         recipe: A name that `kontrast recipes` lists, or the path of a .toml file. Default: "quickstart" for the
             embedded digits, and "folder" for your own images, which chooses its settings from the images.

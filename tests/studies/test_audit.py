@@ -19,7 +19,7 @@ from kontrast.data.competing_features import random_bits
 from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
 from kontrast.objectives import objective
-from kontrast.reports import write_report
+from kontrast.reports import report
 from kontrast.studies.audit.audit import audit, base_recipe, in_small_batches, plan, standardized
 from kontrast.studies.audit.autoencoder import VariationalAutoencoder
 from kontrast.studies.audit.baseline_training import fit
@@ -67,7 +67,7 @@ def test_the_injected_feature_is_read_where_there_is_one(labelled):
 
 def test_the_page_leads_with_the_audits_sentence(labelled):
     out, found, _ = labelled
-    page = write_report([out / run for run in found["runs"]], out / "page.html", out / "audit.json").read_text()
+    page = report([out / run for run in found["runs"]], out / "page.html", out / "audit.json").read_text()
     start = page.index('id="data">') + len('id="data">')
     data = json.loads(page[start : page.index("</script>", start)])
     assert data["verdict"] == found["verdict"] and "3 bits of shared noise" in data["verdict"]
@@ -408,7 +408,7 @@ def test_saturation_falls_with_bits(tmp_path):
     term = "log-sum-exp, temperature 0.5"
     assert losses[term, 4] < losses[term, 1]
     assert json.loads((tmp_path / "audit.json").read_text())["verdict"] == found["verdict"]
-    assert write_report([], tmp_path / "page.html", tmp_path / "audit.json").stat().st_size > 10_000
+    assert report([], tmp_path / "page.html", tmp_path / "audit.json").stat().st_size > 10_000
     with pytest.raises(UsageError, match="at least 1 bit"):
         saturate(out=tmp_path, bits=[0, 1], say=quiet)
     cold = saturate(out=tmp_path, bits=[2], temperatures=[0.001], steps=1, device="cpu", say=quiet)

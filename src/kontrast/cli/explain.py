@@ -104,7 +104,7 @@ def signature(entry: Any) -> str:
     """Return the call with its defaults and without annotations: `DCL(temperature=0.1, *, normalize=True)`."""
     call = inspect.signature(entry)
     parameters = [p.replace(annotation=p.empty) for p in call.parameters.values()]
-    return f"{entry.__name__}{call.replace(parameters=parameters, return_annotation=call.empty)}"
+    return f"{getattr(entry, '__name__', type(entry).__name__)}{call.replace(parameters=parameters, return_annotation=call.empty)}"
 
 
 def explain_policy(name: str) -> Explanation:

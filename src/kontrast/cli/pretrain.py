@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)
-    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)] = None,
     recipe: Annotated[str, typer.Option(help="A name from `kontrast recipes`, or a .toml file.")] = "",
     out: Annotated[str | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
@@ -29,7 +27,7 @@ def pretrain(
     device: Device = "auto",
     on_nan: Annotated[str, typer.Option(help="If the loss is not finite: stop, or skip up to 10 steps.")] = "stop",
     max_bad: MaxBad = None,
-    allow_small: Annotated[bool, typer.Option("--allow-small", help="Shrink the batch if there are few images.")] = False,
+    allow_small: Annotated[bool, typer.Option("--allow-small", help="Shrink the batch if images are few.")] = False,
     follow_links: FollowLinks = False,
     probes: Annotated[bool, typer.Option(help="Probe the encoder after training.")] = True,
     as_json: Json = False,
