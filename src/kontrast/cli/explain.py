@@ -1,6 +1,7 @@
-"""The command `explain`: what a name means, from the docstring, signature, paper and recipes of the thing itself.
+"""The commands `recipes` and `explain`, which list names and say what they mean.
 
-`python -m kontrast.cli.explain docs/objectives` writes the documentation pages of the objectives from the same text.
+`explain` shows the signature, docstring, paper and recipes of an objective, encoder, head or view policy.
+`python -m kontrast.cli.explain docs/objectives` writes the pages of the objectives from the same text.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ def explain_entry(registry: Registry, name: str) -> Explanation:
 
 def signature(entry: Any) -> str:
     """Return the call with its defaults and without annotations: `DCL(temperature=0.1, *, normalize=True)`."""
-    call = inspect.signature(entry)
-    parameters = [p.replace(annotation=p.empty) for p in call.parameters.values()]
-    return f"{getattr(entry, '__name__', type(entry).__name__)}{call.replace(parameters=parameters, return_annotation=call.empty)}"
+    parameters = inspect.signature(entry).parameters.values()
+    call = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    return f"{getattr(entry, '__name__', type(entry).__name__)}{call}"
 
 
 def explain_policy(name: str) -> Explanation:
@@ -187,17 +188,28 @@ def as_markdown(docstring: str) -> str:
     return "\n".join(lines)
 
 
+def recipes(as_json: Json = False) -> None:
+    """List the recipes and their titles."""
+    titles = {name: str(load_tree(name).get("title", "")) for name in recipe_names()}
+    width = max(map(len, titles))
+    emit(titles, [f"{name:<{width}}  {title}" for name, title in titles.items()], as_json)
+
+
 def explain_command(
     name: Annotated[str, typer.Argument(help="An objective, recipe, encoder, head, predictor or view policy.")],
     as_json: Json = False,
 ) -> None:
-    """Explain NAME: its equation, arguments, paper and recipes."""
+    """Explain what NAME is.
+
+    Shows the equation, the arguments, the paper and the recipes of an objective, encoder, head or view policy.
+    """
     explanation = explain(name)
     emit(explanation.to_dict(), explanation.text.splitlines(), as_json)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
+    """Add the commands to the program."""
+    app.command()(recipes)
     app.command("explain")(explain_command)
 
 

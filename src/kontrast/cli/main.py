@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from kontrast import __version__, plugins
-from kontrast.cli import catalog, explain, papers, pretrain, runs, studies
+from kontrast.cli import data, explain, papers, runs, studies, training
 from kontrast.cli.output import fail, reopen_closed_streams
 from kontrast.errors import KontrastError
 from kontrast.training.signals import StopSignals
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (pretrain, runs, studies, papers, catalog, explain):
+for group in (training, runs, studies, papers, explain, data):
     group.register(app)
 
 

@@ -32,7 +32,10 @@ def pretrain(
     probes: Annotated[bool, typer.Option(help="Probe the encoder after training.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Train an encoder on DATA: a folder, a named data set, shards or a store (default: the embedded digits)."""
+    """Train an encoder on DATA, without labels.
+
+    DATA is a folder of images, a named data set, shards or a packed store. Default: the embedded digits.
+    """
     from kontrast import distributed
     from kontrast.runs.run import Run
     from kontrast.training.pretrain import pretrain as train

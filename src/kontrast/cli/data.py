@@ -1,4 +1,4 @@
-"""The commands `recipes` and `pack`, which need no run."""
+"""The command `pack`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ import typer
 from kontrast.cli.output import FloatRange, FollowLinks, Json, MaxBad, emit, two_numbers
 
 
-def recipes(as_json: Json = False) -> None:
-    """List the recipes and their titles."""
-    from kontrast.config.recipe_files import load_tree, recipe_names
-
-    titles = {name: str(load_tree(name).get("title", "")) for name in recipe_names()}
-    width = max(map(len, titles))
-    emit(titles, [f"{name:<{width}}  {title}" for name, title in titles.items()], as_json)
-
-
 def pack(
     data: Annotated[str, typer.Argument(help="A folder, a named data set or shards.")],
     out: Annotated[Path, typer.Argument(help="The store to write.")],
@@ -28,7 +19,10 @@ def pack(
     follow_links: FollowLinks = False,
     as_json: Json = False,
 ) -> None:
-    """Decode DATA once into a memory-mapped store, which opens instantly."""
+    """Decode DATA once into a memory-mapped store.
+
+    Commands open the store instantly, however many images it has.
+    """
     from kontrast.data import open_data
     from kontrast.data.pack import pack as write_store
     from kontrast.training.progress import PackingBar
@@ -45,6 +39,5 @@ def pack(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command()(recipes)
+    """Add the command to the program."""
     app.command()(pack)
