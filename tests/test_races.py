@@ -1,4 +1,4 @@
-"""benchmarks/all.py reports races that can't run, and results/races.md agrees with the measured files."""
+"""`benchmarks/all.py`: races that can't run are said and not fatal, and results/races.md is what the files give."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ SCRIPT = ROOT / "benchmarks" / "all.py"
 
 @pytest.fixture(scope="module")
 def races():
-    """The functions of benchmarks/all.py."""
     spec = importlib.util.spec_from_file_location("benchmarks_all", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_the_committed_table_agrees_with_the_files(races):
+def test_the_committed_table_is_what_the_files_give(races):
     found = (ROOT / "results" / "races.md").read_text(encoding="utf-8")
     assert found == races.document(ROOT / "results"), "run python benchmarks/all.py --table"
 
@@ -36,7 +35,7 @@ def test_every_measured_file_is_in_the_table(races):
         assert path.stem.removesuffix("-cpu") in races.TITLES
 
 
-def test_the_table_names_races_not_run_and_absent_peers(races, tmp_path):
+def test_races_not_run_and_peers_that_are_absent_are_said(races, tmp_path):
     (tmp_path / "races").mkdir()
     row = {"encoder": "resnet-18", "bare": 100.0, "ours": 90.0, "share": 0.9, "peer": float("nan")}
     (tmp_path / "races" / "training.json").write_text(json.dumps({"device": "D", "rows": [row]}))
@@ -45,7 +44,7 @@ def test_the_table_names_races_not_run_and_absent_peers(races, tmp_path):
     assert text.count("not yet run") == 2 * len(races.TITLES) - 2 and "it needs a CUDA device" in text
 
 
-def test_a_kernel_race_has_both_ratios(races):
+def test_a_kernel_race_says_both_ratios(races):
     rows = [
         {"type": "torch.float32", "pairs": 512, "loss": "kontrast", "ms": 4.0, "captured ms": 0.2},
         {"type": "torch.float32", "pairs": 512, "loss": "lightly", "ms": 3.0},
@@ -61,11 +60,11 @@ def test_a_kernel_race_has_both_ratios(races):
      (2e-5, "2.0e-05"),
      ("torch.float32", "float32"), (99.96, "100.0"), (0.0, "0")],
 )  # fmt: skip
-def test_numbers_are_formatted_for_people(races, value, text):
+def test_numbers_for_people(races, value, text):
     assert races.words(value) == text
 
 
-def test_a_failing_race_keeps_earlier_measurements(races, tmp_path, monkeypatch):
+def test_a_race_that_fails_leaves_what_was_measured_before(races, tmp_path, monkeypatch):
     before = tmp_path / "kernels-cpu.json"
     before.write_text("{}")
     monkeypatch.setattr(races, "options", lambda *_: ["--no-such-option"])
@@ -76,22 +75,23 @@ def test_a_failing_race_keeps_earlier_measurements(races, tmp_path, monkeypatch)
 
 
 def numbers_in_tables(text: str) -> set[str]:
-    """Return the measured numbers in Markdown tables: those with a decimal point or a thousands comma."""
+    """Numbers with a decimal point or a thousands comma in Markdown tables: the measured ones."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     return {number for row in rows for number in re.findall(r"(?<![\w.,])\d[\d,]*[.,]\d+(?![\w.])", row)}
 
 
-def test_measured_numbers_are_found_in_tables():
+def test_measured_figures_are_found_in_tables():
     text = "In words 1.5.\n| batch 512 | 12,952 | 0.979 (seeds) | v0.26.1 | 3 |"
     assert numbers_in_tables(text) == {"12,952", "0.979"}
 
 
 PAGES = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "promises.md"]
-"""docs/promises.md is left out: its numbers are limits and sizes of tests, not measurements."""
+"""Promises hold limits and sizes of tests, not measurements."""
 
 
 @pytest.mark.parametrize("page", ["README.md", *PAGES])
-def test_every_measured_number_is_in_a_file_of_results(page):
+def test_every_measured_figure_traces_to_a_file_in_results(page):
+    """A figure in a table of the README or the docs stands in a file that a command wrote into results/."""
     made = [*(ROOT / "results").glob("*.md"), ROOT / "docs" / "results.md"]
     known = " ".join(path.read_text(encoding="utf-8") for path in made if path.name != "README.md")
     figures = numbers_in_tables((ROOT / page).read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def test_every_measured_number_is_in_a_file_of_results(page):
 
 
 @pytest.mark.slow
-def test_a_race_runs_in_its_own_process(tmp_path):
+def test_a_race_is_run_in_its_own_process(tmp_path):
     command = [sys.executable, str(SCRIPT), "--only", "data", "--results", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     assert "| feed, in memory |" in (tmp_path / "races.md").read_text()

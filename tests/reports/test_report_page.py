@@ -96,8 +96,8 @@ def test_a_finished_run(run, tmp_path):
     assert not [path for path in run.iterdir() if path.name.startswith(".")]
 
 
-def test_resuming_removes_a_half_written_page(run, monkeypatch):
-    """The temporary file has a name that training.checkpoints.sweep removes."""
+def test_what_a_kill_leaves_is_swept_on_resuming(run, monkeypatch):
+    """The name of the half-written page is one that the run's holder removes (training.checkpoints.sweep)."""
     from kontrast.training.checkpoints import sweep
 
     with monkeypatch.context() as killed:

@@ -37,7 +37,6 @@ def real(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        timeout=1800,  # ends a process that hangs; an idle machine needs a tenth of it at most
     )
 
 

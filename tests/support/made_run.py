@@ -107,12 +107,11 @@ def write_run(
         shutil.copy(pictures / "gallery.png", folder)
         shutil.copy(pictures / "gallery.json", folder)
     if not labelled:
-        remove_labels(folder / "gallery.json")
+        forget_labels(folder / "gallery.json")
     return folder
 
 
 def write_pictures(folder: Path, seed: int) -> None:
-    """Write the map and the neighbors of the digits."""
     from kontrast.lens.gallery import write_gallery
 
     features, pictures, labels = digit_pictures()
@@ -121,8 +120,7 @@ def write_pictures(folder: Path, seed: int) -> None:
     write_gallery(folder, features, pictures[600:], labels[600:], CLASSES, names)
 
 
-def remove_labels(path: Path) -> None:
-    """Remove all labels from a gallery.json."""
+def forget_labels(path: Path) -> None:
     gallery = json.loads(path.read_text())
     gallery["classes"] = None
     for entry in [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbours"])]:
