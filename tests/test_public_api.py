@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import inspect
 import subprocess
@@ -71,10 +72,21 @@ def test_lens_is_a_room_and_a_verb_whatever_is_imported_first(first):
     assert run_python(code) == "True effective_rank"
 
 
-def test_the_verb_lens_has_the_signature_of_its_implementation():
+def test_the_verb_lens_has_the_signature_and_docstring_of_its_implementation():
     from kontrast.runs.lens import lens
 
     assert inspect.signature(kontrast.lens).parameters == inspect.signature(lens).parameters
+    assert inspect.getdoc(kontrast.lens.__call__) == inspect.getdoc(lens)
+
+
+@pytest.mark.parametrize("name", ["explain", "pretrain", "report"])
+def test_the_example_of_a_verb_runs(name, tmp_path, monkeypatch):
+    """The examples of the other verbs are run by the tests of their rooms."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    runner = doctest.DocTestRunner()
+    for test in doctest.DocTestFinder().find(getattr(kontrast, name), name, globs={}):
+        runner.run(test)
+    assert runner.tries and not runner.failures
 
 
 def test_help_of_pretrain_has_every_section():

@@ -54,25 +54,28 @@ class CallableRoom(ModuleType):
         device: str = "auto",
         say: Callable[[str], None] = print,
     ) -> LensResult:
-        """Measure what the representation of a run, or the vectors in an embeddings file, are like.
+        """Measure what a representation is like: alignment, uniformity, entropy, multiplier, rank, histograms, weights.
+
+        Writes lens.json, with a plot for each, into the run folder, or into the folder FILE.lens beside an embeddings file.
+        What needs augmentations or checkpoints (alignment, for example) is measured only for runs.
 
         Args:
-            target: A run folder or `Run`, or an embeddings file (.npy or .parquet).
-            images: How many images, or rows of the file, to look at.
-            augmentations: How many augmented views of each image to make.
-            labels: For an embeddings file only: a CSV file with the columns name,label.
-            device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
-            say: Receives each line of progress. Default: print.
+            target: A run (folder or `kontrast.Run`), or an embeddings file (.npy, .parquet).
+            images: How many images, or rows of the file, to measure at most; default: 1024.
+            augmentations: How many augmentations of each image to compare; default: 8.
+            labels: Only for an embeddings file: a CSV file with the columns name,label.
+            device: "auto" (default), "cpu" or "cuda".
+            say: Called with each warning; default: print.
 
         Returns:
-            A `LensResult`, which prints as a table of numbers; lens.json is written beside the target.
+            The numbers by name, the content of lens.json and its path.
 
         Example:
-            >>> import kontrast, numpy, pathlib, tempfile
-            >>> file = pathlib.Path(tempfile.mkdtemp(), "vectors.npy")
-            >>> numpy.save(file, numpy.random.default_rng(0).normal(size=(64, 8)).astype("float32"))
-            >>> result = kontrast.lens(file)
-        """
+            >>> import kontrast
+            >>> result = kontrast.lens("runs/digits", images=30, augmentations=2, device="cpu")
+            >>> 1 <= result.numbers["effective rank"] <= 32
+            True
+        """  # noqa: E501 (the docstring of runs.lens.lens, word for word, which a test checks)
         from kontrast.runs.lens import lens
 
         return lens(target, images=images, augmentations=augmentations, labels=labels, device=device, say=say)
