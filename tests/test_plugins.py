@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kontrast import plugins
-from kontrast.cli.describe import describe as explain
+from kontrast.cli.explain import explain
 from kontrast.errors import UsageError
 from kontrast.networks import ENCODERS, HEADS, encoder, head
 from kontrast.objectives import OBJECTIVES
@@ -141,14 +141,14 @@ def test_networks_that_lack_required_arguments_or_a_width_are_refused(place):
         encoder("narrow")
     with pytest.raises(UsageError, match="'narrow' must accept 'inputs'"):
         head("narrow", 4)
-    tree, _ = explain("plain")
+    tree = explain("plain").to_dict()
     assert tree["text"] == ""  # torch's words about its linear layer are not the network's own
 
 
 def test_a_policy_is_registered_as_a_function_that_returns_one_or_several(place):
     POLICIES.register("my-policy")(lambda: Policy(flip=1.0))
     assert [p.flip for p in Views("my-policy", count=2).policies] == [1.0, 1.0]
-    assert explain("my-policy")[0]["views"][0]["flip"] == 1.0
+    assert explain("my-policy").to_dict()["views"][0]["flip"] == 1.0
     with pytest.raises(TypeError, match="register a class, or a function that makes it"):
         POLICIES.register("no-function")(Policy())
 

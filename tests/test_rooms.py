@@ -1,10 +1,12 @@
-"""The map of rooms: who may import whom."""
+"""The shape of the source tree: which room may import which, and how long files and functions may be."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import kontrast
 
 ROOT = Path(kontrast.__file__).parent
+TESTS = Path(__file__).parent
 
 BASE = {"registry", "errors", "files", "counters", "sharding"}
 MAY_IMPORT = {
@@ -40,16 +43,29 @@ MAY_IMPORT["studies"] = {*MAY_IMPORT["runs"], "runs"}
 MAY_IMPORT["papers"] = {*MAY_IMPORT["studies"], "studies"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["papers"], "papers", "reports"}
 
-# Heavy things stand inside the functions that use them, so that a command pays only for what it needs.
+EXCEPTIONS = {("lens/__init__.py", "runs")}
+"""The package `lens` is also the verb `kontrast.lens(run)`, whose implementation it imports when it is called."""
+
 NEVER_AT_THE_TOP = {"torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton"}
+"""Heavy packages are imported inside the functions that use them, so that a command waits only for what it needs."""
+
+LONGEST_FILE, LONGEST_FUNCTION = 450, 70
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """The functions of benchmarks/source_counts.py."""
+    spec = importlib.util.spec_from_file_location("source_counts", TESTS.parent / "benchmarks" / "source_counts.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def imports(path: Path, top_only: bool = False) -> set[str]:
-    """Dotted names that a file imports; relative imports are not used in this project."""
+    """Return the dotted names that a file imports."""
     tree = ast.parse(path.read_text())
-    nodes = tree.body if top_only else ast.walk(tree)
     found = set()
-    for node in nodes:
+    for node in tree.body if top_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -63,20 +79,50 @@ def files(room: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("room", sorted(MAY_IMPORT))
-def test_a_room_imports_only_what_the_map_allows(room):
+def test_a_room_imports_only_what_the_table_allows(room):
     for path in files(room):
-        ours = {name.split(".")[1] for name in imports(path) if name.startswith("kontrast.")} - {"__version__"}
-        forbidden = ours - MAY_IMPORT[room] - {room}
-        assert not forbidden, f"{path.relative_to(ROOT)} imports {sorted(forbidden)}"
+        name = path.relative_to(ROOT).as_posix()
+        rooms = {module.split(".")[1] for module in imports(path) if module.startswith("kontrast.")} - {"__version__"}
+        forbidden = {other for other in rooms - MAY_IMPORT[room] - {room} if (name, other) not in EXCEPTIONS}
+        assert not forbidden, f"{name} imports {sorted(forbidden)}"
 
 
-def test_every_room_is_on_the_map():
+def test_every_room_is_in_the_table():
     rooms = {p.name for p in ROOT.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert rooms <= set(MAY_IMPORT), f"not on the map: {sorted(rooms - set(MAY_IMPORT))}"
+    assert rooms <= set(MAY_IMPORT), f"not in the table: {sorted(rooms - set(MAY_IMPORT))}"
+
+
+def test_no_modules_import_each_other(counts):
+    """Imports inside functions count too; only `kontrast/__init__.py` and the verb in `lens/__init__.py` are exempt."""
+    exempt = {ROOT / "__init__.py", ROOT / "lens" / "__init__.py"}
+    paths = [path for path in ROOT.rglob("*.py") if path not in exempt]
+    trees = {counts.module_name(path, ROOT): ast.parse(path.read_text()) for path in paths}
+    assert not counts.import_cycles(trees, inside_functions=True)
+
+
+def test_no_two_modules_share_a_name():
+    names = Counter(path.stem for path in ROOT.rglob("*.py") if not path.stem.startswith("__"))
+    assert not (twice := sorted(name for name, count in names.items() if count > 1)), twice
+
+
+def test_files_and_functions_are_not_too_long(counts):
+    long = []
+    for path in sorted(ROOT.rglob("*.py")):
+        text, name = path.read_text(), path.relative_to(ROOT).as_posix()
+        long += [name] * (len(text.splitlines()) > LONGEST_FILE)
+        lengths = counts.function_lengths(ast.parse(text))
+        long += [f"{name}: {function} has {length} lines" for function, length in lengths if length > LONGEST_FUNCTION]
+    assert not long
+
+
+def test_no_test_imports_another_test():
+    for path in TESTS.rglob("*.py"):
+        other = {name for name in imports(path) if name.split(".")[0].startswith("test")}
+        assert not other, f"{path.relative_to(TESTS)} imports {sorted(other)}; shared code belongs to tests/support"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_heavy_imports_stand_where_they_are_used(path):
+def test_heavy_packages_are_imported_inside_functions(path):
     heavy = {name.split(".")[0] for name in imports(path, top_only=True)} & NEVER_AT_THE_TOP
     if path.name.startswith("triton"):
         heavy -= {"triton"}
@@ -84,6 +130,7 @@ def test_heavy_imports_stand_where_they_are_used(path):
 
 
 def loaded_after(statement: str) -> set[str]:
+    """Return the top-level packages that a statement loads in a new process."""
     code = f"{statement}\nimport sys\nprint(' '.join(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     return {name.split(".")[0] for name in out.split()}
@@ -94,7 +141,7 @@ def test_the_command_line_does_not_import_torch():
 
 
 def test_training_does_not_import_the_compiler(tmp_path):
-    """It takes seconds, which a stop would wait for too."""
+    """The compiler takes seconds to import, which would also delay the answer to a signal."""
     code = (
         "import sys, kontrast\n"
         f"kontrast.pretrain(out={str(tmp_path / 'run')!r}, device='cpu', training={{'max_steps': 2}})\n"
@@ -104,6 +151,6 @@ def test_training_does_not_import_the_compiler(tmp_path):
     assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stdout + done.stderr[-2000:]
 
 
-def test_objectives_need_torch_alone():
+def test_objectives_need_only_torch():
     loaded = loaded_after("import kontrast.objectives")
     assert not loaded & {"torchvision", "sklearn", "PIL", "typer", "rich", "safetensors", "timm"}

@@ -1,41 +1,154 @@
-"""kontrast: learn image representations without labels by contrast, and see what they learned."""
+"""Learn image representations without labels by contrast, and see what they learned.
+
+    import kontrast
+
+    run = kontrast.pretrain("photos")                       # train an encoder on a folder of images
+    print(kontrast.probe(run))                              # measure what its features can do
+    encoder = kontrast.load(run)                            # the encoder, a torch module
+    loss = kontrast.objectives.NTXent(temperature=0.1)      # one loss, for your own training loop
+
+Each verb of the command line is a function here. Rooms and functions are imported when they are first used, so that
+`import kontrast` itself does not wait for torch.
+"""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's own would have to be imported, before the command can answer a signal
+TYPE_CHECKING = False  # importing `typing` would delay the command's answer to a signal
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
     from typing import Any
 
+    from kontrast import data, errors, kernels, networks, objectives, optim, probes, views
+    from kontrast.cli.explain import explain
+    from kontrast.data.pack import pack
+    from kontrast.lens import CallableRoom
     from kontrast.objectives import objective
+    from kontrast.papers.reproduce import reproduce
+    from kontrast.reports.report import report
+    from kontrast.runs.duplicates import duplicates
+    from kontrast.runs.embed import embed
+    from kontrast.runs.export import export
+    from kontrast.runs.neighbors import neighbors
+    from kontrast.runs.probe import probe
     from kontrast.runs.run import Run, load
+    from kontrast.studies.audit.audit import audit
+    from kontrast.studies.compare.compare import compare
+
+    lens: CallableRoom
 
 __version__ = "0.2.0"
-__all__ = ["Run", "load", "objective", "pretrain"]
+__all__ = [
+    "Run",
+    "audit",
+    "compare",
+    "data",
+    "duplicates",
+    "embed",
+    "errors",
+    "explain",
+    "export",
+    "kernels",
+    "lens",
+    "load",
+    "neighbors",
+    "networks",
+    "objective",
+    "objectives",
+    "optim",
+    "pack",
+    "pretrain",
+    "probe",
+    "probes",
+    "report",
+    "reproduce",
+    "views",
+]
+_MODULES = {
+    "Run": "runs.run",
+    "audit": "studies.audit.audit",
+    "compare": "studies.compare.compare",
+    "duplicates": "runs.duplicates",
+    "embed": "runs.embed",
+    "explain": "cli.explain",
+    "export": "runs.export",
+    "load": "runs.run",
+    "neighbors": "runs.neighbors",
+    "objective": "objectives",
+    "pack": "data.pack",
+    "probe": "runs.probe",
+    "report": "reports.report",
+    "reproduce": "papers.reproduce",
+}
+"""The module of each name that is not a room."""
 
 
-def pretrain(data: Any = None, recipe: str | None = None, *, out: Any = None, **overrides: Any) -> Run:
-    """Train by a recipe: `pretrain("photos", recipe="folder", training={"epochs": 5}, seed=1)`.
+def pretrain(
+    data: Any = None,
+    recipe: str | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    accept_data_change: bool = False,
+    device: str = "auto",
+    on_nan: str = "stop",
+    say: Callable[[str], None] = print,
+    **overrides: Any,
+) -> Run:
+    """Train an encoder on images without labels, and return its run.
 
-    `out`, `resume`, `accept_data_change`, `device`, `on_nan` and `say` are as on the command line; every other keyword
-    lays over the recipe, as a table (`training={"epochs": 5}`) or as a dotted key (`**{"training.epochs": 5}`).
-    Returns the `Run`.
+    Args:
+        data: The training images: a folder, shards, a packed store or a name such as "digits" or "cifar10"; or images
+            in memory, as a uint8 tensor or array [N,C,H,W] or as a map-style dataset of images. Images in memory
+            are packed into the run folder, so that the run can be resumed and probed like any other. Default: the
+            recipe's own data.
+        recipe: A name that `kontrast recipes` lists, or the path of a .toml file. Default: "quickstart" for the
+            embedded digits, and "folder" for your own images, which chooses its settings from the images.
+        out: The run folder to write. Default: a new folder under runs/.
+        resume: Continue the run in `out` instead of starting one.
+        accept_data_change: Resume even if the images have changed since the run started.
+        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        on_nan: "stop" at the first loss or gradient that is not finite, or "skip" up to ten such steps.
+        say: Receives each line of progress. Default: print.
+        **overrides: Settings that replace the recipe's, as a table (`training={"epochs": 5}`) or by dotted key
+            (`**{"training.epochs": 5}`).
+
+    Returns:
+        The finished `Run`: its recipe, its encoder (`run.encoder()`) and its folder (`run.path`).
+
+    Example:
+        >>> import kontrast, tempfile
+        >>> tiny = {"training": {"max_steps": 2, "batch": 16}, "encoder": {"width": 16}, "evaluation": {"every": 0}}
+        >>> run = kontrast.pretrain("digits", out=tempfile.mkdtemp(), say=lambda line: None, **tiny)
+        >>> run.encoder().width
+        16
     """
-    from kontrast.training.pretrain import pretrain as start
-
-    own = {k: overrides.pop(k) for k in ("resume", "accept_data_change", "device", "on_nan", "say") if k in overrides}
     from kontrast.runs.run import Run
+    from kontrast.training.pretrain import pretrain as train
 
-    return Run(start(data, recipe=recipe, out=out, overrides=overrides, **own))
+    folder = train(
+        data,
+        recipe=recipe,
+        overrides=overrides,
+        out=out,
+        resume=resume,
+        accept_data_change=accept_data_change,
+        device=device,
+        on_nan=on_nan,
+        say=say,
+    )
+    return Run(folder)
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import: `kontrast --help` and reading a recipe must not wait for it.
-    if name == "objective":
-        from kontrast.objectives import objective
+    from importlib import import_module
 
-        return objective
-    if name in ("Run", "load"):
-        from kontrast.runs import run
+    if name not in __all__:
+        raise AttributeError(f"module 'kontrast' has no attribute {name!r}")
+    if name not in _MODULES:
+        return import_module(f"kontrast.{name}")
+    return getattr(import_module(f"kontrast.{_MODULES[name]}"), name)
 
-        return getattr(run, name)
-    raise AttributeError(f"module 'kontrast' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,4 +1,4 @@
-"""The program's door, `kontrast` and `python -m kontrast`: signals are answered before anything heavy is imported."""
+"""The entry point of `kontrast` and `python -m kontrast`. It handles signals before it imports anything heavy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import signal
 from types import FrameType
 
 
-def leave(number: int, frame: FrameType | None) -> None:
-    """Nothing has begun yet, so there is nothing to save."""
+def exit_early(number: int, frame: FrameType | None) -> None:
+    """Exit on a signal that arrives before any work has started, when there is nothing to save."""
     with contextlib.suppress(OSError):
-        os.write(2, b"kontrast: stopped; give the same command again\n")
+        os.write(2, b"kontrast: stopped; run the same command again\n")
     os._exit(130 if number == signal.SIGINT else 75)
 
 
 def main() -> None:
+    """Run the command line."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, leave)
-    from kontrast.cli.main import main as command
+        signal.signal(number, exit_early)
+    from kontrast.cli.main import main as run_command
 
-    command()
+    run_command()
 
 
 if __name__ == "__main__":

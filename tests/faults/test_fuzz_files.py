@@ -157,7 +157,7 @@ def test_parquet_of_any_columns(tmp_path, cases, tally):
 @amounts(60, 2_000)
 def test_metrics_of_any_content(tmp_path, cases, tally):
     """metrics.jsonl with any JSON, or none, on any line: the readers give tables, and the page is written."""
-    from kontrast.reports import write_report
+    from kontrast.reports import report
 
     run = tmp_path / "run"
     run.mkdir()
@@ -178,7 +178,7 @@ def test_metrics_of_any_content(tmp_path, cases, tally):
         (run / "probes.json").write_text(json.dumps({"probes": probes}))
         (run / "run.json").write_text(json.dumps({"data": probes, "seconds": probes}))
         assert all(isinstance(record, dict) for record in read_json_lines(run / "metrics.jsonl"))
-        write_report([run], tmp_path / "page.html")
+        report([run], tmp_path / "page.html")
 
     tally("fuzz cases", fuzz(cases, attempt, lines=lines, torn=st.binary(max_size=20), probes=anything))
 

@@ -298,7 +298,7 @@ def test_the_range_of_float_images_can_be_stated_to_every_command_that_reads_new
         one_line(kontrast(*command), 3, "float or 32-bit values", f"{command[0]}", "--float-range low,high")
         assert sorted(tmp_path.rglob("*")) == before
         for wrong in ("1,0", "0", "0,1,2", "nan,1", "0,inf", "dark,light"):
-            one_line(kontrast(*command, "--float-range", wrong), 2, f"--float-range '{wrong}'", "two rising numbers")
+            one_line(kontrast(*command, "--float-range", wrong), 2, f"--float-range '{wrong}'", "increasing")
         done = kontrast(*command, "--float-range", "-1,1")
         assert done.returncode == 0, done.stderr
         if command[0] == "neighbors":

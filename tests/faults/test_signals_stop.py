@@ -107,7 +107,7 @@ def test_a_signal_cuts_an_evaluation_and_the_probes(tmp_path, where, number, cod
     said = command.ended(code)
     assert time.monotonic() - begin < 10
     if where == "probes":
-        assert f"with: kontrast probe {run}" in said
+        assert f"kontrast probe {run}" in said
         assert (run / "encoder.safetensors").exists() and not (run / "probes.json").exists()
         return
     assert "with: kontrast pretrain --resume" in said
@@ -209,7 +209,7 @@ def test_a_signal_while_the_program_still_imports_is_one_line(tmp_path, number, 
     until((tmp_path / "importing").exists)
     command.send_signal(number)
     _, said = command.communicate(timeout=30)
-    assert (command.returncode, said) == (code, "kontrast: stopped; give the same command again\n")
+    assert command.returncode == code and said.startswith("kontrast: stopped") and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import kontrast.objectives
-from kontrast.cli.describe import objective_page
+from kontrast.cli.explain import objective_page
 from kontrast.objectives import OBJECTIVES, Objective, objective
 from kontrast.objectives.inputs import finite
 
@@ -71,7 +71,7 @@ def test_file_class_and_words(name) -> None:
 def test_its_page_is_its_docstring(name) -> None:
     page = Path(__file__).parents[2] / "docs" / "objectives" / f"{name}.md"
     assert page.read_text(encoding="utf-8") == objective_page(name), (
-        "run python -m kontrast.cli.describe docs/objectives"
+        "run python -m kontrast.cli.explain docs/objectives"
     )
 
 

@@ -1,4 +1,4 @@
-"""One finished run for all tests of the page."""
+"""A finished run that all tests of the report share."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from kontrast.data.competing_features import random_bits
 from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
 from kontrast.objectives import objective
-from kontrast.reports import write_report
+from kontrast.reports import report
 from kontrast.studies.audit.audit import audit, base_recipe, plan, standardize_pixels
 from kontrast.studies.audit.audit_summary import average_seeds, summarize, verdict
 from kontrast.studies.audit.autoencoder import VariationalAutoencoder
@@ -68,7 +68,7 @@ def test_the_added_feature_is_probed_if_there_is_one(labeled):
 
 def test_the_report_shows_the_verdict_of_the_audit(labeled):
     out, found, _ = labeled
-    page = write_report(found.runs, out / "page.html", out / "audit.json").read_text()
+    page = report(found.runs, out / "page.html", out / "audit.json").read_text()
     start = page.index('id="data">') + len('id="data">')
     data = json.loads(page[start : page.index("</script>", start)])
     assert data["verdict"] == found.verdict and "3 random bits" in data["verdict"]
@@ -439,7 +439,7 @@ def test_saturation_falls_with_bits(tmp_path):
     term = "log-sum-exp, temperature 0.5"
     assert losses[term, 4] < losses[term, 1]
     assert json.loads((tmp_path / "audit.json").read_text())["verdict"] == found.verdict
-    assert write_report([], tmp_path / "page.html", tmp_path / "audit.json").stat().st_size > 10_000
+    assert report([], tmp_path / "page.html", tmp_path / "audit.json").stat().st_size > 10_000
     with pytest.raises(UsageError, match="--bits 0"):
         measure_saturation(out=tmp_path, bits=[0, 1], say=quiet)
     cold = measure_saturation(out=tmp_path, bits=[2], temperatures=[0.001], steps=1, device="cpu", say=quiet)

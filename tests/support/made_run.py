@@ -1,4 +1,4 @@
-"""Run folders as training writes them, with real digit scans, so that the page has something true to show."""
+"""Make run folders like those of training, with invented measurements and real pictures of digits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ lr = 0.06
 
 
 def digit_pictures() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Features, coloured pictures uint8 [N,3,32,32] and labels of scikit-learn's digit scans."""
+    """Return features, colored pictures uint8 [N,3,32,32] and labels of scikit-learn's digit scans."""
     from sklearn.datasets import load_digits
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
@@ -45,9 +45,9 @@ def digit_pictures() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     features = LinearDiscriminantAnalysis().fit(scans.data[:600], scans.target[:600]).transform(scans.data)
     random = np.random.default_rng(0)
     ink, paper = random.uniform(0.55, 1, (2, len(features), 3, 1, 1))
-    grey = torch.tensor(scans.images / 16).float()[:, None]
-    grey = torch.nn.functional.interpolate(grey, size=(32, 32), mode="bilinear").numpy()
-    pictures = 255 * (grey * ink + (1 - grey) * paper * 0.4)
+    gray = torch.tensor(scans.images / 16).float()[:, None]
+    gray = torch.nn.functional.interpolate(gray, size=(32, 32), mode="bilinear").numpy()
+    pictures = 255 * (gray * ink + (1 - gray) * paper * 0.4)
     return torch.tensor(features).float(), torch.tensor(pictures).to(torch.uint8), torch.tensor(scans.target)
 
 
@@ -61,7 +61,7 @@ def write_run(
     seed: int = 0,
     pictures: Path | None = None,
 ) -> Path:
-    """A finished run: its measurements are made up, its pictures are real (or those of the run `pictures`)."""
+    """Write a finished run; `pictures` is a run whose gallery is copied instead of made."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.toml").write_text(RECIPE.format(objective=objective, temperature=0.2, epochs=epochs))
     random = np.random.default_rng(seed)

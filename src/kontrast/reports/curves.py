@@ -1,11 +1,11 @@
-"""metrics.jsonl to plots. A plot is a plain table that the page draws as it is; lens.json may hold more of them:
+"""Turn metrics.jsonl into plots. A plot is a plain dictionary that the page draws as it is; lens.json has more of them:
 
 {"id", "name", "title", "note", "kind": "line"|"bars", "x": {"label", "zero": bool, "whole": bool},
  "y": {"label", "format": "number"|"percent", "log": bool, "zero": bool},
  "series": [{"name", "run", "x": [..], "y": [..], "low": [..], "high": [..]}], "references": [{"y", "label"}]}
 
-"low" and "high" shade a band. "zero" draws the axis from 0, "whole" gives it whole ticks. Plots of one line that have
-the same "id" in several runs are laid over each other under their "name", since a title speaks of one run alone.
+"low" and "high" shade a band. "zero" starts the axis at 0, "whole" gives it integer ticks. If several runs have a plot
+of one line with the same "id", they are drawn together under its "name", since each title is about one run.
 """
 
 from __future__ import annotations
@@ -16,64 +16,67 @@ import math
 import statistics
 from typing import Any
 
-from kontrast.reports.run_files import ReportedRun, is_number, real, shorten
+from kontrast.reports.run_files import ReportedRun, is_finite, is_number, shorten
 
-MOST_POINTS = 300
-FEWEST_POINTS = 60
-ALL_POINTS = 60_000
-VAST = 1e15  # from here on a number is said with an exponent, lest its zeros fill the page
+MAX_POINTS = 300
+MIN_POINTS = 60
+MAX_POINTS_OF_PAGE = 60_000
+NEEDS_EXPONENT = 1e15  # from here on, numbers are shown with an exponent
 
 ACCURACIES = ("knn", "linear", "logistic", "few-shot", "finetune")
-WORDS = {"knn": "kNN", "lr": "learning rate", "images_per_second": "speed"}
+NAMES = {"knn": "kNN", "lr": "learning rate", "images_per_second": "speed"}
 NOTES = {
-    "loss": "What training lowers; comparable between runs only under the same objective and batch.",
-    "attraction": "The pull between views of one image. Lower: views of an image agree more.",
-    "repulsion": "The push away from other images. Lower: features spread wider.",
-    "effective_rank": "How many directions the features really use. Near 1: they have collapsed.",
-    "conditional_entropy": "How many other images share an image's repulsion, at one scale for every method. At the "
-    "dashed line all of them do, equally.",
-    "lr": "The step size that the schedule gave the optimiser.",
-    "images_per_second": "Images that entered training each second, all their views together.",
+    "loss": "What training minimizes. Compare it only between runs with the same objective and batch size.",
+    "attraction": "The pull between views of the same image. Lower means that the views of an image agree more.",
+    "repulsion": "The push away from other images. Lower means that the features are spread more widely.",
+    "effective_rank": "How many directions the features actually use. Near 1, they have collapsed.",
+    "conditional_entropy": "How evenly an image's repulsion is shared among the other images, measured at the same "
+    "scale for every method. At the dashed line, all of them share it equally.",
+    "lr": "The learning rate that the schedule gave the optimizer.",
+    "images_per_second": "Training images per second; all views of an image count as one.",
 }
 BELOW_ZERO = (
-    "Below zero is no fault: not every loss has its lower bound at 0. That of DCL, whose denominator leaves the "
-    "positive out, is −2/τ + log of the number of negatives."
+    "A loss below zero is normal, since not every loss is bounded by 0. DCL, for example, leaves the positive out of "
+    "the denominator and is bounded by −2/τ + log(number of negatives)."
 )
 UNITS = {"lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds",
          "conditional_entropy": "H(X⁻|X) (nats)"}  # fmt: skip
 FIRST = ("loss", "attraction", "repulsion")
 LAST = ("lr", "images_per_second")
 LIMIT = "_max"
-PLACES = ("step", "epoch", "time", "version")
+POSITION_KEYS = ("step", "epoch", "time", "version")
+
+Metrics = dict[str, tuple[list[float], list[float]]]
+"""The positions, in epochs, and the values of each metric of a run."""
 
 
 def curve_plots(runs: list[ReportedRun], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One plot a metric, one line a run. Accuracies lead, then the loss and its terms, then schedule and speed."""
-    found = [_measured(run) for run in runs]
-    keys = {key for metrics in found for key in metrics if not key.endswith(LIMIT)}
+    """Return one plot per metric with one line per run: accuracies, then the loss and its terms, then the rest."""
+    measured = [_metrics_of(run) for run in runs]
+    keys = {key for metrics in measured for key in metrics if not key.endswith(LIMIT)}
     order = sorted(keys, key=lambda key: (_rank(key), key))
-    drawn = sum(key in metrics for metrics in found for key in metrics)
-    limit = max(FEWEST_POINTS, min(MOST_POINTS, ALL_POINTS // max(1, drawn)))
+    drawn = sum(len(metrics) for metrics in measured)
+    limit = max(MIN_POINTS, min(MAX_POINTS, MAX_POINTS_OF_PAGE // max(1, drawn)))
     plots = []
     for key in order:
         series = [
             {"name": run.name, "run": number, **thin(*metrics[key], limit)}
-            for number, (run, metrics) in enumerate(zip(runs, found))
+            for number, (run, metrics) in enumerate(zip(runs, measured))
             if key in metrics
         ]
-        marks = references.get(key, []) if len(runs) == 1 else []
-        plots.append(_plot(key, series, marks + _limits(key, found), found))
+        dashed = references.get(key, []) if len(runs) == 1 else []
+        plots.append(_plot(key, series, dashed + _limits(key, measured), measured))
     return plots
 
 
-def _limits(key: str, found: list[dict[str, tuple[list[float], list[float]]]]) -> list[dict[str, Any]]:
-    """A metric's greatest possible value (`conditional_entropy_max`) as a dashed line, not as a curve of its own."""
-    limits = {metrics[key + LIMIT][1][-1] for metrics in found if key + LIMIT in metrics}
+def _limits(key: str, measured: list[Metrics]) -> list[dict[str, Any]]:
+    """Return the largest possible value of a metric (`conditional_entropy_max`) as a dashed line."""
+    limits = {metrics[key + LIMIT][1][-1] for metrics in measured if key + LIMIT in metrics}
     return [{"y": _short(value), "label": "maximum"} for value in sorted(limits)]
 
 
 def thin(x: list[float], y: list[float], limit: int) -> dict[str, list[float | None]]:
-    """At most `limit` points: means over equal stretches, with the least and the greatest value of each beside them."""
+    """Reduce a curve to at most `limit` points: the mean, minimum and maximum of equally long intervals."""
     if len(x) <= limit:
         return {"x": [_short(v) for v in x], "y": [_short(v) for v in y]}
     edges = [round(i * len(x) / limit) for i in range(limit + 1)]
@@ -87,38 +90,39 @@ def thin(x: list[float], y: list[float], limit: int) -> dict[str, list[float | N
 
 
 def number(value: float) -> str:
-    """A number for a sentence: three figures, thousands apart; a half goes up, as in the page's script."""
+    """Format a number for a sentence with three significant digits, rounding halves up like the page's script."""
     if not math.isfinite(value):
         return f"{value:g}"
     short = decimal.Context(prec=3, rounding=decimal.ROUND_HALF_UP).create_decimal(repr(value))
-    text = _half_up(value, ",.0f") if 1000 <= abs(short) < VAST else f"{float(short):.3g}"
+    text = _half_up(value, ",.0f") if 1000 <= abs(short) < NEEDS_EXPONENT else f"{float(short):.3g}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
 def percent(value: float) -> str:
+    """Format a share as a percentage with one decimal."""
     return f"{tenths(100 * value)}%"
 
 
 def tenths(value: float) -> str:
-    """One decimal, as JavaScript's toFixed gives it: the page shows many of these numbers a second time."""
+    """Format with one decimal, like JavaScript's toFixed, since the script shows many of these numbers again."""
     return _half_up(value, ".1f")
 
 
 def _half_up(value: float, form: str) -> str:
-    """The value in a fixed form with a half rounded away from zero; Python's own formatting rounds it to even."""
-    with decimal.localcontext(prec=400, rounding=decimal.ROUND_HALF_UP):  # digits for the largest of floats
+    """Format with halves rounded away from zero, while Python's own formatting rounds them to even."""
+    with decimal.localcontext(prec=400, rounding=decimal.ROUND_HALF_UP):  # enough digits for the largest float
         return format(decimal.Decimal(value), form)
 
 
 def is_plot(plot: Any) -> bool:
-    """Has what drawing needs: labels, and series whose columns are equally long lists."""
+    """Whether it can be drawn: it has labels, and each series has columns of equal length with numbers in them."""
     try:
         columns = [
             (one["x"], one["y"], one.get("low") or one["y"], one.get("high") or one["y"]) for one in plot["series"]
         ]
-        whole = all(isinstance(c, list) and len(c) == len(four[0]) > 0 for four in columns for c in four)
-        numbers = all(any(map(real, c)) for four in columns for c in four)
-        return bool(columns) and whole and numbers and bool(plot["title"] and plot["x"]["label"] and plot["y"]["label"])
+        equal = all(isinstance(c, list) and len(c) == len(four[0]) > 0 for four in columns for c in four)
+        numbers = all(any(map(is_finite, c)) for four in columns for c in four)
+        return bool(columns and equal and numbers and plot["title"] and plot["x"]["label"] and plot["y"]["label"])
     except (KeyError, TypeError, AttributeError):
         return False
 
@@ -127,48 +131,48 @@ def is_accuracy(key: str) -> bool:
     return key.startswith(ACCURACIES) or key.endswith("accuracy")
 
 
-def _measured(run: ReportedRun) -> dict[str, tuple[list[float], list[float]]]:
-    """Every number of the run by its name, with the epochs (or steps) at which it was taken."""
-    metrics: dict[str, tuple[list[float], list[float]]] = {}
-    for line, place in zip([*run.lines, *run.speed], _places(run.lines) + _places(run.speed)):
+def _metrics_of(run: ReportedRun) -> Metrics:
+    """Return each metric of the run as the epochs at which it was measured and its values."""
+    metrics: Metrics = {}
+    for line, position in zip([*run.lines, *run.speed], _positions(run.lines) + _positions(run.speed)):
         for key, value in line.items():
-            if key in PLACES or not is_number(value) or place is None:
+            if key in POSITION_KEYS or not is_number(value) or position is None:
                 continue
             xs, ys = metrics.setdefault(shorten(key), ([], []))
-            xs.append(place)
+            xs.append(position)
             ys.append(float(value))
     return {key: (xs, ys) for key, (xs, ys) in metrics.items() if any(map(math.isfinite, ys))}
 
 
-def _places(lines: list[dict[str, Any]]) -> list[float | None]:
-    """Where each line stands, in epochs. Whole epochs that are said of many lines are divided by their steps."""
-    training = [line for line in lines if real(line.get("epoch")) and real(line.get("step")) and _trains(line)]
+def _positions(lines: list[dict[str, Any]]) -> list[float | None]:
+    """Return the position of each line in epochs. If many lines have the same whole epoch, their steps divide it."""
+    training = [line for line in lines if _trains(line) and all(is_finite(line.get(key)) for key in ("epoch", "step"))]
     starts: dict[float, float] = {}
     for line in training:
         starts[line["epoch"]] = min(line["step"], starts.get(line["epoch"], math.inf))
-    whole = all(float(epoch).is_integer() for epoch in starts)
-    if not whole or len(training) <= len(starts):
-        return [float(line["epoch"]) if real(line.get("epoch")) else None for line in lines]
+    given = [float(line["epoch"]) if is_finite(line.get("epoch")) else None for line in lines]
+    if not all(float(epoch).is_integer() for epoch in starts) or len(training) <= len(starts):
+        return given
     order = sorted(starts)
     gaps = [(starts[b] - starts[a]) / (b - a) for a, b in itertools.pairwise(order)]
     steps = statistics.median(gaps) if gaps else max(line["step"] for line in training) - starts[order[0]] + 1
-    inside = {id(line) for line in training}
-    return [
-        line["epoch"] - min(order[0], 1) + (line["step"] - starts[line["epoch"]]) / max(steps, 1)
-        if id(line) in inside
-        else (float(line["epoch"]) if real(line.get("epoch")) else None)
-        for line in lines
-    ]
+    divided = {
+        id(line): line["epoch"] - min(order[0], 1) + (line["step"] - starts[line["epoch"]]) / max(steps, 1)
+        for line in training
+    }
+    return [divided.get(id(line), epoch) for line, epoch in zip(lines, given)]
 
 
-def _plot(key: str, series: list[dict[str, Any]], references: list[dict[str, Any]], found: Any) -> dict[str, Any]:
+def _plot(
+    key: str, series: list[dict[str, Any]], references: list[dict[str, Any]], measured: list[Metrics]
+) -> dict[str, Any]:
     accuracy = is_accuracy(key)
-    values = [v for metrics in found if key in metrics for v in metrics[key][1] if math.isfinite(v)]
+    values = [v for metrics in measured if key in metrics for v in metrics[key][1] if math.isfinite(v)]
     log = key not in LAST and not accuracy and min(values) > 0 and max(values) / min(values) > 1000
-    label = "accuracy" if accuracy else UNITS.get(key, WORDS.get(key, key.replace("_", " ")))
+    label = "accuracy" if accuracy else UNITS.get(key, NAMES.get(key, key.replace("_", " ")))
     return {
         "id": key,
-        "title": _title(key, series, [_last(found[one["run"]], key + LIMIT) for one in series]),
+        "title": _title(key, series, [_last(measured[one["run"]], key + LIMIT) for one in series]),
         "note": _note(key, min(values)),
         "kind": "line",
         "x": {"label": "epoch", "zero": True, "whole": True},
@@ -179,50 +183,50 @@ def _plot(key: str, series: list[dict[str, Any]], references: list[dict[str, Any
 
 
 def _note(key: str, lowest: float) -> str:
-    """What the metric means, and of a loss below zero that this is as it should be."""
+    """Return what the metric means, and that a loss below zero is normal."""
     if is_accuracy(key):
-        return "Share of test images named right, as training went on."
+        return "The share of test images classified correctly, measured during training."
     return f"{NOTES['loss']} {BELOW_ZERO}" if key == "loss" and lowest < 0 else NOTES.get(key, "")
 
 
 def _title(key: str, series: list[dict[str, Any]], limits: list[float | None]) -> str:
-    """What there is to see, in one line. limits: each run's greatest possible value, where it is known."""
-    word = WORDS.get(key, key.replace("_", " "))
-    word = word[:1].upper() + word[1:] if key != "knn" else word
-    say = percent if is_accuracy(key) else number
+    """Return a title that says what the plot shows. `limits` are the largest possible values, or None, per run."""
+    name = NAMES.get(key, key.replace("_", " "))
+    name = name[:1].upper() + name[1:] if key != "knn" else name
+    text = percent if is_accuracy(key) else number
     ends = [_ends(one["y"]) for one in series]
     if len(series) > 1:
         if is_accuracy(key):
             best = max(range(len(series)), key=lambda i: ends[i][1])
-            return f"{word} accuracy: “{shorten(series[best]['name'])}” ends highest, at {say(ends[best][1])}"
+            return f"{name} accuracy: “{shorten(series[best]['name'])}” ends highest, at {text(ends[best][1])}"
         shares = [end / limit for (_, end), limit in zip(ends, limits) if limit]
         if len(shares) == len(series):
             best = max(range(len(series)), key=shares.__getitem__)
-            return f"{word}: “{shorten(series[best]['name'])}” ends nearest its maximum, at {say(ends[best][1])} nats"
-        return word if key in LAST else f"{word}: {_movement(series)}"
+            return f"{name}: “{shorten(series[best]['name'])}” ends nearest its maximum, at {text(ends[best][1])} nats"
+        return name if key in LAST else f"{name}: {_movement(series)}"
     (first, last), peak = ends[0], max(v for v in series[0]["y"] if v is not None)
     if key == "images_per_second":
         return f"Median speed: {number(statistics.median(v for v in series[0]['y'] if v is not None))} images/s"
     if key == "lr":
         return f"Learning rate peaked at {number(peak)}"
-    word += " accuracy" if is_accuracy(key) else ""
-    if len(series[0]["y"]) == 1 or say(first) == say(last):
-        return f"{word}: {say(last)}"
-    return f"{word} {'rose' if last > first else 'fell'} from {say(first)} to {say(last)}"
+    name += " accuracy" if is_accuracy(key) else ""
+    if len(series[0]["y"]) == 1 or text(first) == text(last):
+        return f"{name}: {text(last)}"
+    return f"{name} {'rose' if last > first else 'fell'} from {text(first)} to {text(last)}"
 
 
 def _movement(series: list[dict[str, Any]]) -> str:
-    """In how many of several runs a metric fell; a run of one point did not move, so its value is told instead."""
+    """Return in how many runs a metric fell, or its values if every run has only one point."""
     lines = [_ends(one["y"]) for one in series if sum(v is not None for v in one["y"]) > 1]
     if lines:
-        those = "runs" if len(lines) == len(series) else "runs with more than one point"
-        return f"fell in {sum(b < a for a, b in lines)} of {len(lines)} {those}"
+        counted = "runs" if len(lines) == len(series) else "runs with more than one point"
+        return f"fell in {sum(b < a for a, b in lines)} of {len(lines)} {counted}"
     points = [_ends(one["y"])[1] for one in series]
     low, high = number(min(points)), number(max(points))
     return f"{low} to {high} in {len(series)} runs" if low != high else f"{low} in each of {len(series)} runs"
 
 
-def _last(metrics: dict[str, tuple[list[float], list[float]]], key: str) -> float | None:
+def _last(metrics: Metrics, key: str) -> float | None:
     return metrics[key][1][-1] if key in metrics else None
 
 

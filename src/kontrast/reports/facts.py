@@ -1,4 +1,4 @@
-"""run.json and the recipe to what a reader asks of a run: on what, with what, how long, by which command."""
+"""Summarize run.json and the recipe: which data, which encoder, how long, which command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import shlex
 from typing import Any
 
-from kontrast.reports.run_files import ReportedRun, real, shorten
+from kontrast.reports.run_files import ReportedRun, is_finite, shorten
 
 LABELS = {
     "command": "command",
@@ -20,32 +20,31 @@ LABELS = {
     "data": "data",
     "versions": "versions",
 }
-HIDDEN = ("version", "data_place", "first_checkpoint")  # a page is for others too: not where the images lie here
+HIDDEN = ("version", "data_place", "first_checkpoint")  # a page is shared: it must not show paths of this machine
 
 
 def title(runs: list[ReportedRun]) -> str:
-    """What the page is about: objective and data where they are known, else the folder."""
+    """Return the page's title: the objective and the data if they are known, else the folder's name."""
     if not runs:
         return "kontrast"
     if len(runs) > 1:
         sources = {_source(run) for run in runs}
-        return (
-            f"{len(runs)} runs on {sources.pop()}" if len(sources) == 1 and None not in sources else f"{len(runs)} runs"
-        )
+        same = len(sources) == 1 and None not in sources
+        return f"{len(runs)} runs on {sources.pop()}" if same else f"{len(runs)} runs"
     objective, source = runs[0].setting("objective", "name"), _source(runs[0])
     return f"{objective} on {source}" if objective and source else str(objective or runs[0].name)
 
 
 def summary(run: ReportedRun) -> str:
-    """One line under the title: encoder, length, data, device, time."""
-    known = run.info.get("data")
-    data = known if isinstance(known, dict) else {}
+    """Return the line under the title: encoder, length, data, device and time."""
+    info = run.info.get("data")
+    data = info if isinstance(info, dict) else {}
     images = data.get("train") or data.get("images") or data.get("count")
     seconds = run.info.get("seconds")
     parts = [
         run.setting("encoder", "name"),
         trained_length(run),
-        f"{images:,} train images" if isinstance(images, int) else None,
+        f"{images:,} training images" if isinstance(images, int) else None,
         run.info.get("device"),
         duration(seconds) if isinstance(seconds, int | float) else None,
     ]
@@ -53,8 +52,8 @@ def summary(run: ReportedRun) -> str:
 
 
 def trained_length(run: ReportedRun) -> str | None:
-    """How long the run did train, in epochs: a limit of steps or a stop may end it long before the recipe's length."""
-    epochs = next((line["epoch"] for line in reversed(run.lines) if real(line.get("epoch"))), None)
+    """Return the epochs that the run really trained, which a step limit or a stop can make less than the recipe's."""
+    epochs = next((line["epoch"] for line in reversed(run.lines) if is_finite(line.get("epoch"))), None)
     if epochs is None:
         return None
     text = f"{epochs:.1g}" if 0 < epochs < 0.1 else f"{round(epochs, 2):,}".removesuffix(".0")
@@ -62,7 +61,7 @@ def trained_length(run: ReportedRun) -> str | None:
 
 
 def facts(run: ReportedRun) -> list[list[str]]:
-    """Label and value, the well-known first; a table inside run.json becomes one line a key."""
+    """Return pairs of label and value, the well-known ones first; a table in run.json becomes one line."""
     info = {key: value for key, value in run.info.items() if key not in HIDDEN and value not in (None, "", [], {})}
     tools = {name: info.pop(name) for name in ("kontrast", "torch", "python") if isinstance(info.get(name), str)}
     if tools:
@@ -73,15 +72,16 @@ def facts(run: ReportedRun) -> list[list[str]]:
     for key in order:
         value = info[key]
         if isinstance(value, dict):
-            pairs = ", ".join(f"{name} {_say(name, inner)}" for name, inner in value.items() if inner is not None)
-            rows.append([LABELS.get(key, key.replace("_", " ")), pairs])
-        elif value != "":
-            rows.append([LABELS.get(key, key.replace("_", " ")), _say(key, value)])
+            text = ", ".join(f"{name} {_format(name, inner)}" for name, inner in value.items() if inner is not None)
+        else:
+            text = _format(key, value)
+        if value != "":
+            rows.append([LABELS.get(key, key.replace("_", " ")), text])
     return [[shorten(label), value[:2000]] for label, value in rows]
 
 
 def differences(runs: list[ReportedRun]) -> list[list[str]]:
-    """The settings that are not the same in all runs: key, then each run's value."""
+    """Return the settings in which the runs differ: the key, then the value of each run."""
     flat = [_flatten(run.recipe) for run in runs]
     keys = sorted({key for settings in flat for key in settings})
     rows = [[key, *(settings.get(key, "") for settings in flat)] for key in keys]
@@ -89,7 +89,7 @@ def differences(runs: list[ReportedRun]) -> list[list[str]]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 48.2 s, 3 min 20 s, 5 h 12 min."""
+    """Format seconds for people: 48.2 s, 3 min 20 s, 5 h 12 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 3600:
@@ -98,13 +98,14 @@ def duration(seconds: float) -> str:
 
 
 def _source(run: ReportedRun) -> str | None:
+    """Return the name of the run's data without its folder."""
     data = run.info.get("data")
     name = data.get("name") if isinstance(data, dict) else None
     source = name or run.setting("data", "source")
     return shorten(str(source).rstrip("/").rpartition("/")[2]) if source else None
 
 
-def _say(key: str, value: Any) -> str:
+def _format(key: str, value: Any) -> str:
     if key == "command" and isinstance(value, list):
         return shlex.join(map(str, value))
     if key == "seconds" and isinstance(value, int | float):
@@ -118,11 +119,11 @@ def _say(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 and key != "seed" else str(value)
 
 
-def _flatten(table: dict[str, Any], before: str = "") -> dict[str, str]:
+def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{before}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
-            flat[f"{before}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
     return flat

@@ -1,7 +1,7 @@
-"""Runs to one HTML file: everything the page shows is one JSON payload; the template, style and scripts are fixed text.
+"""Write report.html: the page's data are one JSON block, and its template, style and scripts are fixed text.
 
-Nothing of a run enters the markup but the escaped title: names, labels and recipes travel as data and reach the page
-through textContent. The content security policy forbids every request and every script but ours, by its hash.
+Only the escaped title of a run enters the markup. Names, labels and recipes are data, which the scripts show through
+textContent. The content security policy forbids every request, and every script but ours, which it knows by hash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import html
 import importlib.resources
 import io
 import json
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +22,59 @@ from kontrast.reports.curves import curve_plots
 from kontrast.reports.facts import differences, facts, summary, title
 from kontrast.reports.lens_plots import lens_numbers, lens_plots, lens_weights
 from kontrast.reports.probe_results import references, result_groups, verdict
-from kontrast.reports.run_files import ReportedRun, ReportError, distinct_names, read_run, shorten, write_atomic
+from kontrast.reports.run_files import (
+    ReportedRun,
+    ReportError,
+    make_names_distinct,
+    read_run,
+    shorten,
+    write_atomic,
+)
 from kontrast.reports.study_tables import read_study
 
 SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "weights.js", "page.js")
 PICTURE_BYTES = 3_000_000
-MOST_GALLERIES = 8
+MAX_GALLERIES = 8
 ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def write_report(runs: list[Path], out: Path, study: Path | None = None) -> Path:
-    """Write one self-contained page about one or several run folders; returns its path.
+def report(
+    runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str] | None = None,
+    study: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write one self-contained HTML page about one or several runs.
 
-    study: a comparison.json or audit.json, whose sentence, tables and plots lead the page; it needs no runs.
+    Args:
+        runs: A run folder or `Run`, or several of them. Unfinished and damaged folders are shown as far as possible.
+        out: The page to write. Default: report.html in the folder of a single run.
+        study: A comparison.json or audit.json, whose verdict, tables and plots come first. It needs no runs.
+
+    Returns:
+        The path of the page.
+
+    Example:
+        >>> import kontrast, pathlib, tempfile
+        >>> run = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (run / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "loss": 5.0}')
+        >>> kontrast.report(run).name
+        'report.html'
     """
-    if not runs and study is None:
+    folders = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
+    if not folders and study is None:
         raise ReportError("a report needs at least one run folder")
-    read = [read_run(path) for path in runs]
-    distinct_names(read)
-    return write_atomic(Path(out), render(payload(read, read_study(study) if study else None)))
+    if out is None and len(folders) != 1:
+        raise ReportError("a report of several runs needs a page to write: give --out PAGE.html")
+    read = [read_run(folder) for folder in folders]
+    make_names_distinct(read)
+    page = render(payload(read, read_study(Path(study)) if study else None))
+    return write_atomic(folders[0] / "report.html" if out is None else Path(out), page)
 
 
 def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Everything the page shows, as plain tables."""
-    shown = [run for run in runs if run.gallery][:MOST_GALLERIES]
-    budget = PICTURE_BYTES // max(1, len(shown))
+    """Collect everything that the page shows."""
+    with_gallery = [run for run in runs if run.gallery][:MAX_GALLERIES]
+    budget = PICTURE_BYTES // max(1, len(with_gallery))
     return {
         "version": 1,
         "title": (study or {}).get("title") or title(runs),
@@ -53,12 +83,12 @@ def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dic
         "results": [] if study else result_groups(runs),
         "curves": curve_plots(runs, references(runs[0])) if runs else [],
         "lens": lens_plots(runs),
-        "numbers": [entry for place, run in enumerate(runs) for entry in lens_numbers(run, place)],
+        "numbers": [entry for index, run in enumerate(runs) for entry in lens_numbers(run, index)],
         "weights": lens_weights(runs),
         "differences": differences(runs) if len(runs) > 1 else [],
         "runs": [
             {
-                "gallery": _gallery(run, budget) if run in shown else None,
+                "gallery": _gallery(run, budget) if run in with_gallery else None,
                 "name": shorten(run.name),
                 "summary": summary(run),
                 "finished": run.finished or not run.info,
@@ -72,7 +102,7 @@ def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dic
 
 
 def render(data: dict[str, Any]) -> bytes:
-    """The page's bytes: template, style, scripts and the payload as a block that no text in it can close."""
+    """Fill the template with the style, the scripts and the data, escaped so that no text in it can end its block."""
     template = importlib.resources.files("kontrast.reports") / "template"
     script = "\n".join((template / name).read_text(encoding="utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -85,32 +115,33 @@ def render(data: dict[str, Any]) -> bytes:
         "@SCRIPT@": script,
     }
     page = (template / "page.html").read_text(encoding="utf-8")
-    # Split once, never replace in what was put in: a name may well be "@SCRIPT@".
+    # One split instead of repeated replacing: a name in the data may itself be "@SCRIPT@".
     return "".join(parts.get(piece, piece) for piece in re.split("(@[A-Z]+@)", page)).encode("utf-8", "replace")
 
 
 def _gallery(run: ReportedRun, budget: int) -> dict[str, Any] | None:
+    """Return the run's map and neighbors with short names and the sprite as a data address."""
     gallery = dict(run.gallery or {})
-    picture = _fitting(run.sprite, budget)
-    if picture is None:
-        run.problems.append("gallery.png could not be read as a picture, so the map and the neighbours are missing.")
+    sprite = _sprite_address(run.sprite, budget)
+    if sprite is None:
+        run.problems.append("gallery.png is damaged, so the map and the neighbors can't be shown.")
         return None
     for key in ("points", "queries"):
-        gallery[key] = [_named(entry) for entry in gallery[key]]
+        gallery[key] = [_with_short_names(entry) for entry in gallery[key]]
     classes = gallery.get("classes")
     gallery["classes"] = [shorten(name) for name in classes] if isinstance(classes, list) else None
-    return {**gallery, "sprite": picture}
+    return {**gallery, "sprite": sprite}
 
 
-def _named(entry: dict[str, Any]) -> dict[str, Any]:
-    named = {**entry, "name": shorten(entry.get("name", ""))}
+def _with_short_names(entry: dict[str, Any]) -> dict[str, Any]:
+    short = {**entry, "name": shorten(entry.get("name", ""))}
     if "neighbours" in entry:
-        named["neighbours"] = [_named(neighbour) for neighbour in entry["neighbours"]]
-    return named
+        short["neighbours"] = [_with_short_names(neighbor) for neighbor in entry["neighbours"]]
+    return short
 
 
-def _fitting(sprite: bytes, budget: int) -> str | None:
-    """The sprite as a data address within the budget: as it is, or as WebP, coarser and coarser."""
+def _sprite_address(sprite: bytes, budget: int) -> str | None:
+    """Return the sprite as a data address within the budget: as it is, or as WebP of lower and lower quality."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -1,4 +1,4 @@
-"""Reading a run folder as it is: unfinished, torn or incomplete, whatever is there is shown and what is not is said."""
+"""Read a run folder as it is, unfinished or damaged: show what is there, and report what is missing."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-NEWEST = 1
-LONGEST_NAME = 200
-LONGEST_RECIPE = 200_000
-COLLAPSED = 1.5
+NEWEST_VERSION = 1
+MAX_NAME = 200
+MAX_RECIPE = 200_000
+MAX_DOTS = 2_000
+"""A dotted key of n parts takes tomllib n squared steps, hours for the longest that a file can contain."""
+COLLAPSED_RANK = 1.5
+FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json")
 
 
 class ReportError(ValueError):
-    """What was asked for can't be shown: no such folder, or no run in it."""
+    """A report can't be written: there is no such folder, or it contains no run."""
 
 
 @dataclass
 class ReportedRun:
-    """One run folder's contents; what is missing is empty, and `problems` says what a reader should know."""
+    """The contents of one run folder. What is missing is empty; `problems` are sentences for the reader."""
 
     path: Path
     name: str
@@ -43,7 +46,7 @@ class ReportedRun:
         return bool(self.info.get("finished")) or self.info.get("status") == "finished"
 
     def setting(self, *keys: str) -> Any:
-        """A value of the recipe by its path, or None."""
+        """Return a value of the recipe by its path, or None."""
         value: Any = self.recipe
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
@@ -51,153 +54,149 @@ class ReportedRun:
 
 
 def read_run(path: Path) -> ReportedRun:
-    """Everything the page shows of one run."""
-    path = Path(path)
+    """Read everything that the page shows of one run."""
     if not path.is_dir():
         raise ReportError(f"there is no run folder {str(path)!r}: give the folder that `kontrast pretrain` printed")
-    known = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json")
-    if not any((path / name).is_file() for name in known):
-        raise ReportError(f"{str(path)!r} holds no run: none of {', '.join(known)} is in it")
+    if not any((path / name).is_file() for name in FILES):
+        raise ReportError(f"{str(path)!r} is not a run folder: it contains none of {', '.join(FILES)}")
     run = ReportedRun(path, path.resolve().name or str(path))
-    run.recipe_text = _text(path / "recipe.toml")[:LONGEST_RECIPE]
+    run.recipe_text = _read_bytes(path / "recipe.toml").decode("utf-8", "replace")[:MAX_RECIPE]
     try:
-        if run.recipe_text.count(".") > LONGEST_RECIPE // 100:
-            raise ValueError("too many dots: tomllib would take hours")
+        if run.recipe_text.count(".") > MAX_DOTS:
+            raise ValueError("it has too many dots")
         run.recipe = tomllib.loads(run.recipe_text)
     except (ValueError, RecursionError) as error:
-        run.problems.append(f"recipe.toml is shown as text only: it is not valid TOML ({str(error)[:100]}).")
-    run.info = _table(run, "run.json")
-    run.lines = _lines(run, "metrics.jsonl")
-    run.speed = _lines(run, "speed.jsonl")
+        run.problems.append(f"recipe.toml is only shown as text, because it is not valid TOML ({str(error)[:100]}).")
+    run.info = _read_table(run, "run.json")
+    run.lines = _read_lines(run, "metrics.jsonl")
+    run.speed = _read_lines(run, "speed.jsonl")
     _warn_of_collapse(run)
-    found = _table(run, "probes.json").get("probes")
-    run.probes = [p for p in found if _is_probe(p)] if isinstance(found, list) else []
-    run.lens = _table(run, "lens.json")
+    probes = _read_table(run, "probes.json").get("probes")
+    run.probes = [probe for probe in probes if _is_probe(probe)] if isinstance(probes, list) else []
+    run.lens = _read_table(run, "lens.json")
     _read_gallery(run)
     return run
 
 
 def _warn_of_collapse(run: ReportedRun) -> None:
-    """The last word on the effective rank, where it is all but one direction."""
+    """Add a problem if the last effective rank is close to 1."""
     ranks = [line for line in run.lines if is_number(line.get("effective_rank"))]
-    if ranks and ranks[-1]["effective_rank"] < COLLAPSED:
+    if ranks and ranks[-1]["effective_rank"] < COLLAPSED_RANK:
         last = ranks[-1]
         run.problems.append(
-            f"collapsed: effective rank {last['effective_rank']:.1f} at epoch {last.get('epoch')}. "
-            "A warm-up (training.warmup, of up to 10 epochs) or a smaller training.lr may prevent it."
+            f"The features collapsed: effective rank {last['effective_rank']:.1f} at epoch {last.get('epoch')}. "
+            "A warm-up (training.warmup, up to 10 epochs) or a smaller training.lr may help."
         )
 
 
-def distinct_names(runs: list[ReportedRun]) -> None:
-    """Runs of one name take as many parent folders before it as tell them apart; after that, a number."""
+def make_names_distinct(runs: list[ReportedRun]) -> None:
+    """Prefix equal names with parent folders, and number them if that does not make them distinct."""
     for depth in (2, 3):
-        for run in _repeated(runs):
+        for run in _with_equal_names(runs):
             run.name = "/".join(run.path.resolve().parts[-depth:])
-    for number, run in enumerate(_repeated(runs), 1):
+    for number, run in enumerate(_with_equal_names(runs), 1):
         run.name = f"{run.name} ({number})"
 
 
-def shorten(name: Any) -> str:
-    """A name that fits a page: the middle of a very long one is left out."""
-    name, half = str(name), LONGEST_NAME // 2
-    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
-
-
-def plain(tree: Any) -> Any:
-    """The tree with null for every number that is not finite: JSON proper, as browsers read it, knows no NaN."""
-    if isinstance(tree, dict):
-        return {str(key): plain(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [plain(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
-
-
-def real(value: Any) -> bool:
-    """A finite number; JSON's true and false are none."""
-    return is_number(value) and math.isfinite(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is one that a float can be, NaN among them: JSON has true and whole numbers without end too."""
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e308)
-
-
-def _repeated(runs: list[ReportedRun]) -> list[ReportedRun]:
+def _with_equal_names(runs: list[ReportedRun]) -> list[ReportedRun]:
     names = [run.name for run in runs]
     return [run for run in runs if names.count(run.name) > 1]
 
 
-def _bytes(path: Path) -> bytes:
+def shorten(name: Any) -> str:
+    """Return the name without its middle if it is too long for the page."""
+    name, half = str(name), MAX_NAME // 2
+    return name if len(name) <= MAX_NAME else f"{name[:half]}…{name[-half:]}"
+
+
+def without_nan(tree: Any) -> Any:
+    """Replace numbers that are not finite by None, since browsers don't read NaN in JSON."""
+    if isinstance(tree, dict):
+        return {str(key): without_nan(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [without_nan(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def is_finite(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON fits a float. NaN does; true and integers of 400 digits don't."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e308)
+
+
+def newer_version(tree: dict[str, Any], name: str) -> list[str]:
+    """Return a warning if a newer version of kontrast wrote the file."""
+    version = tree.get("version", NEWEST_VERSION)
+    if not isinstance(version, int) or version <= NEWEST_VERSION:
+        return []
+    return [f"{name} was written by a newer version of kontrast; what this version does not know is not shown."]
+
+
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
 
 
-def _text(path: Path) -> str:
-    return _bytes(path).decode("utf-8", "replace")
-
-
-def _table(run: ReportedRun, name: str) -> dict[str, Any]:
-    content = _bytes(run.path / name)
+def _read_table(run: ReportedRun, name: str) -> dict[str, Any]:
+    """Read a JSON object; an empty one if the file is missing or damaged."""
+    content = _read_bytes(run.path / name)
     if not content:
         return {}
     try:
-        table = plain(json.loads(content))
+        table = without_nan(json.loads(content))
     except (ValueError, RecursionError):
-        run.problems.append(f"{name} could not be read: it is not JSON. What it would show is missing.")
-        return {}
+        table = None
     if not isinstance(table, dict):
-        run.problems.append(f"{name} could not be read: it is no table. What it would show is missing.")
+        run.problems.append(f"{name} is damaged, so what it would show is missing.")
         return {}
-    version = table.get("version", NEWEST)
-    if isinstance(version, int) and version > NEWEST:
-        run.problems.append(f"{name} was written by a newer kontrast and is shown as far as this one knows it.")
+    run.problems += newer_version(table, name)
     return table
 
 
-def _lines(run: ReportedRun, name: str) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file. A torn last line is what a crash leaves, and nothing to speak of."""
-    content = _bytes(run.path / name)
-    records, bad = [], 0
-    parts = content.split(b"\n")
-    for number, line in enumerate(parts, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            bad += number < len(parts)
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    if bad:
-        run.problems.append(f"{name}: {bad} damaged line{'s' * (bad > 1)} left out.")
-    return records
+def _read_lines(run: ReportedRun, name: str) -> list[dict[str, Any]]:
+    """Read the complete lines of a JSON-lines file. A crash leaves an incomplete last line, which is not a problem."""
+    *lines, last = _read_bytes(run.path / name).split(b"\n")
+    records = [_read_record(line) for line in [*lines, last] if line.strip()]
+    damaged = sum(_read_record(line) is None for line in lines if line.strip())
+    if damaged:
+        run.problems.append(f"{name}: skipped {damaged} damaged line{'s' * (damaged > 1)}.")
+    return [record for record in records if isinstance(record, dict)]
+
+
+def _read_record(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_probe(entry: Any) -> bool:
-    number = entry.get("accuracy") if isinstance(entry, dict) else None
-    return isinstance(number, int | float) and 0 <= number <= 1 and isinstance(entry.get("probe"), str)
+    accuracy = entry.get("accuracy") if isinstance(entry, dict) else None
+    return isinstance(accuracy, int | float) and 0 <= accuracy <= 1 and isinstance(entry.get("probe"), str)
 
 
 def _read_gallery(run: ReportedRun) -> None:
-    gallery = _table(run, "gallery.json")
+    gallery = _read_table(run, "gallery.json")
     if not gallery:
         return
-    sprite = _bytes(run.path / "gallery.png")
+    sprite = _read_bytes(run.path / "gallery.png")
     if not sprite:
-        run.problems.append("gallery.png is missing, so the map and the neighbours can't be shown.")
+        run.problems.append("gallery.png is missing, so the map and the neighbors can't be shown.")
     elif gallery.get("sprite_sha256", "") not in ("", hashlib.sha256(sprite).hexdigest()):
-        run.problems.append("gallery.json and gallery.png are of different moments: run `kontrast probe` again.")
-    elif not _whole(gallery):
-        run.problems.append("gallery.json is incomplete, so the map and the neighbours can't be shown.")
+        run.problems.append("gallery.json and gallery.png don't belong together: run `kontrast probe` again.")
+    elif not _is_complete(gallery):
+        run.problems.append("gallery.json is incomplete, so the map and the neighbors can't be shown.")
     else:
         run.gallery, run.sprite = gallery, sprite
 
 
-def _whole(gallery: dict[str, Any]) -> bool:
-    """Every tile that is spoken of is on the sprite, and every point has its place."""
+def _is_complete(gallery: dict[str, Any]) -> bool:
+    """Whether every tile is on the sprite and every point has coordinates."""
     try:
         count = int(gallery["count"])
         entries = [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbours"])]
@@ -210,18 +209,17 @@ def _whole(gallery: dict[str, Any]) -> bool:
 
 
 def write_atomic(path: Path, content: bytes) -> Path:
-    """Write beside the place, then rename: the page is the old one or the new one, never half of one.
+    """Write to a temporary file and rename it, so that the page is never half written.
 
-    A resumed run sweeps `.tmp-*` out of its folder, so that is the name of what a kill leaves.
+    A resumed run removes `.tmp-*` from its folder, and with it what a killed process leaves here.
     """
-    path = Path(path)
-    beside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return path

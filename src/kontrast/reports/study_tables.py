@@ -1,4 +1,4 @@
-"""comparison.json and audit.json to what leads the page: a sentence, tables of text, and plots in curves.py's form."""
+"""Read comparison.json and audit.json: the verdict, tables and plots that come first on the page of a study."""
 
 from __future__ import annotations
 
@@ -7,46 +7,45 @@ from pathlib import Path
 from typing import Any
 
 from kontrast.reports.curves import is_plot
-from kontrast.reports.run_files import NEWEST, ReportError, plain, shorten
+from kontrast.reports.run_files import ReportError, newer_version, shorten, without_nan
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """The study's parts that a page can show; what is not in their form is left out, and `problems` says so."""
+    """Return what the page can show of a study; `problems` names the tables and plots that it can't."""
     try:
-        tree = plain(json.loads(Path(path).read_bytes()))
+        tree = without_nan(json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise ReportError(f"{path} can't be read as a comparison or an audit: {error}") from None
     if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
-        raise ReportError(f"{path} holds neither a comparison nor an audit")
-    tables, plots = _listed(tree, "tables"), _listed(tree, "plots")
-    problems = [f"{Path(path).name}: table {n} is left out." for n, t in enumerate(tables, 1) if not _is_table(t)]
-    problems += [f"{Path(path).name}: plot {n} is left out." for n, p in enumerate(plots, 1) if not is_plot(p)]
-    if isinstance(tree.get("version"), int) and tree["version"] > NEWEST:
-        problems.append(f"{Path(path).name} was written by a newer kontrast and is shown as far as this one knows it.")
+        raise ReportError(f"{path} contains neither a comparison nor an audit")
+    tables, plots = _list(tree, "tables"), _list(tree, "plots")
+    damaged = [f"table {n}" for n, table in enumerate(tables, 1) if not _is_table(table)]
+    damaged += [f"plot {n}" for n, plot in enumerate(plots, 1) if not is_plot(plot)]
+    problems = [f"{path.name}: {part} is damaged and not shown." for part in damaged]
     return {
         "kind": shorten(tree["kind"]),
         "title": shorten(tree.get("title", "")),
         "verdict": str(tree.get("verdict", ""))[:2000],
-        "tables": [_text(table) for table in tables if _is_table(table)],
+        "tables": [_with_short_cells(table) for table in tables if _is_table(table)],
         "plots": [plot for plot in plots if is_plot(plot)],
-        "problems": problems,
+        "problems": problems + newer_version(tree, path.name),
     }
 
 
-def _listed(tree: dict[str, Any], key: str) -> list[Any]:
-    found = tree.get(key)
-    return found if isinstance(found, list) else []
+def _list(tree: dict[str, Any], key: str) -> list[Any]:
+    value = tree.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _is_table(table: Any) -> bool:
-    """Columns, and rows as long as they are."""
+    """Whether it has a title, and one cell per column in every row."""
     try:
         return bool(table["title"]) and all(len(row) == len(table["columns"]) for row in table["rows"])
     except (KeyError, TypeError):
         return False
 
 
-def _text(table: dict[str, Any]) -> dict[str, Any]:
+def _with_short_cells(table: dict[str, Any]) -> dict[str, Any]:
     return {
         "title": shorten(table["title"]),
         "note": str(table.get("note", ""))[:2000],

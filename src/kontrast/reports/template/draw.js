@@ -1,5 +1,5 @@
 "use strict";
-// Small tools: elements, numbers, ticks, CSV. All text goes in through textContent.
+// Elements, numbers, ticks and CSV files. All text is set through textContent.
 
 function element(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
@@ -33,7 +33,7 @@ function formatNumber(value) {
 
 const formatPercent = (value) => (isNumber(value) ? `${(100 * value).toFixed(1)}%` : "–");
 
-// Round numbers that cover low..high in about `count` steps; whole ones where halves of the thing make no sense.
+// Round numbers that cover low..high in about `count` steps; integers if fractions make no sense.
 function ticks(low, high, count, whole = false) {
   const rough = Math.max((high - low) / count, whole && high - low >= 1 ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -50,7 +50,7 @@ function logTicks(low, high) {
   return found.filter((value, i) => i % every === 0 && value >= low * 0.999 && value <= high * 1.001);
 }
 
-// A cell of text that a spreadsheet would run as a formula is made plain by an apostrophe; numbers stay numbers.
+// An apostrophe keeps spreadsheets from running text as a formula; numbers stay numbers.
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
@@ -70,7 +70,7 @@ function download(name, rows) {
 }
 
 function csvButton(name, what, rows) {
-  const label = `Download the numbers of “${what}” as CSV`;
+  const label = `Download the data of “${what}” as CSV`;
   return element("button", { class: "csv", type: "button", title: label, "aria-label": label, text: "↓ CSV", onclick: () => download(name, rows()) });
 }
 
@@ -83,7 +83,7 @@ function whenSized(node, draw) {
   }).observe(node);
 }
 
-// Puts a floating box near a place inside its container, and keeps it inside.
+// Places a floating box near a point and keeps it inside its container.
 function placeTip(tip, container, x, y) {
   tip.hidden = false;
   const left = x + 16 + tip.offsetWidth > container.clientWidth ? x - 16 - tip.offsetWidth : x + 16;

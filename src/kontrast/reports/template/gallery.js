@@ -1,7 +1,7 @@
 "use strict";
-// The map of images and the neighbours of a few. Tiles are cut from one sprite and shown as pictures of their own.
+// The map of the images and the neighbors of a few of them. Each picture is cut out of one sprite.
 
-const COLOURS = 10;
+const COLORS = 10;
 
 class Gallery {
   constructor(data, runName, image) {
@@ -29,22 +29,22 @@ class Gallery {
   }
 }
 
-// Which classes are picked, and which image is looked at; every map listens.
+// The classes that are picked and the image that is pointed at; every map listens to changes.
 class Choice {
   constructor(gallery) {
     const counts = new Map();
     for (const point of gallery.points) if (isNumber(point.label)) counts.set(point.label, (counts.get(point.label) || 0) + 1);
     this.classes = [...counts].sort((a, b) => a[0] - b[0]).map(([label, count]) => ({ label, count, name: gallery.className(label) }));
-    this.few = this.classes.length <= COLOURS;
+    this.few = this.classes.length <= COLORS;
     this.listeners = [];
-    // Nobody tells a hundred colours apart: beyond ten classes only the picked ones have one, at first the six largest.
+    // Nobody can distinguish a hundred colors: beyond ten classes, only the picked ones have one, initially the six largest.
     this.picked = this.few ? [] : [...this.classes].sort((a, b) => b.count - a.count).slice(0, 6).map((one) => one.label);
   }
 
-  colour(label) {
+  color(label) {
     if (!isNumber(label)) return this.classes.length ? "var(--dim)" : "var(--c0)";
     const place = this.few ? this.classes.findIndex((one) => one.label === label) : this.picked.indexOf(label);
-    return place < 0 ? "var(--dim)" : `var(--c${place % COLOURS})`;
+    return place < 0 ? "var(--dim)" : `var(--c${place % COLORS})`;
   }
 
   muted(label) {
@@ -56,7 +56,7 @@ class Choice {
   }
 
   toggle(label) {
-    this.picked = this.picked.includes(label) ? this.picked.filter((one) => one !== label) : [...this.picked, label].slice(-COLOURS);
+    this.picked = this.picked.includes(label) ? this.picked.filter((one) => one !== label) : [...this.picked, label].slice(-COLORS);
     this.tell();
   }
 
@@ -84,7 +84,7 @@ function classLegend(choice) {
     clear.textContent = choice.few ? "show all" : "clear";
     for (const { label, button, swatch } of buttons) {
       button.setAttribute("aria-pressed", String(choice.picked.includes(label)));
-      swatch.style.background = choice.colour(label);
+      swatch.style.background = choice.color(label);
     }
   };
   choice.listeners.push((looked) => looked || update());
@@ -101,13 +101,13 @@ function classLegend(choice) {
 }
 
 function mapFigure(gallery, choice, several) {
-  const title = several ? gallery.runName : gallery.labelled ? "Do classes that no label taught stand apart?" : "Do like images stand together?";
+  const title = several ? gallery.runName : gallery.labelled ? "Do the classes separate, although training saw no labels?" : "Are similar images close together?";
   const pictures = element("button", { type: "button", "aria-pressed": String(!gallery.labelled), text: "pictures" });
   const box = element("div", { class: "canvas" });
   const figure = element("figure", { class: "plot map" },
     element("div", { class: "headed" }, element("h3", { text: title }),
       element("div", { class: "actions" }, pictures, csvButton(`map-${gallery.runName}`, title, () => mapRows(gallery)))),
-    element("p", { class: "quiet", text: `${gallery.points.length.toLocaleString("en-US")} images placed by ${gallery.method || "projection"}${several ? "." : "; nearness means something, the axes do not."}` }),
+    element("p", { class: "quiet", text: `${gallery.points.length.toLocaleString("en-US")} images placed by ${gallery.method || "projection"}${several ? "." : "; distances are meaningful, the axes are not."}` }),
     box);
   const map = { gallery, choice, box, pictures: !gallery.labelled, at: -1 };
   whenSized(box, (width) => drawMap(map, width));
@@ -128,7 +128,7 @@ function drawMap(map, width) {
   const { gallery, choice, box } = map;
   const height = Math.round(Math.min(width * 0.8, Math.max(320, width * 0.66), 580));
   const root = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "application",
-    "aria-label": `Map of ${gallery.points.length} images. Arrow keys go from image to image.` });
+    "aria-label": `Map of ${gallery.points.length} images. Use the arrow keys to move between images.` });
   const reach = (axis) => [Math.min(...gallery.points.map((p) => p[axis])), Math.max(...gallery.points.map((p) => p[axis]))];
   const fit = ([low, high], size) => (value) => (high > low ? 22 + ((value - low) / (high - low)) * (size - 44) : size / 2);
   const [x, y] = [fit(reach("x"), width), fit(reach("y"), height)];
@@ -153,12 +153,12 @@ function drawMap(map, width) {
 function dot(map, i, radius) {
   const { gallery, choice } = map, point = gallery.points[i], [left, top] = map.places[i];
   const muted = choice.muted(point.label) ? " muted" : "";
-  if (!map.pictures) return shape("circle", { class: `point${muted}`, cx: left.toFixed(1), cy: top.toFixed(1), r: radius.toFixed(1), style: { fill: choice.colour(point.label) } });
+  if (!map.pictures) return shape("circle", { class: `point${muted}`, cx: left.toFixed(1), cy: top.toFixed(1), r: radius.toFixed(1), style: { fill: choice.color(point.label) } });
   const size = Math.max(13, radius * 5);
   return shape("image", { class: muted, href: gallery.tileAddress(point.tile), x: left - size / 2, y: top - size / 2, width: size, height: size });
 }
 
-// The place of a class's name: its member nearest to the median, so that the name stands on the class and not between two parts of it.
+// The position of a class name: the member nearest to the median, so that it is on the class and not between two parts of it.
 function middle({ gallery, places }, label) {
   const members = places.filter((_, i) => gallery.points[i].label === label);
   const median = [0, 1].map((axis) => members.map((place) => place[axis]).sort((a, b) => a - b)[members.length >> 1]);
@@ -194,7 +194,7 @@ function nearestPlace(map, [left, top], within) {
   return best;
 }
 
-// The next point in a direction: near, and not far off the way.
+// The next point in a direction: near, and not far from the straight line.
 function step(map, way) {
   const from = map.places[map.at];
   let best = map.at, least = Infinity;
@@ -212,14 +212,14 @@ function look(map, i) {
   const point = map.gallery.points[i], [left, top] = map.places[i], label = map.gallery.className(point.label);
   map.ring.replaceChildren(shape("circle", { class: "ring", cx: left, cy: top, r: map.pictures ? 13 : 7.5 }));
   map.tip.replaceChildren(map.gallery.picture(point));
-  if (label) map.tip.append(element("span", {}, element("i", { class: "swatch", style: { background: map.choice.colour(point.label) } }), element("b", { text: label })));
+  if (label) map.tip.append(element("span", {}, element("i", { class: "swatch", style: { background: map.choice.color(point.label) } }), element("b", { text: label })));
   map.tip.append(element("span", { class: "quiet", text: point.name }));
   placeTip(map.tip, map.box, left, top);
   map.spoken.textContent = label ? `${label}, ${point.name}` : point.name;
   map.choice.tell({ map, name: point.name });
 }
 
-// The same image on the other runs' maps.
+// Mark the same image on the maps of the other runs.
 function echo(map, { map: source, name }) {
   if (map === source || !map.ring) return;
   const i = map.gallery.points.findIndex((point) => point.name === name);
@@ -233,12 +233,12 @@ function leave(map) {
   map.choice.tell({ map, name: null });
 }
 
-function neighbourList(gallery) {
+function neighborList(gallery) {
   const list = element("ol", { class: "queries" });
   for (const query of gallery.queries) {
     const label = gallery.className(query.label);
     const near = element("ol", { class: "near" });
-    for (const other of query.neighbours) near.append(neighbour(gallery, query, other));
+    for (const other of query.neighbours) near.append(neighbor(gallery, query, other));
     list.append(element("li", { class: "query" },
       element("div", {}, gallery.picture(query), label ? element("span", { class: "cut", title: label, text: label }) : null,
         element("span", { class: "cut quiet", title: query.name, text: query.name })), near));
@@ -246,7 +246,7 @@ function neighbourList(gallery) {
   return list;
 }
 
-function neighbour(gallery, query, other) {
+function neighbor(gallery, query, other) {
   const known = isNumber(query.label) && isNumber(other.label), right = query.label === other.label;
   const label = gallery.className(other.label);
   const badge = known ? element("span", { class: "badge", role: "img", "aria-label": right ? "same class" : "other class", text: right ? "✓" : "✕" }) : null;
@@ -256,18 +256,18 @@ function neighbour(gallery, query, other) {
     element("span", { class: "cut", title: "cosine similarity", text: isNumber(other.similarity) ? other.similarity.toFixed(2) : "" }));
 }
 
-function neighbourRows(gallery) {
-  const rows = [["query", "query class", "rank", "neighbour", "neighbour class", "cosine"]];
+function neighborRows(gallery) {
+  const rows = [["query", "query class", "rank", "neighbor", "neighbor class", "cosine"]];
   for (const query of gallery.queries) {
     query.neighbours.forEach((other, i) => rows.push([query.name, gallery.className(query.label), i + 1, other.name, gallery.className(other.label), other.similarity]));
   }
   return rows;
 }
 
-function neighbourSentence(gallery) {
-  const where = gallery.neighbours_from === "train" ? "train images" : "other images";
+function neighborSentence(gallery) {
+  const where = gallery.neighbours_from === "train" ? "training images" : "other images";
   const pairs = gallery.queries.flatMap((query) => query.neighbours.map((other) => [query.label, other.label])).filter(([a, b]) => isNumber(a) && isNumber(b));
-  const drawn = `Queries drawn at random${pairs.length ? ", class by class" : ""}; their nearest ${where} by cosine, nearest first.`;
+  const drawn = `Random queries${pairs.length ? " from each class" : ""} and their nearest ${where} by cosine similarity, nearest first.`;
   if (!pairs.length) return drawn;
-  return `${pairs.filter(([a, b]) => a === b).length} of the ${pairs.length} neighbours shown are of their query’s class (✓). ${drawn}`;
+  return `${pairs.filter(([a, b]) => a === b).length} of the ${pairs.length} neighbors shown have the class of their query (✓). ${drawn}`;
 }

@@ -1,7 +1,7 @@
 "use strict";
-// Puts the page together from its data. A section stands only where there is something to show.
+// Builds the page from its data. A section appears only if there is something to show.
 
-// File names may hold bytes that are no text; they are shown with the sign for that.
+// File names may contain bytes that are not text, which are shown as replacement characters.
 const shown = (key, value) => (typeof value === "string" && value.toWellFormed ? value.toWellFormed() : value);
 const data = JSON.parse(document.getElementById("data").textContent, shown);
 const page = document.getElementById("page");
@@ -42,7 +42,7 @@ function studySection() {
 
 function curveSection() {
   const shaded = data.curves.some((plot) => plot.series.some((one) => one.low));
-  const lead = "Point at a curve to read it." + (shaded ? " Each point of a shaded line is the mean of a stretch of steps; the shade is its least and greatest value." : "");
+  const lead = "Point at a curve to read its values." + (shaded ? " Each point of a shaded line is the mean over several steps; the shade spans their minimum and maximum." : "");
   const grid = element("div", { class: "plots" }, ...data.curves.map(plotFigure));
   if (data.runs.length === 1) return page.append(section("training", "Training", lead, grid));
   const legend = lineLegend(data.runs.map((run) => run.name), (picked) => {
@@ -50,7 +50,7 @@ function curveSection() {
   });
   const lengths = data.curves.flatMap((plot) => plot.series.map((one) => one.x.at(-1)));
   if (Math.max(...lengths) > 1.5 * Math.min(...lengths)) {
-    legend.append(element("button", { type: "button", "aria-pressed": "false", text: "align by share of the run", onclick: (event) => {
+    legend.append(element("button", { type: "button", "aria-pressed": "false", text: "align by progress", onclick: (event) => {
       const on = event.currentTarget.getAttribute("aria-pressed") !== "true";
       event.currentTarget.setAttribute("aria-pressed", String(on));
       grid.replaceChildren(...(on ? data.curves.map(asShare) : data.curves).map(plotFigure));
@@ -59,13 +59,13 @@ function curveSection() {
   page.append(section("training", "Training", lead, legend, grid));
 }
 
-// Runs of different lengths, laid over each other from begin to end.
+// Stretches runs of different lengths to the same width.
 function asShare(plot) {
   const series = plot.series.map((one) => ({ ...one, x: one.x.map((x) => (100 * x) / (one.x.at(-1) || 1)) }));
   return { ...plot, x: { label: "% of the run", zero: true, whole: true }, series };
 }
 
-// One row a number and one column a run; what a number says is told once.
+// One row per number and one column per run, with one explanation per row.
 function numbersTable() {
   if (!data.numbers.length) return null;
   const looked = [...new Set(data.numbers.map((entry) => entry.run))];
@@ -74,8 +74,8 @@ function numbersTable() {
   const note = (name) => data.numbers.find((entry) => entry.name === name).note;
   const rows = names.map((name) => element("tr", {}, element("th", { scope: "row", text: name }),
     ...looked.map((run) => element("td", { text: formatNumber(found(name, run)?.value) })), element("td", { class: "quiet", text: note(name) })));
-  const heads = ["number", ...looked.map((run) => (data.runs.length > 1 ? data.runs[run].name : "value")), "what it says"];
-  const listed = () => [["run", "number", "value", "what it says"], ...data.numbers.map((entry) => [data.runs[entry.run].name, entry.name, entry.value, entry.note])];
+  const heads = ["number", ...looked.map((run) => (data.runs.length > 1 ? data.runs[run].name : "value")), "meaning"];
+  const listed = () => [["run", "number", "value", "meaning"], ...data.numbers.map((entry) => [data.runs[entry.run].name, entry.name, entry.value, entry.note])];
   return element("div", { class: "numbers" }, element("div", { class: "headed" }, element("h3", { text: "The lens in numbers" }), csvButton("lens", "The lens in numbers", listed)),
     element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The lens in numbers" }, element("table", { class: "table" },
       element("thead", {}, element("tr", {}, ...heads.map((text) => element("th", { scope: "col", text })))), element("tbody", {}, ...rows))));
@@ -99,20 +99,20 @@ function mapSection(galleries) {
   const maps = element("div", { class: several ? "maps several" : "maps" }, ...galleries.map((gallery) => mapFigure(gallery, choice, several)));
   if (choice.classes.length) maps.append(classLegend(choice));
   else maps.style.gridTemplateColumns = several ? "" : "minmax(0, 1fr)";
-  page.append(section("map", "Map", several ? "Point at an image to see it and to find it on the other maps. Nearness means something, the axes do not."
-    : `Point at, touch or step to an image to see it.${choice.classes.length ? " Pick classes to bring them out." : ""}`, maps));
+  page.append(section("map", "Map", several ? "Point at an image to see it and to find it on the other maps. Distances are meaningful, the axes are not."
+    : `Point at an image, touch it or use the arrow keys to see it.${choice.classes.length ? " Select classes to highlight them." : ""}`, maps));
 }
 
-function neighbourSection(galleries) {
+function neighborSection(galleries) {
   const asked = galleries.filter((gallery) => gallery.queries.length);
   if (!asked.length) return;
   const sentence = element("p", { class: "lead" });
   const place = element("div");
   const actions = element("div", { class: "actions" });
   const show = (gallery) => {
-    sentence.textContent = neighbourSentence(gallery);
-    place.replaceChildren(neighbourList(gallery));
-    actions.replaceChildren(csvButton(`neighbours-${gallery.runName}`, "Neighbours", () => neighbourRows(gallery)));
+    sentence.textContent = neighborSentence(gallery);
+    place.replaceChildren(neighborList(gallery));
+    actions.replaceChildren(csvButton(`neighbors-${gallery.runName}`, "Neighbors", () => neighborRows(gallery)));
   };
   const tabs = element("div", { class: "legend" });
   asked.forEach((gallery, i) => tabs.append(element("button", { type: "button", "aria-pressed": String(i === 0), text: gallery.runName, onclick: (event) => {
@@ -120,7 +120,7 @@ function neighbourSection(galleries) {
     show(gallery);
   } })));
   show(asked[0]);
-  const made = section("neighbours", "Neighbours", "", sentence, asked.length > 1 ? tabs : null, place);
+  const made = section("neighbors", "Neighbors", "", sentence, asked.length > 1 ? tabs : null, place);
   made.insertBefore(element("div", { class: "headed" }, made.firstChild, actions), made.firstChild);
   page.append(made);
 }
@@ -135,8 +135,8 @@ function recipeSection() {
   if (!data.runs.length) return;
   if (data.runs.length === 1) {
     const [run] = data.runs;
-    const facts = element("div", {}, element("h2", { text: "Run" }), element("p", { class: "lead", text: run.finished ? "What ran, where, and for how long." : "This run has not finished." }), factList(run));
-    const recipe = section("recipe", "Recipe", "Every setting as it was resolved.", element("pre", { tabindex: 0, text: run.recipe || "recipe.toml is not in the folder." }));
+    const facts = element("div", {}, element("h2", { text: "Run" }), element("p", { class: "lead", text: run.finished ? "What was run, on which machine, and for how long." : "This run has not finished." }), factList(run));
+    const recipe = section("recipe", "Recipe", "Every setting, as resolved for this run.", element("pre", { tabindex: 0, text: run.recipe || "The folder contains no recipe.toml." }));
     page.append(element("div", { class: "split" }, recipe, element("section", { id: "run" }, ...facts.children)));
     return;
   }
@@ -144,9 +144,9 @@ function recipeSection() {
   const rows = data.differences.map(([key, ...values]) => element("tr", {}, element("th", { scope: "row", text: key }), ...values.map((value) => element("td", { text: value || "–" }))));
   const table = rows.length ? element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Settings that differ" },
     element("table", { class: "table" }, element("thead", {}, head), element("tbody", {}, ...rows))) : null;
-  page.append(section("recipe", "Recipes", rows.length ? "The settings in which the runs differ; whole recipes and facts below." : "The recipes do not differ.", table,
+  page.append(section("recipe", "Recipes", rows.length ? "The settings in which the runs differ; the complete recipes are below." : "The recipes do not differ.", table,
     ...data.runs.map((run) => element("details", {}, element("summary", { text: run.name }),
-      element("div", { class: "split" }, element("pre", { tabindex: 0, text: run.recipe || "recipe.toml is not in the folder." }), factList(run))))));
+      element("div", { class: "split" }, element("pre", { tabindex: 0, text: run.recipe || "The folder contains no recipe.toml." }), factList(run))))));
 }
 
 async function build() {
@@ -156,14 +156,14 @@ async function build() {
   if (data.curves.length) curveSection();
   const galleries = await loadGalleries();
   if (galleries.length && galleries[0].points.length) mapSection(galleries);
-  neighbourSection(galleries);
+  neighborSection(galleries);
   if (data.lens.length || data.numbers.length) {
-    page.append(section("lens", "Lens", "What the representation is like, whatever a probe makes of it.",
+    page.append(section("lens", "Lens", "Properties of the representation itself, independent of any probe.",
       data.lens.length ? element("div", { class: "plots" }, ...data.lens.map(plotFigure)) : null,
       weightsGrid(data.weights, data.runs), numbersTable()));
   }
   recipeSection();
-  page.append(element("footer", {}, element("p", { class: "quiet", text: "Made by kontrast. This page holds all it shows and asks nothing of the network." })));
+  page.append(element("footer", {}, element("p", { class: "quiet", text: "Made by kontrast. This page is self-contained and loads nothing from the network." })));
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
   document.documentElement.dataset.ready = "yes";
 }

@@ -1,9 +1,9 @@
 "use strict";
-// One plot from one table of numbers (reports/curves.py says its form): lines with bands, or bars; hover, touch and arrow keys read it out.
+// Draws a plot (reports/curves.py describes its form): lines with bands, or bars. Hover, touch and arrow keys read its values.
 
 const LINES = 8;
 const DASHES = ["", "6 4", "2 3"];
-const runColour = (run) => `var(--l${(run ?? 0) % LINES})`;
+const runColor = (run) => `var(--l${(run ?? 0) % LINES})`;
 const runDash = (run) => DASHES[Math.floor((run ?? 0) / LINES) % DASHES.length];
 
 function plotFigure(plot) {
@@ -39,7 +39,7 @@ function scales(plot, width, height) {
   if (plot.kind === "bars" || plot.y.zero) [y0, y1] = [Math.min(0, y0), Math.max(0, y1)];
   if (y0 === y1) [y0, y1] = [y0 - (Math.abs(y0) || 1) * 0.1, y1 + (Math.abs(y1) || 1) * 0.1];
   const room = (y1 - y0) * 0.06;
-  const below = (plot.references || []).length > 1 ? 2.2 * room : room;  // so much takes a label under the lowest dashed line
+  const below = (plot.references || []).length > 1 ? 2.2 * room : room;  // space for a label under the lowest dashed line
   if (!log) [y0, y1] = [y0 === 0 ? 0 : y0 - below, y1 + room];
   if (plot.y.format === "percent") [y0, y1] = [Math.max(0, y0), Math.min(1, y1)];
   const yTicks = log ? logTicks(y0, y1) : ticks(y0, y1, 4);
@@ -58,7 +58,7 @@ function drawPlot(box, plot, width) {
   const scale = scales(plot, width, height);
   const { inner, x, y } = scale;
   const root = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "img",
-    "aria-label": `${plot.title}. Arrow keys read the values.` });
+    "aria-label": `${plot.title}. Use the arrow keys to read the values.` });
   for (const value of scale.yTicks) {
     root.append(shape("line", { class: "grid", x1: inner.left, x2: inner.right, y1: y(value), y2: y(value) }),
       shape("text", { x: inner.left - 8, y: y(value) + 4, "text-anchor": "end", text: scale.format(value) }));
@@ -86,15 +86,15 @@ function line(one, { x, y }) {
   if (one.low && one.high && good.length) {
     const upper = good.map((i) => `${x(one.x[i]).toFixed(1)},${y(one.high[i]).toFixed(1)}`);
     const lower = good.map((i) => `${x(one.x[i]).toFixed(1)},${y(one.low[i]).toFixed(1)}`).reverse();
-    group.append(shape("polygon", { class: "band", points: [...upper, ...lower].join(" "), style: { fill: runColour(one.run) } }));
+    group.append(shape("polygon", { class: "band", points: [...upper, ...lower].join(" "), style: { fill: runColor(one.run) } }));
   }
   let path = "";
   one.x.forEach((value, i) => {
     if (isNumber(one.y[i])) path += `${i > 0 && isNumber(one.y[i - 1]) ? "L" : "M"}${x(value).toFixed(1)} ${y(one.y[i]).toFixed(1)}`;
   });
-  group.append(shape("path", { class: "line", d: path, style: { stroke: runColour(one.run), strokeDasharray: runDash(one.run) } }));
+  group.append(shape("path", { class: "line", d: path, style: { stroke: runColor(one.run), strokeDasharray: runDash(one.run) } }));
   if (good.length <= 12) {
-    for (const i of good) group.append(shape("circle", { cx: x(one.x[i]), cy: y(one.y[i]), r: 2.8, style: { fill: runColour(one.run) } }));
+    for (const i of good) group.append(shape("circle", { cx: x(one.x[i]), cy: y(one.y[i]), r: 2.8, style: { fill: runColor(one.run) } }));
   }
   return group;
 }
@@ -107,13 +107,13 @@ function bars(one, place, plot, { x, y, half, inner }) {
     if (!isNumber(one.y[i])) return;
     const top = Math.min(y(0), y(one.y[i]));
     group.append(shape("rect", { x: x(value) - (wide * plot.series.length) / 2 + place * wide, y: top, width: Math.max(0.5, wide),
-      height: Math.abs(y(0) - y(one.y[i])), style: { fill: runColour(one.run) } }));
+      height: Math.abs(y(0) - y(one.y[i])), style: { fill: runColor(one.run) } }));
   });
   return group;
 }
 
-// Where labels of dashed lines stand (lines and places alike from the top down): above the line or else below it, and where a dashed line or another label is in the way
-// or the plot ends, at the next free place above or below. Sorted, so that the labels keep the order of their lines.
+// The positions of the labels of dashed lines, from the top down: above the line, else below it, else at the nearest position that is inside the plot
+// and free of lines and other labels. They are sorted, so that the labels keep the order of their lines.
 function labelPlaces(lines, bottom) {
   const [up, down] = [10, 3];
   const taken = lines.map((y) => [y - 1, y + 1]);
@@ -133,7 +133,7 @@ function references(marks, { inner, y, format }) {
     ...sorted.map((mark, i) => shape("text", { class: "halo", x: inner.right - 2, y: places[i], "text-anchor": "end", text: `${mark.label} ${format(mark.y)}` }))];
 }
 
-// Reads the values at the nearest x of any series, by pointer or by the arrow keys.
+// Shows the values at the nearest x of any series, by pointer or by arrow keys.
 function readOut(box, root, cursor, tip, spoken, plot, scale) {
   const places = [...new Set(plot.series.flatMap((one) => one.x))].filter(isNumber).sort((a, b) => a - b);
   const exact = plot.y.format === "percent" ? formatPercent : formatNumber;
@@ -146,9 +146,9 @@ function readOut(box, root, cursor, tip, spoken, plot, scale) {
     cursor.replaceChildren(shape("line", { class: "hair", x1: scale.x(value), x2: scale.x(value), y1: scale.inner.top, y2: scale.inner.bottom }));
     tip.replaceChildren(element("b", { text: `${plot.x.label} ${formatNumber(value)}` }));
     for (const { one, i } of rows) {
-      if (plot.kind !== "bars") cursor.append(shape("circle", { cx: scale.x(one.x[i]), cy: scale.y(one.y[i]), r: 4, style: { fill: runColour(one.run) } }));
+      if (plot.kind !== "bars") cursor.append(shape("circle", { cx: scale.x(one.x[i]), cy: scale.y(one.y[i]), r: 4, style: { fill: runColor(one.run) } }));
       const label = plot.series.length > 1 ? one.name : plot.y.label;
-      const swatch = element("span", {}, plot.series.length > 1 ? element("i", { class: "swatch", style: { background: runColour(one.run) } }) : null, label);
+      const swatch = element("span", {}, plot.series.length > 1 ? element("i", { class: "swatch", style: { background: runColor(one.run) } }) : null, label);
       tip.append(element("div", { class: "row" }, swatch, element("span", { text: exact(one.y[i]) })));
     }
     placeTip(tip, box, scale.x(value), scale.inner.top + 40);
@@ -183,10 +183,10 @@ function nearestIndex(values, target) {
   return best;
 }
 
-// A legend of runs; pressing one calls picked(run), pressing it again picked(null).
+// A legend of runs: pressing a run calls picked(run), pressing it again calls picked(null).
 function lineLegend(names, picked) {
   const buttons = names.map((name, run) => {
-    const stroke = element("i", { class: "dash", style: { borderTopColor: runColour(run), borderTopStyle: runDash(run) ? "dashed" : "solid" } });
+    const stroke = element("i", { class: "dash", style: { borderTopColor: runColor(run), borderTopStyle: runDash(run) ? "dashed" : "solid" } });
     return element("button", { type: "button", "aria-pressed": "false", onclick: (event) => {
       const on = event.currentTarget.getAttribute("aria-pressed") !== "true";
       for (const button of buttons) button.setAttribute("aria-pressed", "false");

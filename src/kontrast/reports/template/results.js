@@ -1,5 +1,5 @@
 "use strict";
-// The result beside its controls: one table of bars a probe, with intervals and numbers.
+// The results beside their controls: one table of bars per probe, with intervals and numbers.
 
 function resultGroup(group, runs) {
   const several = runs.length > 1;
@@ -23,7 +23,7 @@ function resultGroup(group, runs) {
 
 function resultRow(row, group, several, runs) {
   const track = element("div", { class: "track" }, element("div", { class: "bar", style: { width: `${100 * row.accuracy}%` } }));
-  if (several) track.firstChild.style.background = runColour(row.run);
+  if (several) track.firstChild.style.background = runColor(row.run);
   if (isNumber(group.chance)) track.append(element("div", { class: "chance", style: { left: `${100 * group.chance}%` } }));
   if (isNumber(row.low) && isNumber(row.high)) {
     track.append(element("div", { class: "whisker", style: { left: `${100 * row.low}%`, width: `${100 * (row.high - row.low)}%` } }));
@@ -59,12 +59,12 @@ function resultRows(group, runs) {
   return rows;
 }
 
-// Runs as rows: every probe's trained accuracy beside both controls.
+// One row per run: the accuracy of every probe beside both controls.
 function resultTable(data) {
   const columns = data.results.flatMap((group) => ["trained", "untrained", "pixels"].map((features) => ({ group, features })))
     .filter(({ group, features }) => group.rows.some((row) => row.features === features));
   const words = { trained: "", untrained: ", untrained", pixels: ", raw pixels" };
-  const head = element("tr", {}, element("th", { scope: "col", text: "run" }), element("th", { scope: "col", text: "what" }));
+  const head = element("tr", {}, element("th", { scope: "col", text: "run" }), element("th", { scope: "col", text: "setup" }));
   for (const { group, features } of columns) head.append(element("th", { scope: "col", text: group.title + words[features] }));
   const body = element("tbody");
   data.runs.forEach((run, place) => {

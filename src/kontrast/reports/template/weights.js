@@ -1,17 +1,17 @@
 "use strict";
-// The weights that one query gives (CACR, figure 6): its own views with the pull on each, and the negatives pushed most and least.
+// The weights of one query (CACR, figure 6): its views with the pull on each, and the negatives that it pushes most and least.
 
-function weightsFigure(told, runName) {
+function weightsFigure(entry, runName) {
   const most = (some) => Math.max(...some.map((one) => one.weight));
-  const rows = [["views of it, by their share of the pull", told.positives, most(told.positives)],
-    ["other images pushed most", told.hardest, most(told.hardest)], ["other images pushed least, on the same scale", told.easiest, most(told.hardest)]];
-  const title = weightsTitle(told);
+  const rows = [["its views, with their share of the pull", entry.positives, most(entry.positives)],
+    ["other images pushed most", entry.hardest, most(entry.hardest)], ["other images pushed least, at the same scale", entry.easiest, most(entry.hardest)]];
+  const title = weightsTitle(entry);
   return element("figure", { class: "weights" },
-    element("div", { class: "headed" }, element("h3", { text: title }), csvButton(`weights-${told.query.name}`, title, () => weightRows(told))),
+    element("div", { class: "headed" }, element("h3", { text: title }), csvButton(`weights-${entry.query.name}`, title, () => weightRows(entry))),
     runName ? element("p", { class: "quiet", text: runName }) : null,
     element("div", { class: "query" },
-      element("div", {}, element("img", { src: told.query.view, alt: "the query's view" }), element("span", { class: "cut", text: "the query" }),
-        element("span", { class: "cut quiet", title: told.query.name, text: told.query.name })),
+      element("div", {}, element("img", { src: entry.query.view, alt: "the query's view" }), element("span", { class: "cut", text: "the query" }),
+        element("span", { class: "cut quiet", title: entry.query.name, text: entry.query.name })),
       element("div", {}, ...rows.filter(([, some]) => some.length).map(([text, some, greatest]) => element("div", { class: "share" },
         element("p", { class: "quiet", text }), element("ol", { class: "near" }, ...some.map((one) => weightTile(one, greatest))))))));
 }
@@ -23,20 +23,20 @@ function weightTile(one, greatest) {
 
 const shareText = (value) => (value >= 0.0005 ? formatPercent(value) : `${(100 * value).toPrecision(1)}%`);
 
-function weightsTitle(told) {
-  const pull = Math.max(...told.positives.map((one) => one.weight));
-  const push = told.hardest.length ? `; the nearest other image gets ${shareText(told.hardest[0].weight)} of the push` : "";
-  return `The farthest of ${told.positives.length} views gets ${formatPercent(pull)} of the pull${push}`;
+function weightsTitle(entry) {
+  const pull = Math.max(...entry.positives.map((one) => one.weight));
+  const push = entry.hardest.length ? `; the nearest other image gets ${shareText(entry.hardest[0].weight)} of the push` : "";
+  return `The farthest of ${entry.positives.length} views gets ${formatPercent(pull)} of the pull${push}`;
 }
 
-function weightRows(told) {
+function weightRows(entry) {
   const rows = [["query", "what", "rank", "image", "weight"]];
-  for (const what of ["positives", "hardest", "easiest"]) told[what].forEach((one, i) => rows.push([told.query.name, what, i + 1, one.name || `view ${i + 2}`, one.weight]));
+  for (const what of ["positives", "hardest", "easiest"]) entry[what].forEach((one, i) => rows.push([entry.query.name, what, i + 1, one.name || `view ${i + 2}`, one.weight]));
   return rows;
 }
 
 function weightsGrid(all, runs) {
   if (!all.length) return null;
-  return element("div", { class: "numbers" }, element("h3", { text: "Whom a query pulls and whom it pushes" }), element("p", { class: "quiet", text: all[0].note }),
-    element("div", { class: "weighed" }, ...all.map((told) => weightsFigure(told, runs.length > 1 ? runs[told.run].name : ""))));
+  return element("div", { class: "numbers" }, element("h3", { text: "What a query pulls and what it pushes away" }), element("p", { class: "quiet", text: all[0].note }),
+    element("div", { class: "weighed" }, ...all.map((entry) => weightsFigure(entry, runs.length > 1 ? runs[entry.run].name : ""))));
 }

@@ -1,0 +1,43 @@
+"""The command `pack`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kontrast.cli.output import FloatRange, FollowLinks, Json, MaxBad, emit, two_numbers
+
+
+def pack(
+    data: Annotated[str, typer.Argument(help="A folder, a named data set or shards.")],
+    out: Annotated[Path, typer.Argument(help="The store to write.")],
+    size: Annotated[int, typer.Option(help="Shrink the shorter side to this many pixels; 0 keeps every size.")] = 0,
+    max_bad: MaxBad = None,
+    float_range: FloatRange = "",
+    follow_links: FollowLinks = False,
+    as_json: Json = False,
+) -> None:
+    """Decode DATA once into a memory-mapped store.
+
+    Commands open the store instantly, however many images it has.
+    """
+    from kontrast.data import open_data
+    from kontrast.data.pack import pack as write_store
+    from kontrast.training.progress import PackingBar
+
+    options: dict[str, Any] = {"follow_links": follow_links, "float_range": two_numbers(float_range)}
+    if max_bad is not None:
+        options["max_bad"] = max_bad
+    with PackingBar("pack") as bar:
+        stores = write_store(data, out, size=size or None, progress=bar, **options)
+    splits = {path.name: open_data(out, path.name) for path in stores}
+    facts = {name: {"images": len(split), "skipped": len(split.bad)} for name, split in splits.items()}
+    lines = [f"{name:<6} {f['images']:>9,} images, {f['skipped']} skipped" for name, f in facts.items()]
+    emit({"store": str(out), "parts": facts}, [*lines, f"store  {out}"], as_json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(pack)

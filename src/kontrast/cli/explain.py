@@ -1,0 +1,220 @@
+"""The commands `recipes` and `explain`, which list names and say what they mean.
+
+`explain` shows the signature, docstring, paper and recipes of an objective, encoder, head or view policy.
+`python -m kontrast.cli.explain docs/objectives` writes the pages of the objectives from the same text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kontrast.cli.output import Json, emit
+from kontrast.config.recipe_files import load_tree, recipe_names, recipe_path, recipe_text
+from kontrast.errors import UsageError
+from kontrast.registry import Registry, unknown
+
+SHORT_LIST = 16
+"""Recipes are listed by name up to this number, and summarized by pattern beyond it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a name means: `text` for people, `tree` for programs."""
+
+    name: str
+    text: str
+    tree: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.tree
+
+
+def explain(name: str) -> Explanation:
+    """Explain an objective, recipe, encoder, head, predictor or view policy.
+
+    Args:
+        name: A name of the recipes and registries, for example "cacr", "quickstart" or "resnet-18". If several
+            things have that name, all of them are explained.
+
+    Returns:
+        An `Explanation` that prints as the signature, the docstring, the paper and the recipes that use the thing.
+
+    Example:
+        >>> import kontrast
+        >>> print(str(kontrast.explain("dcl")).splitlines()[2])
+        DCL(temperature=0.1, *, normalize=True, reduction='mean')
+    """
+    found = [explain_recipe(name)] if name in recipe_names() else []
+    for registry in registries():
+        if name in registry:
+            found.append(explain_policy(name) if registry.kind == "policy" else explain_entry(registry, name))
+    if not found:
+        known = [*recipe_names(), *(entry for registry in registries() for entry in registry)]
+        hint = "; ".join(hint for registry in registries() if name and (hint := registry.hint(name)))
+        raise UsageError(f"unknown name {name!r}: {unknown(name, dict.fromkeys(known), hint)}; see `kontrast recipes`")
+    first, *others = found
+    if not others:
+        return first
+    text = "\n\n".join(one.text for one in found)
+    return Explanation(name, text, first.tree | {"also": [other.tree for other in others]})
+
+
+def registries() -> list[Registry]:
+    from kontrast.networks import ENCODERS, HEADS, PREDICTORS
+    from kontrast.objectives import OBJECTIVES
+    from kontrast.views import POLICIES
+
+    return [OBJECTIVES, ENCODERS, HEADS, PREDICTORS, POLICIES]
+
+
+def explain_entry(registry: Registry, name: str) -> Explanation:
+    """Explain a class or function of a registry by its signature and its own docstring."""
+    entry: Any = registry[name]
+    arguments = {
+        key: None if p.default is p.empty else p.default
+        for key, p in registry.arguments(name).items()
+        if key not in ("inputs", "channels", "size")
+    }
+    docstring = inspect.cleandoc(entry.__doc__ or "")  # not inspect.getdoc, which falls back to the base class
+    recipes = recipes_with(registry.kind, "name", name)
+    paper = getattr(entry, "paper", "")
+    tree = {
+        "kind": registry.kind,
+        "name": name,
+        "text": docstring,
+        "paper": paper,
+        "arguments": {k: v if isinstance(v, int | float | str | None) else repr(v) for k, v in arguments.items()},
+        "recipes": recipes,
+    }
+    lines = [f"{registry.kind} {name}", "", signature(entry), "", *docstring.splitlines(), ""]
+    if paper:
+        lines.append(f"paper    {paper}")
+    return Explanation(name, "\n".join([*lines, f"recipes  {', '.join(summarize(recipes))}"]), tree)
+
+
+def signature(entry: Any) -> str:
+    """Return the call with its defaults and without annotations: `DCL(temperature=0.1, *, normalize=True)`."""
+    parameters = inspect.signature(entry).parameters.values()
+    call = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    return f"{getattr(entry, '__name__', type(entry).__name__)}{call}"
+
+
+def explain_policy(name: str) -> Explanation:
+    """Explain a view policy by its settings, for each view if they differ."""
+    from kontrast.views.policies import alternatives
+
+    views = [dataclasses.asdict(policy) for policy in alternatives(name)]
+    recipes = recipes_with("views", "policy", name)
+    lines = [f"view policy {name}"]
+    for number, view in enumerate(views, 1):
+        lines += ["", f"view {number}" if len(views) > 1 else "every view"]
+        lines += [f"  {key:<24} {value}" for key, value in view.items()]
+    lines += ["", f"recipes  {', '.join(summarize(recipes))}"]
+    return Explanation(name, "\n".join(lines), {"kind": "policy", "name": name, "views": views, "recipes": recipes})
+
+
+def explain_recipe(name: str) -> Explanation:
+    """Explain a recipe by its file, whose comments say what it reproduces."""
+    text = recipe_text(recipe_path(name))
+    tree = {"kind": "recipe", "name": name, "text": text, "settings": load_tree(name)}
+    return Explanation(name, f"recipe {name}\n\n{text.rstrip()}", tree)
+
+
+def recipes_with(section: str, key: str, value: str) -> list[str]:
+    """Return the names of the recipes that have this value in `section.key`."""
+    return [name for name in recipe_names() if load_tree(name).get(section, {}).get(key) == value]
+
+
+def summarize(recipes: list[str]) -> list[str]:
+    """List a few recipes by name, and many by pattern: `cifar10/cacr-k4* (17)`, where 17 recipes begin like that."""
+    parts = recipes
+    for words in (2, 1, 0):  # how many words of a name, after its folder, a pattern keeps
+        if len(parts) > SHORT_LIST:
+            groups: dict[str, list[str]] = {}
+            for name in recipes:
+                folder, slash, base = name.rpartition("/")
+                groups.setdefault(folder + slash + "-".join(base.split("-")[:words]), []).append(name)
+            parts = [f"{stem}* ({len(names)})" if len(names) > 1 else names[0] for stem, names in groups.items()]
+    return parts or ["none"]
+
+
+def objective_page(name: str) -> str:
+    """Return the page of an objective for docs/objectives/, in Markdown."""
+    from kontrast.objectives import OBJECTIVES
+
+    kind: Any = OBJECTIVES[name]
+    tree = explain_entry(OBJECTIVES, name).tree
+    optional = [word for word in ("keys", "bank", "labels") if getattr(kind, f"takes_{word}", word == "keys")]
+    return f"""# {name}
+
+```python
+kontrast.objectives.{signature(kind)}
+kontrast.objective("{name}")
+```
+
+{as_markdown(tree["text"])}
+
+Besides `z` it takes {" and ".join(f"`{word}`" for word in optional)}. Paper: {tree["paper"]}.
+
+Recipes: {", ".join(f"`{part}`" for part in summarize(tree["recipes"]))}.
+
+This page is written by `python -m kontrast.cli.explain docs/objectives` from the docstring of `{kind.__name__}`.
+"""
+
+
+def as_markdown(docstring: str) -> str:
+    """Turn the arguments and shapes of a docstring into lists; an example is indented and so is code already."""
+    lines, section = [], ""
+    for line in docstring.splitlines():
+        if line in ("Args:", "Shape:", "Example:"):
+            section = line
+            lines += [f"**{line}**", ""]
+        elif line and not line.startswith(" "):
+            section = ""
+            lines.append(line)
+        elif line and section in ("Args:", "Shape:"):
+            lines.append("  " + line.strip() if line.startswith("     ") else "- " + line.strip())
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def recipes(as_json: Json = False) -> None:
+    """List the recipes and their titles."""
+    titles = {name: str(load_tree(name).get("title", "")) for name in recipe_names()}
+    width = max(map(len, titles))
+    emit(titles, [f"{name:<{width}}  {title}" for name, title in titles.items()], as_json)
+
+
+def explain_command(
+    name: Annotated[str, typer.Argument(help="An objective, recipe, encoder, head, predictor or view policy.")],
+    as_json: Json = False,
+) -> None:
+    """Explain what NAME is.
+
+    Shows the equation, the arguments, the paper and the recipes of an objective, encoder, head or view policy.
+    """
+    explanation = explain(name)
+    emit(explanation.to_dict(), explanation.text.splitlines(), as_json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command()(recipes)
+    app.command("explain")(explain_command)
+
+
+if __name__ == "__main__":
+    from kontrast.objectives import OBJECTIVES
+
+    for each in OBJECTIVES:
+        (Path(sys.argv[1]) / f"{each}.md").write_text(objective_page(each), encoding="utf-8")
