@@ -4,9 +4,9 @@
 
 Same network, same batch, one run. The bare step is forward, backward and SGD on ready-made views: the most that any
 input pipeline could reach. Images are random pixels of CIFAR-10's size and number; lightly reads them from PNG files
-through its own transform, PyTorch's DataLoader and its own loss, twice: as its documentation writes the loop (8
-workers, float32, one forward a view), and with all that helps it (all cores, bf16, channels-last, one forward, and
-cuDNN's choice by trying, which the bare step and ours have too).
+through its own transform, PyTorch's DataLoader and its own loss, twice: with the loop of its documentation (8 workers,
+float32, one forward per view), and optimized (all cores, bf16, channels-last, one forward, and cuDNN's benchmark mode,
+which the bare step and ours use too).
 """
 
 from __future__ import annotations
