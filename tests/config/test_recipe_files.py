@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,15 @@ def test_every_recipe_takes_three_steps(name):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("quickstart", "folder")])
-def test_the_header_gives_the_command_and_where_our_number_is(name):
-    first, second = recipe_text(FOLDER / f"{name}.toml").splitlines()[:2]
-    source = resolve(name).data.source
-    assert first == f"# kontrast pretrain {source} --recipe {name}"
-    assert second.startswith("# ") and second.endswith("ours: see results/")
+def test_the_header_gives_the_command_the_papers_number_and_ours(name):
+    """A number of ours is also on the page in results/ that the header names."""
+    command, paper, ours = recipe_text(FOLDER / f"{name}.toml").splitlines()[:3]
+    assert command == f"# kontrast pretrain {resolve(name).data.source} --recipe {name}"
+    assert paper.startswith("# ") and ours.startswith("# Ours: ")
+    page = re.search(r"results/[\w./-]+\.md", ours)
+    assert page or "not measured yet" in ours
+    numbers = re.findall(r"\d+\.\d+", ours)
+    assert all(number in Path(__file__).parents[2].joinpath(page[0]).read_text() for number in numbers)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +112,7 @@ def test_the_header_gives_both_numbers_where_the_paper_prints_two(name, first, s
 
 
 def remarks(name: str) -> str:
-    """The comments of a recipe and of those beneath it, without their two lines of header."""
+    """Return the comments of a recipe and of its bases, without the first two lines of their headers."""
     lines = recipe_text(FOLDER / f"{name}.toml").splitlines()
     base = [line.split('"')[1] for line in lines if line.startswith("base ")]
     return "\n".join([line for line in lines[2:] if "#" in line] + [remarks(b) for b in base])
