@@ -48,10 +48,9 @@ def trained() -> Path:
         "checkpoints": {"every": 1.0, "keep": 5},
     }
     torch.set_num_threads(1)
-    run = pretrain(
+    return pretrain(
         images(), recipe="quickstart", overrides=overrides, out=home() / "run", device="cpu", say=lambda _: None
     )
-    return run.path
 
 
 def copy(target: Path) -> Path:
