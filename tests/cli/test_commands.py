@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -233,18 +233,17 @@ def test_resume_of_a_finished_run_changes_nothing_and_refuses_other_settings(fin
     one_line(kontrast("pretrain", "--resume", "--out", str(finished), "training.lr=9.0"), 2, "training.lr", "9.0")
 
 
-def test_help_is_quick_and_quiet():
-    start = time.perf_counter()
-    done = real("--help")
+def test_help_does_not_import_torch(tmp_path):
+    """Help takes less than half a second because it imports nothing heavy; a time limit would measure the machine."""
+    for name in ("torch", "numpy", "PIL"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    done = real("--help", PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     assert done.returncode == 0 and "pretrain" in done.stdout
-    assert time.perf_counter() - start < 3  # half a second on a quiet machine; torch alone would take more than this
 
 
 def test_version_and_module_and_a_reader_that_leaves():
     assert real("--version").stdout.strip()
-    done = subprocess.run(
-        f"{sys.executable} -m kontrast recipes | head -1", shell=True, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(f"{sys.executable} -m kontrast recipes | head -1", shell=True, capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr and "Error" not in done.stderr
 
 

@@ -197,7 +197,7 @@ def test_a_killed_table_goes_on_to_the_same_numbers(tiny, tmp_path, capsys):
     place = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=place)
     second = tmp_path / "runs" / "tiny" / "dcl-seed0"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600  # about 5 s on an idle machine
     while not list(second.glob("checkpoints/step-*")) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -240,11 +240,11 @@ def test_a_stop_is_passed_on_and_one_failure_leaves_the_others(tiny, tmp_path, m
     command = [sys.executable, "-m", "kontrast", *tiny(400), "--jobs", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     runs = [tmp_path / "runs" / "tiny" / f"{name}-seed0" for name in ("nt", "dcl")]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600  # about 5 s on an idle machine
     while not all(list(r.glob("checkpoints/step-*")) for r in runs) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.terminate()
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate()[1]
     assert process.returncode == 75 and "give the same command again" in said
     assert not (tmp_path / "results" / "tiny.json").exists()
     broken = [*tiny(2, "again"), "--jobs", "2", "training.lr=1e30"]

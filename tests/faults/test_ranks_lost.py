@@ -53,7 +53,7 @@ def test_killed_rank(tmp_path, killed):
 @pytest.mark.fault(28)
 def test_hanging_rank(tmp_path):
     """The other rank exits 6 with its number after the timeout."""
-    ranks = two_ranks(tmp_path, *LONG, timeout="2")
+    ranks = two_ranks(tmp_path, *LONG, timeout="3")  # a step takes milliseconds
     until(steps_logged(tmp_path / "run", 9))
     ranks[1].send(signal.SIGSTOP)
     try:

@@ -366,7 +366,7 @@ with PeakMemory(torch.device("cpu")) as large:
     torch.ones(30_000_000).sum()
 print(0 if small.bytes is None else large.bytes - small.bytes)
 """
-    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=True)
     if done.stdout.strip() == "0":
         pytest.skip("this system keeps no peak of resident memory")
     assert int(done.stdout) > 5e7
