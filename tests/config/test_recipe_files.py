@@ -78,7 +78,13 @@ def test_every_recipe_is_possible(name):
     assert recipe.title
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+LARGE = [name for name in DISTINCT if resolve(name).encoder.name == "resnet-50"]
+"""Smaller encoders train the same objectives, heads and options."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE[1:] else name for name in DISTINCT]
+)
 def test_every_kind_of_recipe_takes_three_steps(name):
     for terms in three_steps(shrunk(name, real_size=False)):
         assert terms and all(math.isfinite(v) for v in terms.values())
