@@ -6,16 +6,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from kontrast import files
 from kontrast.cli import main as cli
 from kontrast.files import read_json_lines
 from kontrast.training import checkpoints
-from kontrast.training import run_folder as folder
 
 from support import kill_storm
 from support.commands import TINY, Command, ends, steps_logged, until
@@ -67,19 +68,22 @@ def test_disk_full_at_a_checkpoint(small_disk, tmp_path):
 
 def fill_disk_before(argv: list[str], place: Path, name: str) -> int:
     """Run the command, and fill the disk just before it writes the file `name` (or its first line)."""
-    inner_atomic, inner_line = checkpoints.write_atomic, folder.Lines.write
+    write_whole, write_line = files.write_atomic, files.JsonLines.write
 
-    def write_atomic(path: Path, content: str | bytes) -> None:
+    def write_atomic(path: Path, *content: object, **options: object) -> None:
         if path.name == name:
             fill(place, 0)
-        inner_atomic(path, content)
+        write_whole(path, *content, **options)
 
-    def write(self: folder.Lines, **record: object) -> None:
+    def write(self: files.JsonLines, **record: object) -> None:
         if self.path.name == name and record["step"] == 1:
             fill(place, 0)
-        inner_line(self, **record)
+        write_line(self, **record)
 
-    checkpoints.write_atomic, folder.Lines.write = write_atomic, write
+    files.JsonLines.write = write
+    for module in list(sys.modules.values()):  # those that imported the function by name too
+        if getattr(module, "write_atomic", None) is write_whole:
+            module.write_atomic = write_atomic
     return cli.run(argv)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -146,21 +147,19 @@ def test_incomplete_rank_variables(tmp_path):
 
 @pytest.mark.fault(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_signal_during_pack(tmp_path, monkeypatch, number, code):
+def test_signal_during_pack(tmp_path, number, code):
     """Exit 75 or 130, as for training."""
 
-    def packing() -> int:
-        import kontrast.data
-
-        def waiting(*_, **__):
+    def pack_forever() -> int:
+        def wait(*_, **__):
             (tmp_path / "waiting").touch()
             signal.pause()
             raise RuntimeError("not stopped")
 
-        kontrast.data.pack = waiting
+        importlib.import_module("kontrast.data.pack").pack = wait
         return cli.run(["pack", "digits", str(tmp_path / "store")])
 
-    command = Command(tmp_path / "log", instead=packing)
+    command = Command(tmp_path / "log", instead=pack_forever)
     until(lambda: (tmp_path / "waiting").exists())
     command.send(number)
     assert "same command" in command.ended(code)
