@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -54,8 +56,17 @@ def test_killed_decoding_process(shards, tmp_path):
     assert ends(run) == ends(tmp_path / "whole")
 
 
-def run_impatiently(argv: list[str]) -> int:
-    workers.PATIENCE, workers.IN_PROCESS, packing.CHUNK = 4.0, 8, 16
+def run_impatiently(argv: list[str], hung: Path) -> int:
+    """Run with a patience of 4 seconds from the moment `hung` exists: starting workers may take longer."""
+    workers.IN_PROCESS, packing.CHUNK = 8, 16
+    result = Future.result
+    Future.result = lambda self, timeout=None: result(self, timeout and min(timeout, 0.1))
+
+    def lose_patience() -> None:
+        until(hung.exists)
+        workers.PATIENCE = 4.0
+
+    threading.Thread(target=lose_patience, daemon=True).start()
     return cli.run(argv)
 
 
@@ -65,18 +76,19 @@ def test_hanging_decoding_process(shards, tmp_path):
     """Exit 6 after the patience (120 s, here 4) with the files in flight; the last step is saved."""
     run = tmp_path / "run"
     argv = ["pretrain", str(shards), *LONG, "--device", "cpu", "--no-probes", "--out", str(run)]
-    command = Command(tmp_path / "log", instead=partial(run_impatiently, argv))
+    command = Command(tmp_path / "log", instead=partial(run_impatiently, argv, tmp_path / "hung"))
     until(steps_logged(run, 3))
     stopped = children_of(command.process)
     for child in stopped:
         os.kill(child, signal.SIGSTOP)
+    (tmp_path / "hung").touch()
     said = command.ended(6)
     assert re.search(r"\b4 s\b.* \S+\.png \S+ \S+\.png", said), said
     assert list((run / "checkpoints").glob(f"step-*{saved_step(said)}"))
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in stopped))
 
 
-def run_with_hanging_workers(argv: list[str]) -> int:
+def run_with_hanging_workers(argv: list[str], hung: Path) -> int:
     start = workers.Child.__init__
 
     def stop(self: workers.Child) -> None:
@@ -84,7 +96,7 @@ def run_with_hanging_workers(argv: list[str]) -> int:
         self.process.send_signal(signal.SIGSTOP)
 
     workers.Child.__init__ = stop
-    return run_impatiently(argv)
+    return run_impatiently(argv, hung)
 
 
 @two_cores
@@ -92,7 +104,8 @@ def run_with_hanging_workers(argv: list[str]) -> int:
 def test_hanging_decoding_process_while_packing(shards, tmp_path):
     """Exit 6 after the patience with the files in flight; the same command continues later."""
     argv = ["pack", str(tmp_path / "pictures"), str(tmp_path / "store")]
-    said = Command(tmp_path / "log", instead=partial(run_with_hanging_workers, argv)).ended(6)
+    (tmp_path / "hung").touch()
+    said = Command(tmp_path / "log", instead=partial(run_with_hanging_workers, argv, tmp_path / "hung")).ended(6)
     assert re.search(r"\b4 s\b.*\.png", said), said
     Command(tmp_path / "log", instead=partial(cli.run, argv)).ended(0)
 

@@ -43,6 +43,8 @@ broken test from hanging, so it is far more than ten times as long."""
 class Command:
     """A command that starts at once: `wait` returns its exit code and `said` is what it has printed."""
 
+    running: list[Command] = []
+
     def __init__(
         self,
         log: Path,
@@ -53,6 +55,8 @@ class Command:
         """Fork and run `kontrast pretrain argv`, or the function `instead`, with its output in the file `log`."""
         self.log = log
         self.process = os.fork()
+        self.test = current_test()
+        Command.running = [*Command.running, self] if self.process else []
         if self.process == 0:
             code = 1
             try:
@@ -77,7 +81,12 @@ class Command:
         os.kill(self.process, number)
 
     def wait(self) -> int:
+        Command.running = [command for command in Command.running if command is not self]
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+    @property
+    def has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def ended(self, code: int) -> str:
         """Check that it ends with this exit code, no traceback and, if it fails, one error line; return its output."""
@@ -93,10 +102,16 @@ class Command:
         return self.log.read_text()
 
 
+def current_test() -> str:
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+
+
 def until(happened: Callable[[], object]) -> None:
-    """Wait until another process has done something."""
+    """Wait until another process has done something; fail if a command ends before."""
     due = time.monotonic() + LIMIT
     while not happened():
+        ended = [one for one in Command.running if one.test == current_test() and one.has_ended]
+        assert not ended or happened(), f"a command ended too early: {ended[0].said}"
         assert time.monotonic() < due, f"it did not happen within {LIMIT:.0f} s"
         time.sleep(0.002)
 
