@@ -1,10 +1,10 @@
-"""Run every benchmark, each in its own process; write numbers to results/races/ and tables to results/races.md.
+"""Run every race, each in its own process; write the numbers to results/races/ and the table to results/races.md.
 
     python benchmarks/all.py [--only kernels views] [--full] [--table] [--results DIR]
 
 --table runs nothing and writes results/races.md from the existing files. Files from a machine without CUDA end in -cpu.
-A benchmark that can't run here (no such device, a peer that is not installed, a timeout) is reported and skipped; its
-earlier numbers stay.
+A race that can't run here (no such device, a library that is not installed, too long) is reported and skipped, and the
+file that was measured before stays.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SECONDS = 1800
 Record = dict[str, Any]
 
 TITLES = {
-    "kernels": "NT-Xent, forward and backward, beside other libraries",
-    "family": "The other objectives beside NT-Xent",
-    "links": "Several views at small batches: all pairs of views at once beside pair by pair",
-    "views": "Views beside torchvision and kornia",
-    "data": "Reading images beside torchvision's ImageFolder",
-    "training": "Training end to end beside the bare network step and lightly",
-    "probes": "Probes on the features of a run, to their ends",
+    "kernels": "NT-Xent, forward and backward, compared with other libraries",
+    "family": "The other objectives compared with NT-Xent",
+    "links": "Several views at small batches: all pairs of views at once, or pair by pair",
+    "views": "Views compared with torchvision and kornia",
+    "data": "Reading images compared with torchvision's ImageFolder",
+    "training": "Training end to end compared with the bare network step and with lightly",
+    "probes": "Complete probes on the features of a run",
 }
 NEEDS_CUDA = {"family"}
 PEERS = {"kernels": ("lightly", "pytorch-metric-learning")}
@@ -44,7 +44,7 @@ UNITS = {
     "bare": "bare step, views/s",
     "ours": "end to end, views/s",
     "peer": "lightly's loop as documented, views/s",
-    "helped_peer": "lightly's loop, helped, views/s",
+    "helped_peer": "lightly's loop, optimized, views/s",
     "first_step": "first step, s",
     "type": "type",
 }
@@ -52,7 +52,7 @@ HIDDEN = {"bad", "within"}
 
 
 def options(race: str, cuda: bool, full: bool) -> list[str]:
-    """Return the arguments of a benchmark: short timings unless `full`."""
+    """Return a race's command-line arguments: short timings unless `full`."""
     quick = [] if full else ["--quick"]
     if race == "kernels":
         return [*quick, "--pairs", *(("512", "32768") if cuda else ("256", "512", "1024", "4096"))]
@@ -67,12 +67,12 @@ def options(race: str, cuda: bool, full: bool) -> list[str]:
 
 
 def run_race(race: str, place: Path, cuda: bool, full: bool) -> str:
-    """Run a benchmark and save its numbers; return the reason if it could not run."""
+    """Run a race and store its numbers; return why it could not run, or an empty string."""
     script = ROOT / "benchmarks" / f"{race}.py"
     if not script.is_file():
-        return f"there is no {script.name} yet"
+        return f"no {script.name}"
     if race in NEEDS_CUDA and not cuda:
-        return "it needs a CUDA device, and there is none here"
+        return "it needs a CUDA device and there is none"
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as aside:
         made = Path(aside) / "numbers.json"
@@ -91,16 +91,16 @@ def run_race(race: str, place: Path, cuda: bool, full: bool) -> str:
 
 
 def rows_of(tree: Record) -> list[Record]:
-    """Return the rows of a benchmark's file, which has a list of records or records by name."""
+    """Return the rows of a race's file, which holds a list of records or records by name."""
     if "cases" in tree:
         return [{"case": name, **case} for name, case in tree["cases"].items()]
     return tree.get("lines") or tree.get("rows") or []
 
 
 def with_ratios(race: str, rows: list[Record]) -> list[Record]:
-    """Add how many times longer than ours each peer took: eager, and against our captured call."""
+    """Add how much longer each contender took than we did, called the same way and in a captured CUDA graph."""
     if race == "training":
-        peers = {"peer": "times it", "helped_peer": "times it, helped"}
+        peers = {"peer": "speedup", "helped_peer": "speedup, optimized"}
         kept = [{key: value for key, value in r.items() if key != "seconds"} for r in rows]
         return [{**r, **{name: r["ours"] / r[p] for p, name in peers.items() if p in r}} for r in kept]
     if race != "kernels":
@@ -115,7 +115,7 @@ def with_ratios(race: str, rows: list[Record]) -> list[Record]:
 
 
 def flat(row: Record) -> Record:
-    """Turn nested records into columns."""
+    """Flatten nested records into columns."""
     return {
         (f"{key} {inner}" if inner else key): v
         for key, value in row.items()
@@ -125,7 +125,7 @@ def flat(row: Record) -> Record:
 
 
 def words(value: Any) -> str:
-    """Format a cell: numbers with about three digits, `absent` for a missing value."""
+    """Format a cell: numbers with about three digits, `absent` for a library that was not installed."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "absent"
     if isinstance(value, bool):
@@ -139,7 +139,7 @@ def words(value: Any) -> str:
 
 
 def section(race: str, path: Path) -> list[str]:
-    """Return one file as text: where it was measured, then its table."""
+    """Format one file as Markdown: where it was measured, then its table."""
     tree = json.loads(path.read_text())
     rows = [flat(row) for row in with_ratios(race, rows_of(tree))]
     known = {key: value for key, value in tree.items() if not isinstance(value, list | dict) and value is not None}
@@ -150,17 +150,17 @@ def section(race: str, path: Path) -> list[str]:
     lines += ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
     lines += ["| " + " | ".join(words(row[key]) if key in row else "" for key in columns) + " |" for row in rows]
     missing = [peer for peer in PEERS.get(race, ()) if peer not in {row.get("loss") for row in rows}]
-    note = f"Not in this race: {', '.join(missing)} (not installed, or no size that it can hold)."
+    note = f"Not in this race: {', '.join(missing)} (not installed, or every size needs too much memory)."
     return [*lines, "", *([note, ""] if missing else [])]
 
 
 def document(results: Path) -> str:
-    """Return the text of results/races.md from results/races/*.json."""
+    """Return the text of results/races.md, made from results/races/*.json."""
     lines = ["# Races", ""]
     lines += [
-        "Written by `python benchmarks/all.py` (`--table`: from the files that are there); not edited by hand. What "
-        "each race measures is at the top of its script in [benchmarks/](../benchmarks/). *absent*: a peer that was "
-        "not installed.",
+        "`python benchmarks/all.py` writes this page (`--table` writes it from existing files); don't edit it by hand. The "
+        "top of each script in [benchmarks/](../benchmarks/) says what the race measures. *absent* means that a library "
+        "was not installed.",
         "",
     ]
     for race, title in TITLES.items():
@@ -170,7 +170,7 @@ def document(results: Path) -> str:
             if path.is_file():
                 lines += section(race, path)
             elif suffix and race in NEEDS_CUDA:
-                lines += ["On a CPU: it needs a CUDA device.", ""]
+                lines += ["On a CPU: not run, since it needs a CUDA device.", ""]
             else:
                 lines += [f"On {device}: not yet run.", ""]
     return "\n".join(lines).rstrip() + "\n"

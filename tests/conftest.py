@@ -1,10 +1,12 @@
-"""Shared by all tests: one torch thread (two contended ones run small work many times slower), honest skips, and the
-count of the faults that were caused (tests/faults/conftest.py records them)."""
+"""Settings for all tests: one thread, skips with a reason, and a count of the promises that were tested."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
+
+os.environ["OMP_NUM_THREADS"] = "1"  # for child processes too: two threads that compete for one core are slow
 
 import pytest
 import torch
@@ -23,15 +25,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """One line: promises kept, kills survived, fuzz cases tried. It stands here since the process that starts others
-    (-n auto) collects no tests and so never reads the conftest of a folder below."""
-    faults, counts = set(), Counter()
+    """Print how many promises, kills and fuzz cases were tested, as recorded by tests/faults/conftest.py.
+
+    This hook is not in tests/faults/ because with `-n auto` the main process collects no tests and never reads the
+    conftest files of folders.
+    """
+    promises, counts = set(), Counter()
     for report in terminalreporter.stats.get("passed", []):
         for name, value in report.user_properties:
             if name == "fault":
-                faults.add(value)
+                promises.add(value)
             elif name.startswith("tally "):
                 counts[name.removeprefix("tally ")] += value
-    if faults:
+    if promises:
         did = "".join(f", {number} {what}" for what, number in sorted(counts.items()))
-        terminalreporter.write_line(f"faults: {len(faults)} of 40 promises kept by a test that causes the fault{did}")
+        terminalreporter.write_line(f"faults: {len(promises)} of 40 promises kept by a test that causes the fault{did}")

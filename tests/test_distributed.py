@@ -105,7 +105,7 @@ def run_rank(number: int, world: int, port: int, folder: str) -> None:
         RANK=str(number), LOCAL_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "3"
-    distributed.initialize(timeout_seconds=60)
+    distributed.initialize(timeout_seconds=600)
     assert (distributed.rank(), distributed.world()) == (number, world)
     share = N // world
     images = slice(number * share, (number + 1) * share)

@@ -1,4 +1,4 @@
-"""Folders of small pictures for the data tests."""
+"""Folders of small images for the data tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from support.made_images import picture
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """Packed stores go to a folder of the test, never to the user's cache."""
+    """Put packed stores into a temporary folder, never into the user's cache."""
     monkeypatch.setenv("KONTRAST_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
 def make_folder(tmp_path):
-    """make_folder(classes=2, each=10, ragged=False, name="pictures") -> path of PNGs in class sub-folders."""
+    """Return a function that writes PNGs into class sub-folders and returns the path of the folder."""
 
     def make(classes: int = 2, each: int = 10, ragged: bool = False, name: str = "pictures") -> Path:
         root = tmp_path / name

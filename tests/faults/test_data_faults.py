@@ -1,5 +1,4 @@
-"""Data that can't be read or packed, through the command: folders that are closed, files that are none, limits of the
-system."""
+"""Data that can't be read or packed: closed folders, files that are not regular files, limits of the system."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from support.tiny_run import copy
 
 @pytest.mark.fault(16)
 @pytest.mark.parametrize("rights", [0o700, 0o744], ids=["closed", "names-only"])
-def test_a_folder_that_may_not_be_read_is_named(rights):
-    """Exit 3 and the folder, also where it is one of many: a part of the images never stands for all."""
-    with tempfile.TemporaryDirectory() as place:  # not pytest's own: nobody may not enter that
+def test_unreadable_folder_is_named(rights):
+    """Exit 3 names the folder, even if others are readable: no images are left out silently."""
+    with tempfile.TemporaryDirectory() as place:  # the user nobody may not enter pytest's folder
         os.chmod(place, 0o755)
         root = folder_of(Path(place) / "pictures", 12, classes=4)
         inner = root / "class3" / "inner"
@@ -34,7 +33,7 @@ def test_a_folder_that_may_not_be_read_is_named(rights):
         (root / "class3").chmod(rights)
         closed = root / "class3" if rights == 0o700 else inner
         code, said = as_nobody(lambda: refused(root))
-        assert code == 3 and f"can't look into the folder {closed}: Permission denied (13)" in said
+        assert code == 3 and f"{closed}: Permission denied (13)" in said
 
 
 def refused(root: Path) -> tuple[int, str]:
@@ -45,26 +44,26 @@ def refused(root: Path) -> tuple[int, str]:
 
 
 @pytest.mark.fault(12)
-def test_what_is_no_regular_file_has_no_neighbours(tmp_path):
-    """Seen: exit 3 naming it, where a pipe without a writer would be waited for and /dev/zero read without end."""
+def test_neighbors_refuses_pipes_and_devices(tmp_path):
+    """Exit 3 names the file. Reading a pipe without a writer, or /dev/zero, would never end."""
     run = str(copy(tmp_path))
     os.mkfifo(tmp_path / "pipe.jpg")
     for image in (str(tmp_path / "pipe.jpg"), "/dev/null"):
         one_line(kontrast("neighbors", run, image, "--device", "cpu"), 3, image, "not a regular file")
 
 
-def _limited(argv: list[str], most: int) -> int:
+def limit_file_size(argv: list[str], most: int) -> int:
     """Run the command with `ulimit -f`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     return cli.run(argv)
 
 
 @pytest.mark.fault(5)
-def test_a_limit_on_the_size_of_files_while_packing(tmp_path):
-    """Seen: exit 6 and the store's path. Remains: what is whole; without the limit the same command goes on."""
+def test_file_size_limit_while_packing(tmp_path):
+    """Exit 6 names the store. Complete chunks remain, and without the limit the same command continues."""
     root, store = folder_of(tmp_path / "pictures", 300), tmp_path / "store"
     argv = ["pack", str(root), str(store)]
-    said = Command(tmp_path / "log", instead=partial(_limited, argv, 210_000)).ended(6)
-    assert f"writing the packed store {store / 'train'}: File too large" in said
+    said = Command(tmp_path / "log", instead=partial(limit_file_size, argv, 210_000)).ended(6)
+    assert f"{store / 'train'}: File too large" in said
     assert not (store / "train").exists()
     assert kontrast(*argv).returncode == 0 and (store / "train" / "images.u8").stat().st_size == 300 * 768

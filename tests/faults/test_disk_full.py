@@ -1,4 +1,4 @@
-"""A disk that fills up, can't be written or goes away: exit 6 naming the path; what was there before stays whole."""
+"""A disk that is full, read-only or gone: exit 6 names the path, and existing files stay intact."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from kontrast import files
 from kontrast.cli import main as cli
 from kontrast.files import read_json_lines
 from kontrast.training import checkpoints
-from kontrast.training import run_folder as folder
 
 from support import kill_storm
 from support.commands import TINY, Command, ends, steps_logged, until
 
 SHORT = [*TINY, "training.max_steps=12", "training.log_every=1"]
 LARGE = [*TINY, "training.max_steps=60", "encoder.width=64", "checkpoints.keep=100"]
-"""Its checkpoints together are larger than the small disk."""
+"""A run whose checkpoints don't fit on the small disk."""
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB."""
+    """Mount a file system of 2 MB."""
     place = tmp_path / "disk"
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True)
@@ -38,7 +39,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path, leave: int) -> None:
-    """Leave so many bytes free."""
+    """Fill the disk, except for `leave` bytes."""
     room = os.statvfs(place)
     (place / "ballast").write_bytes(b"\0" * max(0, room.f_bavail * room.f_bsize - leave))
 
@@ -48,11 +49,11 @@ def half_written(place: Path) -> list[Path]:
 
 
 @pytest.mark.fault(5)
-def test_the_disk_fills_up_while_a_checkpoint_is_written(small_disk, tmp_path):
-    """Seen: exit 6, the checkpoint's path and its bytes. Remains: the older ones; with room again, equal bits."""
+def test_disk_full_at_a_checkpoint(small_disk, tmp_path):
+    """Exit 6 has the checkpoint's path and size. Older ones remain; with room again, it resumes to equal bits."""
     run = small_disk / "run"
     said = Command(tmp_path / "log", *LARGE, "--out", str(run)).ended(6)
-    told = re.search(r"no space left to write (\S+)/checkpoints/step-(\d+) \(([\d,]+) bytes needed\)", said)
+    told = re.search(r"(\S+)/checkpoints/step-(\d+) .*?([\d,]+) bytes", said)
     assert told and told[1] == str(run), said
     assert int(told[3].replace(",", "")) > 100_000
     assert not half_written(small_disk)
@@ -65,32 +66,35 @@ def test_the_disk_fills_up_while_a_checkpoint_is_written(small_disk, tmp_path):
     assert ends(moved) == ends(whole)
 
 
-def filled_at(argv: list[str], place: Path, name: str) -> int:
-    """Run the command; the disk is filled just before the first line, or the whole, of the file of this name."""
-    inner_atomic, inner_line = checkpoints.write_atomic, folder.Lines.write
+def fill_disk_before(argv: list[str], place: Path, name: str) -> int:
+    """Run the command, and fill the disk just before it writes the file `name` (or its first line)."""
+    write_whole, write_line = files.write_atomic, files.JsonLines.write
 
-    def write_atomic(path: Path, content: str | bytes) -> None:
+    def write_atomic(path: Path, *content: object, **options: object) -> None:
         if path.name == name:
             fill(place, 0)
-        inner_atomic(path, content)
+        write_whole(path, *content, **options)
 
-    def write(self: folder.Lines, **record: object) -> None:
+    def write(self: files.JsonLines, **record: object) -> None:
         if self.path.name == name and record["step"] == 1:
             fill(place, 0)
-        inner_line(self, **record)
+        write_line(self, **record)
 
-    checkpoints.write_atomic, folder.Lines.write = write_atomic, write
+    files.JsonLines.write = write
+    for module in list(sys.modules.values()):  # those that imported the function by name too
+        if getattr(module, "write_atomic", None) is write_whole:
+            module.write_atomic = write_atomic
     return cli.run(argv)
 
 
 @pytest.mark.fault(5)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "encoder.safetensors"])
-def test_the_disk_fills_up_while_the_run_folder_is_written(small_disk, tmp_path, name):
-    """Seen: exit 6 and the file's path. Remains: whole lines, checkpoints, a run that goes on when there is room."""
+def test_disk_full_in_the_run_folder(small_disk, tmp_path, name):
+    """Exit 6 has the file's path. Complete lines and checkpoints remain, and the run resumes once there is room."""
     run = small_disk / "run"
     argv = ["pretrain", *SHORT, "--device", "cpu", "--no-probes", "--out", str(run)]
-    said = Command(tmp_path / "log", instead=partial(filled_at, argv, small_disk, name)).ended(6)
-    assert f"no space left to write {run / name}" in said
+    said = Command(tmp_path / "log", instead=partial(fill_disk_before, argv, small_disk, name)).ended(6)
+    assert "no space left" in said.lower() and str(run / name) in said
     assert not half_written(small_disk) and not (run / "encoder.safetensors").exists()
     (small_disk / "ballast").unlink()
     Command(tmp_path / "log", "--resume", "--out", str(run)).ended(0)
@@ -98,13 +102,13 @@ def test_the_disk_fills_up_while_the_run_folder_is_written(small_disk, tmp_path,
 
 
 @pytest.mark.fault(5)
-def test_the_disk_fills_up_while_packing(small_disk, tmp_path):
-    """Seen: exit 6 and the store's path. Remains: the chunks that are whole; with room again it goes on from them."""
+def test_disk_full_while_packing(small_disk, tmp_path):
+    """Exit 6 has the store's path. Complete chunks remain, and packing continues after them once there is room."""
     pictures, _ = kill_storm.make_pictures(tmp_path)
     store = small_disk / "store"
     fill(small_disk, 50_000)
     said = Command(tmp_path / "log", instead=partial(cli.run, ["pack", str(pictures), str(store)])).ended(6)
-    assert f"writing the packed store {store / 'train'}: No space left" in said
+    assert "no space left" in said.lower() and str(store / "train") in said
     assert not (store / "train").exists()
     (small_disk / "ballast").unlink()
     Command(tmp_path / "log", instead=partial(cli.run, ["pack", str(pictures), str(store)])).ended(0)
@@ -115,8 +119,8 @@ def test_the_disk_fills_up_while_packing(small_disk, tmp_path):
 
 @pytest.mark.fault(5)
 @pytest.mark.parametrize("name", ["vectors.parquet", "vectors.npy", "report.html"])
-def test_the_disk_fills_up_while_a_result_is_written(small_disk, tmp_path, name):
-    """Seen: exit 6 and the file's path. Remains: no file of that name; the run, and the same command works later."""
+def test_disk_full_while_a_result_is_written(small_disk, tmp_path, name):
+    """Exit 6 has the file's path. No file of that name is left, and the same command works later."""
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     run, out = tmp_path / "run", small_disk / name
@@ -126,7 +130,7 @@ def test_the_disk_fills_up_while_a_result_is_written(small_disk, tmp_path, name)
     argv += ["--out", str(out)]
     fill(small_disk, 2048)
     said = Command(tmp_path / "log", instead=partial(cli.run, argv)).ended(6)
-    assert "no space left to write" in said.lower() and str(small_disk) in said, said
+    assert "no space left" in said.lower() and str(small_disk) in said, said
     assert not out.exists() and not half_written(small_disk)
     (small_disk / "ballast").unlink()
     Command(tmp_path / "log", instead=partial(cli.run, argv)).ended(0)
@@ -135,7 +139,7 @@ def test_the_disk_fills_up_while_a_result_is_written(small_disk, tmp_path, name)
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A folder that nobody may write: root may write where rights forbid it, so for root it is a read-only mount."""
+    """Make a folder that nobody can write to. Root ignores permissions, so for root it is a read-only mount."""
     place = tmp_path / "place"
     place.mkdir()
     if os.geteuid():
@@ -151,23 +155,23 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 def pretrain_without_data(tmp_path: Path, out: Path) -> str:
-    """The data does not exist, which would be exit 3: the output is looked at first."""
+    """Train on data that don't exist. That would be exit 3, so exit 6 shows that the output is checked first."""
     argv = ["pretrain", str(tmp_path / "no such data"), "--device", "cpu", "--out", str(out)]
     return Command(tmp_path / "log", instead=partial(cli.run, argv)).ended(6)
 
 
 @pytest.mark.fault(6)
-def test_a_read_only_output_is_refused_before_the_data_is_read(tmp_path, read_only):
-    """Seen: exit 6 naming the place and another --out. Remains: the place as it was."""
+def test_read_only_output_is_refused_before_reading_data(tmp_path, read_only):
+    """Exit 6 names the folder. Nothing is written to it."""
     said = pretrain_without_data(tmp_path, read_only / "run")
-    assert f"can't write {read_only / 'run'}: " in said and "choose another place" in said
+    assert str(read_only / "run") in said
     assert not list(read_only.iterdir())
 
 
 @pytest.mark.fault(6)
 @pytest.mark.parametrize("below", ["", "run"])
-def test_a_file_in_the_outputs_place_is_refused_before_the_data_is_read(tmp_path, below):
-    """Seen: exit 6 naming the place. Remains: the file."""
+def test_output_that_is_a_file_is_refused_before_reading_data(tmp_path, below):
+    """Exit 6 names the path. The file stays."""
     place = tmp_path / "thesis.txt"
     place.write_text("mine")
     assert str(place) in pretrain_without_data(tmp_path, place / below)
@@ -175,13 +179,13 @@ def test_a_file_in_the_outputs_place_is_refused_before_the_data_is_read(tmp_path
 
 
 @pytest.mark.fault(6)
-def test_a_run_folder_removed_under_a_running_process(tmp_path):
-    """Seen: exit 6 naming the folder at the next checkpoint. Remains: nothing; no half of a run comes back."""
+def test_run_folder_removed_while_training(tmp_path):
+    """Exit 6 names the folder at the next checkpoint. The folder is not recreated in part."""
     run = tmp_path / "run"
     command = Command(tmp_path / "log", *TINY, "training.max_steps=300", "training.log_every=1", "--out", str(run))
     until(steps_logged(run, 2))
-    os.rename(run, tmp_path / "gone")  # a removal by many calls may fall between two writes
+    os.rename(run, tmp_path / "gone")  # deleting file by file could happen between two writes
     shutil.rmtree(tmp_path / "gone")
     said = command.ended(6)
-    assert "can't write" in said and str(run) in said and "No such file or directory" in said
+    assert str(run) in said and "No such file or directory" in said
     assert not run.exists()

@@ -1,4 +1,4 @@
-"""Recipes, overrides and command lines of any content: one line and a code, never a traceback, never 0 on nonsense."""
+"""Recipes, overrides and command lines with any content: an exit code and one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def keys_of_recipes() -> list[str]:
 
 @pytest.mark.fault(35)
 @amounts(200, 10_000)
-def test_overrides_of_any_value(cases, tally):
-    """Any key with any value: a recipe that is written and reads back the same, or a UsageError that names the key."""
+def test_overrides_with_any_value(cases, tally):
+    """Any key with any value gives a recipe that reads back unchanged, or a UsageError that names the key."""
     trees = {name: load_tree(name) for name in ("quickstart", "folder", "cifar10/cacr-k4")}
     keys = st.one_of(st.sampled_from(keys_of_recipes()), NONSENSE, st.builds("{}.{}".format, NONSENSE, NONSENSE))
 
@@ -64,8 +64,8 @@ def test_overrides_of_any_value(cases, tally):
 
 @pytest.mark.fault(35)
 @amounts(100, 5_000)
-def test_recipe_files_of_any_content(cases, tally):
-    """The package's own recipes with bytes changed, cut or repeated: a recipe, or one line."""
+def test_recipe_files_with_any_content(cases, tally):
+    """Our own recipes with bytes changed, cut or repeated give a recipe, or an error of one line."""
     texts = [(FOLDER / f"{name}.toml").read_bytes() for name in recipe_names()]
     for seed in range(cases):
         text = mutated(texts[seed % len(texts)], seed).decode("utf-8", "replace")
@@ -81,8 +81,8 @@ def test_recipe_files_of_any_content(cases, tally):
 @pytest.mark.fault(35)
 @amounts(100, 2_000)
 @pytest.mark.parametrize("room", ["objective", "head", "predictor", "encoder", "views"])
-def test_arguments_of_any_value(room, cases, tally):
-    """Whatever a recipe gives an objective, a head, an encoder or the views: it is built, or refused in words."""
+def test_arguments_with_any_value(room, cases, tally):
+    """Any argument for an objective, a head, an encoder or the views is accepted, or refused with a clear error."""
     numbers = st.one_of(st.integers(-3, 40), st.floats())
     small = st.one_of(numbers, st.booleans(), NONSENSE, st.lists(numbers, max_size=4), st.just({"a": 1}))
     registry = {
@@ -137,8 +137,8 @@ OPTIONS = [
 
 @pytest.mark.fault(35)
 @amounts(40, 2_000)
-def test_command_lines_of_any_words(tmp_path, monkeypatch, cases, tally):
-    """Words at random, one of them nonsense: exit 2, 3 or 4 and one line, no traceback, nothing left behind."""
+def test_command_lines_with_any_words(tmp_path, monkeypatch, cases, tally):
+    """Random words, one of them nonsense, end with exit 2, 3 or 4 and one line; no traceback, and no files are left."""
     monkeypatch.chdir(tmp_path)
     word = st.one_of(
         st.sampled_from(OPTIONS), NONSENSE, st.sampled_from(["1", "-1", "nan", "training.epochs=x", "seed=-1", "a=b"])
@@ -158,8 +158,8 @@ def test_command_lines_of_any_words(tmp_path, monkeypatch, cases, tally):
 
 @pytest.mark.fault(35)
 @amounts(20, 300)
-def test_commands_on_a_real_run_with_one_wrong_word(tmp_path, monkeypatch, cases, tally):
-    """A real run and one mistake: the mistake is named, the run folder is as it was."""
+def test_commands_with_one_wrong_word(tmp_path, monkeypatch, cases, tally):
+    """A real command with one mistake names the mistake and leaves the run folder unchanged."""
     monkeypatch.chdir(tmp_path)
     run = tiny_run.copy(tmp_path)
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}

@@ -1,4 +1,4 @@
-"""Objectives against the papers' definitions in float64, over shapes, scales and types that nobody chose."""
+"""Objectives against the papers' definitions in float64, on random shapes, scales and types."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WHITENED = ("w-mse", "sim-whitening", "sim-trace")
 @pytest.mark.fault(22)
 @amounts(5, 200)
 @pytest.mark.parametrize("case", CASES, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(CASES)])
-def test_an_objective_is_its_definition_for_any_rows(case, cases, tally):
-    """Any number of images and width, rows a million times longer or shorter, float64 to half: the paper's number."""
+def test_objectives_equal_their_definitions_on_any_rows(case, cases, tally):
+    """Any number of images, any width, rows a million times longer or shorter, float64 to half: the paper's value."""
     name, arguments, definition, views = case
     loss = objective(name, **arguments)
 

@@ -1,4 +1,4 @@
-"""Views by any policy, of pictures of any size: finite, the same for the same key whatever is beside it, or refused."""
+"""Views with any policy, of images of any size: finite, and a function of the key only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CHANCE = st.floats(0, 1)
 
 @pytest.mark.fault(14)
 @amounts(40, 1_500)
-def test_any_policy_gives_finite_views_that_depend_on_the_key_alone(cases, tally):
-    """Parameters anywhere in their ranges, pictures from 1 pixel on: pixels in range, and no neighbour changes them."""
+def test_views_of_any_policy_depend_only_on_the_key(cases, tally):
+    """With any parameters and images from 1 pixel on, pixels are in range and don't depend on the other images."""
 
     def attempt(
         height, width, size, scale, ratio, jitter, chances, sigma, kernel, solarize, seed, interpolation

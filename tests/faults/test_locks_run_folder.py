@@ -1,4 +1,4 @@
-"""Two processes on one run folder: the first goes on, the second is told who holds it; a dead one's lock falls."""
+"""Two processes on one run folder: the first continues and the second names it; a dead process loses its lock."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import socket
 
 import pytest
 
-from support.commands import TINY, Command, steps_logged, until
+from support.commands import TINY, Command, saved_step, steps_logged, until
 
 LONG = [*TINY, "training.max_steps=300", "training.log_every=1"]
 
 
 @pytest.mark.fault(7)
 @pytest.mark.parametrize("how", ["resumed", "started"])
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path, how):
-    """Seen: the second exits 6 (a new start: 2) with pid, host and time. Remains: the first, undisturbed."""
+def test_second_process_on_a_run_folder(tmp_path, how):
+    """The second process exits 6 (a new start: 2) with pid, host and time of the first, which continues."""
     run = tmp_path / "run"
     holder = Command(tmp_path / "held", *LONG, "--out", str(run))
     until(steps_logged(run, 1))
     if how == "resumed":
         said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(6)
-        words = rf"by pid {holder.process} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\dT"
-        assert re.search(words, said), said
+        facts = rf"pid {holder.process}\b.*{re.escape(socket.gethostname())}.*\d{{4}}-\d\d-\d\dT"
+        assert re.search(facts, said), said
     else:
-        assert "already contains a run" in Command(tmp_path / "log", *LONG, "--out", str(run)).ended(2)
+        assert str(run) in Command(tmp_path / "log", *LONG, "--out", str(run)).ended(2)
     holder.send(signal.SIGTERM)
-    assert "stopped and saved at step" in holder.ended(75)
+    assert saved_step(holder.ended(75)) >= 1
 
 
 @pytest.mark.fault(7)
-def test_two_that_start_at_once_leave_one_run(tmp_path):
-    """Seen: one trains, the other exits 6 or 2. Remains: one whole run."""
+def test_two_processes_that_start_at_once(tmp_path):
+    """One trains, the other exits 6 or 2; one complete run remains."""
     argv = [*TINY, "training.max_steps=30", "--out", str(tmp_path / "run")]
     both = [Command(tmp_path / f"log-{n}", *argv) for n in range(2)]
     codes = sorted(command.wait() for command in both)
@@ -41,8 +41,8 @@ def test_two_that_start_at_once_leave_one_run(tmp_path):
 
 
 @pytest.mark.fault(7)
-def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
-    """Seen: nothing but where it goes on. Remains: the run, under the new process."""
+def test_lock_of_a_dead_process(tmp_path):
+    """Another process takes over the lock and resumes."""
     run = tmp_path / "run"
     dead = Command(tmp_path / "log", *LONG, "--out", str(run))
     until(steps_logged(run, 6))

@@ -1,9 +1,10 @@
-"""Too few images, all alike, one class, extreme temperatures and rates: a stated end, and never a silent NaN."""
+"""Too few images, identical images, extreme temperatures and learning rates: a clear end, never a silent NaN."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -24,12 +25,12 @@ def pretrain(root, out, *more: str, quick: list[str] = QUICK):
     return kontrast("pretrain", str(root), *quick, *more, "--no-probes", "--device", "cpu", "--out", str(out))
 
 
-def same_pictures(root, count: int, colour: int | None = None):
-    """Copies of one picture, or of one plain colour."""
+def same_pictures(root, count: int, color: int | None = None):
+    """Write copies of one image, or of one plain color."""
     root.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     for number in range(count):
-        Image.fromarray(pixels if colour is None else np.full_like(pixels, colour)).save(root / f"{number:03d}.png")
+        Image.fromarray(pixels if color is None else np.full_like(pixels, color)).save(root / f"{number:03d}.png")
     return root
 
 
@@ -41,15 +42,15 @@ def losses(run) -> list[float]:
 @pytest.mark.parametrize(
     ("count", "more", "words"),
     [
-        (0, [], ["no images"]),
+        (0, [], ["pictures"]),
         (1, ["training.batch=2"], ["1 image", "at least 2"]),
         (1, ["training.batch=2", "data.allow_small=true"], ["1 image", "at least 2"]),
-        (10, ["training.batch=16"], ["10 images", "batch of 16", "data.allow_small=true"]),
+        (10, ["training.batch=16"], ["10 images", "16", "data.allow_small=true"]),
         (15, ["training.batch=100000"], ["15 images", "100000"]),
     ],
 )
 def test_too_few_images(tmp_path, count, more, words):
-    """Exit 3 with both counts and what to do; no run folder is left."""
+    """Exit 3 with both counts and what to do; there is no run folder."""
     (tmp_path / "pictures").mkdir()
     root = folder_of(tmp_path / "pictures", count)
     one_line(pretrain(root, tmp_path / "run", *more), 3, *words)
@@ -57,32 +58,32 @@ def test_too_few_images(tmp_path, count, more, words):
 
 
 @pytest.mark.fault(19)
-def test_two_images_and_a_batch_that_may_shrink(tmp_path):
-    """Two images train; a batch over the data shrinks where that was allowed, and it is said."""
+def test_small_data_with_allow_small(tmp_path):
+    """Two images train; a batch larger than the data shrinks if that is allowed, with a message."""
     root = folder_of(tmp_path / "two", 2)
     done = pretrain(root, tmp_path / "a", "training.batch=2")
     assert done.returncode == 0 and all(map(math.isfinite, losses(tmp_path / "a"))), done.stderr
     done = pretrain(root, tmp_path / "b", "training.batch=512", "data.allow_small=true")
-    assert done.returncode == 0 and "batch 512 -> 2" in done.stderr, done.stderr
+    assert done.returncode == 0 and re.search(r"512\b.*\b2\b", done.stderr), done.stderr
 
 
 @pytest.mark.fault(20)
-@pytest.mark.parametrize("colour", [None, 0, 255], ids=["one-picture", "black", "white"])
-def test_identical_images_train_and_are_called_collapsed(tmp_path, colour):
-    """Training ends well with finite losses; log and report say `collapsed: effective rank 1.0`."""
-    root = same_pictures(tmp_path / "pictures", 40, colour)
-    argv = ["views.crop_scale=[1,1]", "views.jitter=[0,0,0,0]", "views.gray=0"] if colour is None else []
+@pytest.mark.parametrize("color", [None, 0, 255], ids=["one-picture", "black", "white"])
+def test_identical_images_collapse(tmp_path, color):
+    """Training ends with finite losses; log and report say `collapsed` with effective rank 1.0."""
+    root = same_pictures(tmp_path / "pictures", 40, color)
+    argv = ["views.crop_scale=[1,1]", "views.jitter=[0,0,0,0]", "views.gray=0"] if color is None else []
     done = pretrain(root, tmp_path / "run", *argv)
-    assert done.returncode == 0 and "collapsed: effective rank 1.0" in done.stderr, done.stderr
+    assert done.returncode == 0 and re.search(r"collapsed.*rank 1\.0", done.stderr), done.stderr
     assert losses(tmp_path / "run") and all(map(math.isfinite, losses(tmp_path / "run")))
     assert kontrast("report", str(tmp_path / "run")).returncode == 0
-    assert "collapsed: effective rank 1.0" in (tmp_path / "run" / "report.html").read_text()
+    assert re.search(r"collapsed.*rank 1\.0", (tmp_path / "run" / "report.html").read_text())
 
 
 @pytest.mark.fault(20)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_objective_survives_images_without_variance(tmp_path, name):
-    """Three steps on plain grey images by every objective: finite losses and weights, exit 0."""
+def test_every_objective_on_images_without_variance(tmp_path, name):
+    """Steps on plain gray images give finite losses and weights."""
     from safetensors.torch import load_file
 
     root = same_pictures(tmp_path / "pictures", 32, 128)
@@ -98,8 +99,8 @@ def test_every_objective_survives_images_without_variance(tmp_path, name):
 @pytest.mark.fault(22)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", TEMPERED)
-def test_any_temperature_gives_the_definitions_number(name, dtype):
-    """From 1e-4 to 1e4, in half precision too: finite value and gradient, and float64's value to the type's digits."""
+def test_any_temperature_gives_the_definitions_value(name, dtype):
+    """From 1e-4 to 1e4, also in half precision: finite gradients, and float64's value to the precision of the type."""
     digits = {torch.float32: 3e-7, torch.float16: 2e-4, torch.bfloat16: 1e-3}[dtype]
     z = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(3)).to(dtype)
     for temperature in (1e-4, 5e-3, 0.01, 0.05, 1.0, 100.0, 1e4):
@@ -115,7 +116,7 @@ def test_any_temperature_gives_the_definitions_number(name, dtype):
 @pytest.mark.fault(22)
 @pytest.mark.parametrize("temperature", ["1e-4", "1e4"])
 def test_extreme_temperatures_train(tmp_path, temperature):
-    """Two steps at either end: exit 0 with finite losses."""
+    """Exit 0 with finite losses at both ends."""
     done = pretrain(folder_of(tmp_path / "p", 40), tmp_path / "run", f"objective.temperature={temperature}")
     assert done.returncode == 0 and all(map(math.isfinite, losses(tmp_path / "run"))), done.stderr
 
@@ -130,8 +131,8 @@ def test_extreme_temperatures_train(tmp_path, temperature):
         ["training.batch=8", "batch_norm.kind=split", "batch_norm.splits=8", "batch_norm.joint=false"],
     ],
 )
-def test_a_batch_too_small_for_batch_norm_is_refused_up_front(tmp_path, more):
-    """Exit 2 with the least batch, before the first step; no run folder."""
+def test_batch_too_small_for_batch_norm(tmp_path, more):
+    """Exit 2 with the smallest batch, before the first step; there is no run folder."""
     done = pretrain(folder_of(tmp_path / "p", 40), tmp_path / "run", *more)
     one_line(done, 2, "at least")
     assert not (tmp_path / "run").exists()
@@ -139,8 +140,8 @@ def test_a_batch_too_small_for_batch_norm_is_refused_up_front(tmp_path, more):
 
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("name", ["nt-xent", "cacr", "vicreg", "barlow-twins", "sim-whitening"])
-def test_a_rate_a_thousand_times_too_large(tmp_path, name):
-    """The loss explodes or stays finite; where it is not finite it is exit 5 with step and rate, weights stay good."""
+def test_learning_rate_far_too_large(tmp_path, name):
+    """The loss stays finite, or exit 5 with step and learning rate; checkpoints are finite either way."""
     from safetensors.torch import load_file
 
     argv = [f"objective.name={name}", "training.lr=300", "training.warmup=0", "training.max_steps=12"]
@@ -149,7 +150,7 @@ def test_a_rate_a_thousand_times_too_large(tmp_path, name):
     )
     assert done.returncode in (0, 5), done.stderr
     if done.returncode == 5:
-        one_line(done, 5, "not finite at step", "lr", "lower training.lr")
+        one_line(done, 5, "not finite at step", "training.lr")
     else:
         assert all(map(math.isfinite, losses(tmp_path / "run")))
     for place in (tmp_path / "run" / "checkpoints").glob("step-*/state.safetensors"):
@@ -158,8 +159,8 @@ def test_a_rate_a_thousand_times_too_large(tmp_path, name):
 
 
 @pytest.mark.fault(21)
-def test_a_rate_that_must_explode_is_exit_5(tmp_path):
-    """At lr 1e30 nothing is left but to stop: exit 5, and no weights file that holds NaN."""
+def test_learning_rate_that_must_explode(tmp_path):
+    """Exit 5 at lr 1e30, and no encoder file."""
     done = pretrain(
         folder_of(tmp_path / "p", 64),
         tmp_path / "run",
@@ -174,17 +175,17 @@ def test_a_rate_that_must_explode_is_exit_5(tmp_path):
 
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("rate", ["1e10", "1e308"])
-def test_weights_that_the_last_step_spoilt_are_exit_5(tmp_path, rate):
-    """Its loss was finite, so only the features can tell; 1e308 is past float32 besides."""
+def test_weights_ruined_by_the_last_step(tmp_path, rate):
+    """Exit 5, although the last loss was finite: the features are not. 1e308 is also beyond float32."""
     argv = [f"training.lr={rate}", "training.warmup=0", "training.max_steps=1"]
     done = pretrain(folder_of(tmp_path / "p", 64), tmp_path / "run", *argv)
-    one_line(done, 5, "features are not finite", "lower training.lr")
+    one_line(done, 5, "not finite", "training.lr")
     assert not (tmp_path / "run" / "encoder.safetensors").exists()
 
 
 @pytest.mark.fault(19)
 def test_no_epochs_give_the_untrained_encoder(tmp_path):
-    """Zero epochs are no mistake: the run holds the encoder as it began, and can be probed."""
+    """Zero epochs are allowed: the run contains the initial encoder and can be probed."""
     from kontrast.runs.run import Run
 
     done = pretrain(
@@ -200,7 +201,7 @@ def test_no_epochs_give_the_untrained_encoder(tmp_path):
 @pytest.mark.fault(22)
 @pytest.mark.parametrize("name", NAMES)
 def test_half_precision_beyond_its_range(name):
-    """fp16 rows at 60,000, whose products overflow in fp16: float64's loss of the same rows, and a finite gradient."""
+    """fp16 rows of 60,000, whose products overflow, have float64's loss and a finite gradient."""
     z = torch.randn(2, 10, 6, generator=torch.Generator().manual_seed(1))
     z = (z / z.abs().max() * 60_000).half()
     given = z.clone().requires_grad_()
@@ -215,7 +216,7 @@ def test_half_precision_beyond_its_range(name):
 @pytest.mark.fault(22)
 @pytest.mark.parametrize("name", NAMES)
 def test_strides_do_not_matter(name):
-    """Transposed, sliced, expanded and flipped tensors give the bits, value and gradient, of plain ones."""
+    """Transposed, sliced, expanded and flipped tensors give the values and gradients of contiguous ones."""
     base = torch.randn(6, 20, 2, generator=torch.Generator().manual_seed(2))
     layouts = [
         base.permute(2, 1, 0)[:, ::2],
@@ -235,8 +236,8 @@ def test_strides_do_not_matter(name):
 
 
 @pytest.mark.fault(22)
-def test_channels_last_images_give_the_same_views_and_features():
-    """Images in channels-last memory, or strided: the same views, bit for bit, and the same features."""
+def test_channels_last_images():
+    """Channels-last or strided images give the same views, bit for bit, and the same features."""
     from kontrast import networks
     from kontrast.views import Views, keys
 
@@ -255,22 +256,22 @@ def test_channels_last_images_give_the_same_views_and_features():
 
 
 @pytest.mark.fault(19)
-def test_a_bank_larger_than_the_data_and_an_empty_one(tmp_path):
-    """A bank of 4,096 rows over 40 images trains, and says both counts and what to do; one without rows: exit 2."""
+def test_bank_larger_than_the_data_or_empty(tmp_path):
+    """A bank of 4,096 rows on 40 images trains, with a note; a bank without rows is exit 2."""
     root = folder_of(tmp_path / "p", 40)
     bank = ["teacher.momentum=0.9", "objective.name=info-nce"]
     done = pretrain(root, tmp_path / "run", *bank, "bank.size=4096")
     assert done.returncode == 0 and all(map(math.isfinite, losses(tmp_path / "run"))), done.stderr
-    assert "102.4 epochs of 40 images" in done.stderr and "bank.size=20" in done.stderr
+    assert all(fact in done.stderr for fact in ("4,096", "40 images", "bank.size=20"))
     one_line(pretrain(root, tmp_path / "other", *bank, "bank.size=0"), 2, "bank.size", "at least 1")
     z, keys = torch.randn(2, 4, 3), torch.randn(2, 4, 3)
-    with pytest.raises(ValueError, match="bank has shape"):
+    with pytest.raises(ValueError, match="bank"):
         objective("info-nce")(z, keys=keys, bank=torch.empty(0, 3))
 
 
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory):
-    """A run on a flat folder of 40 images, whose labels come from a CSV."""
+    """Train on a flat folder of 40 images, whose labels come from a CSV."""
     place = tmp_path_factory.mktemp("flat")
     root = folder_of(place / "pictures", 40)
     assert pretrain(root, place / "run").returncode == 0
@@ -281,18 +282,18 @@ def flat(tmp_path_factory):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (lambda names: [(n, i % 2) for i, n in enumerate(names[:30])], ["no label for 10 of 40", "0030.png"]),
-        (lambda names: [(n, i % 2) for i, n in enumerate(names)] + [(names[0], 1)], ["0000.png", "two labels"]),
-        (lambda names: [(n, "cat") for n in names], ["one class", "'cat'"]),
-        (lambda names: [], ["empty"]),
-        (lambda names: [(n,) for n in names], ["two columns"]),
-        (lambda names: [(n.upper(), i % 2) for i, n in enumerate(names)], ["no label for 40 of 40"]),
-        (lambda names: [(n, "" if i else "a") for i, n in enumerate(names)], ["0001.png", "empty label"]),
+        (lambda names: [(n, i % 2) for i, n in enumerate(names[:30])], ["10 of 40", "0030.png"]),
+        (lambda names: [(n, i % 2) for i, n in enumerate(names)] + [(names[0], 1)], ["0000.png"]),
+        (lambda names: [(n, "cat") for n in names], ["'cat'"]),
+        (lambda names: [], ["labels.csv"]),
+        (lambda names: [(n,) for n in names], ["labels.csv"]),
+        (lambda names: [(n.upper(), i % 2) for i, n in enumerate(names)], ["40 of 40"]),
+        (lambda names: [(n, "" if i else "a") for i, n in enumerate(names)], ["0001.png"]),
     ],
     ids=["missing", "twice", "one-class", "empty", "one-column", "other-names", "empty-label"],
 )
 def test_labels_that_do_not_fit(flat, tmp_path, rows, words):
-    """Exit 3 with counts and the first name; the run's probes are as they were."""
+    """Exit 3 with counts and the first name; the run's probes are unchanged."""
     run, names = flat
     table = tmp_path / "labels.csv"
     table.write_text("".join(",".join(map(str, row)) + "\n" for row in rows(names)))
@@ -301,8 +302,8 @@ def test_labels_that_do_not_fit(flat, tmp_path, rows, words):
 
 
 @pytest.mark.fault(37)
-def test_labels_files_that_are_no_tables(flat, tmp_path):
-    """A folder, a missing file, bytes, an endless field: exit 3 that names the file."""
+def test_labels_that_are_not_a_table(flat, tmp_path):
+    """Exit 3 names the file, for a folder, a missing file, binary data or an endless field."""
     run, _ = flat
     (tmp_path / "bytes.csv").write_bytes(b"\x00\xff" * 50)
     (tmp_path / "field.csv").write_text("a," + "x" * 200_000 + "\n")
@@ -314,8 +315,8 @@ def test_labels_files_that_are_no_tables(flat, tmp_path):
 
 @pytest.mark.fault(37)
 @pytest.mark.parametrize("probe", ["knn", "linear"])
-def test_few_samples_and_more_neighbours_than_images(tmp_path, probe):
-    """k beyond the images is adjusted and said; a class of one image stays in training; accuracies are numbers."""
+def test_more_neighbors_than_images(tmp_path, probe):
+    """k is lowered, with a note; a class with one image stays in training, and accuracies are numbers."""
     root = folder_of(tmp_path / "p", 12, classes=3)
     (root / "lone").mkdir()
     (root / "class0" / "0000.png").rename(root / "lone" / "one.png")
@@ -324,14 +325,14 @@ def test_few_samples_and_more_neighbours_than_images(tmp_path, probe):
     done = kontrast("probe", str(tmp_path / "run"), probe, "--device", "cpu", "--json")
     assert done.returncode == 0, done.stderr
     if probe == "knn":
-        assert "k = 200 exceeds the" in done.stderr
+        assert "200" in done.stderr
     for found in json.loads(done.stdout)["probes"]:
         assert 0 <= found["low"] <= found["accuracy"] <= found["high"] <= 1
 
 
 @pytest.mark.fault(37)
-def test_one_class_folder_and_a_test_class_that_train_lacks(tmp_path):
-    """One class has no labels to probe, and it is said; a test class that train lacks is exit 3 with its name."""
+def test_one_class_and_unknown_test_class(tmp_path):
+    """One class gives no labels, with a note; a test class that is missing in training is exit 3."""
     folder_of(tmp_path / "one" / "only", 20)
     done = kontrast("pretrain", str(tmp_path / "one"), *QUICK, "--device", "cpu", "--out", str(tmp_path / "run"))
     assert done.returncode == 0 and "no labels" in done.stderr, done.stderr

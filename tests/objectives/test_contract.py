@@ -422,7 +422,14 @@ def test_a_loss_with_a_bank_compiles_into_one_graph() -> None:
     torch.testing.assert_close(compiled(draw(2, 6, 8), **given), loss(draw(2, 6, 8), **given))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "temperature" in OBJECTIVES.arguments(name)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("nt-xent", "jcl") else pytest.param(name, marks=pytest.mark.slow)
+        for name in NAMES
+        if "temperature" in OBJECTIVES.arguments(name)
+    ],
+)
 def test_losses_of_many_temperatures_compile_in_one_process(name) -> None:
     """From the second on, torch's compiler takes the temperature as a symbol."""
     torch._dynamo.reset()

@@ -1,6 +1,6 @@
-"""The real command in a forked copy of this process: what a subprocess does, without importing everything again.
+"""Real commands in forked copies of this process: like subprocesses, but without importing everything again.
 
-What a run imports where it needs it is imported here, once.
+Modules that a run imports lazily are imported here, once.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -33,11 +34,16 @@ TINY = [
     "evaluation.every=0",
     "checkpoints.every=0.01",
 ]
-"""Overrides that make the quick start's step take milliseconds."""
+"""Overrides with which a step of the quick start takes milliseconds."""
+LIMIT = 300.0
+"""Seconds that a test waits for another process. That takes up to 5 seconds on an idle machine; the limit only keeps a
+broken test from hanging, so it is far more than ten times as long."""
 
 
 class Command:
-    """`Command(log, "pretrain", ...)` runs at once; `wait` gives its exit code, `said` what it wrote."""
+    """A command that starts at once: `wait` returns its exit code and `said` is what it has printed."""
+
+    running: list[Command] = []
 
     def __init__(
         self,
@@ -46,9 +52,11 @@ class Command:
         environment: dict[str, str] | None = None,
         instead: Callable[[], int] | None = None,
     ):
-        """`instead` is run in the command's place."""
+        """Fork and run `kontrast pretrain argv`, or the function `instead`, with its output in the file `log`."""
         self.log = log
         self.process = os.fork()
+        self.test = current_test()
+        Command.running = [*Command.running, self] if self.process else []
         if self.process == 0:
             code = 1
             try:
@@ -65,7 +73,7 @@ class Command:
                 traceback.print_exc()
             finally:
                 for stream in (sys.stdout, sys.stderr):
-                    with contextlib.suppress(AttributeError, OSError):  # closed by the command, or read by nobody
+                    with contextlib.suppress(AttributeError, OSError):  # the command closed it, or nobody reads it
                         stream.flush()
                 os._exit(code)
 
@@ -73,10 +81,15 @@ class Command:
         os.kill(self.process, number)
 
     def wait(self) -> int:
+        Command.running = [command for command in Command.running if command is not self]
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
+    @property
+    def has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def ended(self, code: int) -> str:
-        """Wait for its end with this exit code: what it said, which holds no traceback and, if it failed, one line."""
+        """Check that it ends with this exit code, no traceback and, if it fails, one error line; return its output."""
         found, said = self.wait(), self.said
         assert found == code, f"ended with {found}, not {code}: {said}"
         assert "Traceback" not in said, said
@@ -89,12 +102,33 @@ class Command:
         return self.log.read_text()
 
 
-def until(happened: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait for something that another process does."""
-    due = time.monotonic() + seconds
+def current_test() -> str:
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+
+
+def until(happened: Callable[[], object]) -> None:
+    """Wait until another process has done something; fail if a command ends before."""
+    due = time.monotonic() + LIMIT
     while not happened():
-        assert time.monotonic() < due, "it did not happen"
+        ended = [one for one in Command.running if one.test == current_test() and one.has_ended]
+        assert not ended or happened(), f"a command ended too early: {ended[0].said}"
+        assert time.monotonic() < due, f"it did not happen within {LIMIT:.0f} s"
         time.sleep(0.002)
+
+
+def saved_step(output: str) -> int:
+    """Return the step that a stopped command says it saved."""
+    return int(re.search(r"saved (?:at )?step (\d+)", output)[1])
+
+
+def resumed_step(output: str) -> int:
+    """Return the step from which a command says it resumes."""
+    return int(re.search(r"from step (\d+)", output)[1])
+
+
+def printed_command(output: str) -> str:
+    """Return the command that a stopped command prints for resuming."""
+    return re.search(r"kontrast (?:pretrain|probe|embed) .*", output)[0]
 
 
 def steps_logged(run: Path, count: int) -> Callable[[], bool]:
@@ -102,14 +136,14 @@ def steps_logged(run: Path, count: int) -> Callable[[], bool]:
 
 
 def ends(run: Path) -> dict[str, bytes]:
-    """What a run leaves that the recipe determines: two runs of it are equal byte for byte."""
+    """Return the files that the recipe determines: those of two runs are equal byte for byte."""
     last = sorted((run / "checkpoints").glob("step-*"))[-1]
     paths = {"encoder": run / "encoder.safetensors", "metrics": run / "metrics.jsonl"}
     return {name: path.read_bytes() for name, path in {**paths, "checkpoint": last / "state.safetensors"}.items()}
 
 
 def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank."""
+    """Return the environment variables that torchrun sets for a rank."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -123,7 +157,7 @@ def free_port() -> int:
 
 
 def as_nobody(work):
-    """What `work` returns, as JSON, done by a user who may not read everything as the superuser may."""
+    """Run `work` as a user without root's rights and return its result, passed as JSON."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Hypothesis as this suite uses it: the same cases every time, counted; and bytes that are mutated by a seed."""
+"""Fuzzing with hypothesis, with the same counted cases every time, and seeded mutations of bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 
 
 def amounts(short: int, long: int) -> Any:
-    """`@amounts(50, 5_000)`: the argument `cases`, few in every run and many under the marker `slow`."""
+    """Parametrize `cases`: `@amounts(50, 5_000)` gives 50 by default and 5,000 with the marker `slow`."""
     return pytest.mark.parametrize(
         "cases", [pytest.param(short, id="short"), pytest.param(long, id="long", marks=pytest.mark.slow)]
     )
 
 
 def fuzz(cases: int, body: Callable[..., None], **strategies: Any) -> int:
-    """Call body with as many drawn cases; how many there were."""
+    """Call `body` with `cases` drawn cases and return how many there were."""
     tried = 0
 
     @settings(
@@ -35,7 +35,7 @@ def fuzz(cases: int, body: Callable[..., None], **strategies: Any) -> int:
 
 
 def mutated(content: bytes, seed: int) -> bytes:
-    """Some bytes changed, a stretch repeated, removed or filled, or the end cut: each by the seed alone."""
+    """Change some bytes; repeat, remove or fill a range; or cut the end, all depending only on the seed."""
     draw = np.random.default_rng(seed)
     data = bytearray(content)
     for _ in range(int(draw.integers(1, 6))):

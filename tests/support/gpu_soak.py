@@ -1,9 +1,9 @@
-"""The soak on one GPU: interruptions at full speed, flat memory, the batch ladder, the numeric grid, determinism.
+"""A soak test on one GPU: interruptions at full speed, constant memory, growing batches, numbers, determinism.
 
-    python tests/faults/gpu_soak.py [--parts G1 G2 G3 G4 G5] [--json FILE]
+    PYTHONPATH=src:tests python tests/support/gpu_soak.py [--parts G1 G2 G3 G4 G5] [--json FILE]
 
-Every part prints what it saw and is counted as passed or failed; exit 0 if all passed. Runs are forks of this process,
-which imports torch once and never touches the GPU itself.
+Every part prints what it measured and passes or fails; the exit code is 0 if all pass. Runs are forks of this process,
+which imports torch once and never uses the GPU itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def command(log: Path, out: Path, *argv: str) -> Command:
 
 
 def interruptions(place: Path, terms: int = 6, kills: int = 4) -> dict:
-    """G1: a bf16 run at full speed, disturbed and resumed, ends with the bits of one that nobody disturbed."""
+    """G1: a bf16 run at full speed, interrupted and resumed, ends with the bits of an undisturbed one."""
     draw = random.Random(0)
     began = time.monotonic()
     whole = command(place / "log", place / "whole", *FULL_SPEED)
@@ -86,7 +86,7 @@ def lines(run: Path) -> int:
 
 
 def memory_of(name: str, out: Path, steps: int) -> int:
-    """G2, one objective: GPU memory at 500 steps and at the end, and host memory, in a process of its own."""
+    """G2, one objective: GPU memory at 500 steps and at the end, and host memory, in its own process."""
     from kontrast.config.recipe import read_recipe
     from kontrast.optim.optimizers import build_optimizer
     from kontrast.training.build import build_learner, build_views
@@ -122,7 +122,7 @@ def memory_of(name: str, out: Path, steps: int) -> int:
 
 
 def memory(place: Path, steps: int = 3000) -> dict:
-    """G2: memory stays as it is over 3,000 captured steps of every objective."""
+    """G2: memory stays constant over 3,000 captured steps with every objective."""
     found = {}
     for name in OBJECTIVES:
         out = place / f"{name}.json"
@@ -133,7 +133,7 @@ def memory(place: Path, steps: int = 3000) -> dict:
 
 
 def ladder_in_one_process(place: Path) -> int:
-    """G3: batches doubled until memory is out, in one process; the last good one works again afterwards."""
+    """G3: the batch doubles until memory runs out, in one process; the last good size works again afterwards."""
     from kontrast.errors import EnvironmentFault
     from kontrast.training.pretrain import pretrain
 
@@ -166,7 +166,7 @@ def ladder_in_one_process(place: Path) -> int:
 
 
 def numbers_in_one_process(place: Path) -> int:
-    """G4: every objective with a temperature, from 0.005 to 0.5, in three types: finite, and near float64."""
+    """G4: every objective with a temperature, from 0.005 to 0.5, in three types, is finite and close to float64."""
     bad, cases = [], 0
     draw = torch.Generator().manual_seed(0)
     z = torch.nn.functional.normalize(torch.randn(2, 160, 128, generator=draw), dim=-1)
@@ -189,7 +189,7 @@ def numbers_in_one_process(place: Path) -> int:
 
 
 def numbers(place: Path) -> dict:
-    """G4: the grid of temperatures; a learning rate 100 and 1e30 times too high ends well or with exit 5."""
+    """G4: the grid of temperatures; learning rates 100 and 1e30 times too high end well or with exit code 5."""
     assert Command(place / "log", instead=partial(numbers_in_one_process, place)).wait() == 0, (
         place / "log"
     ).read_text()
@@ -204,7 +204,7 @@ def numbers(place: Path) -> dict:
 
 
 def determinism(place: Path) -> dict:
-    """G5: the same seed twice is the same bits; a batch in two parts, without batch norm, is the batch within 1e-2."""
+    """G5: the same seed gives the same bits; a batch in two parts, without batch norm, gives the same loss to 1e-2."""
     base = [*PLAIN, "training.deterministic=true", "training.max_steps=40", "training.batch=512"]
     plain = ["encoder.name=vit-tiny", "head.name=linear", "training.optimizer=adamw", "training.lr=0.0003"]
     runs = {"first": [], "second": [], "whole": plain, "parts": [*plain, "training.accumulate=2"]}
@@ -223,7 +223,7 @@ def losses(run: Path) -> list[float]:
 
 
 def ladder(place: Path) -> dict:
-    """G3: out of memory is exit 6 with advice, leaves no partial checkpoint, and the process goes on."""
+    """G3: out of memory is exit code 6 with advice and no partial checkpoint, and the process can continue."""
     child = Command(place / "log", instead=partial(ladder_in_one_process, place))
     assert child.wait() == 0, child.said
     found = json.loads((place / "ladder.json").read_text())

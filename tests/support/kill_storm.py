@@ -1,10 +1,10 @@
-"""Kills that fall at random moments of real runs, and what the resumed runs end with.
+"""Kill real runs at random moments, resume them, and compare what they end with.
 
-    python tests/faults/kill_storm.py --kills 500 --log FILE
+    PYTHONPATH=src:tests python tests/support/kill_storm.py --kills 500 --log FILE
 
-A zygote: torch is imported once, and every run is a fork of this process that is killed (SIGKILL) at a random moment or
-aimed into a save, an evaluation or a packing, and forked again to go on, until it ends. Each end is compared, byte for
-byte, with that of a run which nobody disturbed. One line a kill, one verdict a variant; exit 0 if all are equal.
+Torch is imported once. Every run is a fork of this process that is killed (SIGKILL) at a random moment, or during a
+save, an evaluation or packing, and forked again to resume, until it ends. Each end is compared byte for byte with that
+of an undisturbed run. The log has one line per kill and one verdict per variant; the exit code is 0 if all are equal.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PHASES = ("between", "step", "save", "evaluation")
 TEACHER = ["teacher.momentum=0.9", "teacher.schedule=cosine"]
 BANK = [*TEACHER, "teacher.symmetric=false", "bank.size=50"]
 LAZY = ["data.pack=false"]
-"""Shards that are decoded as they are needed, by as many processes as there are cores."""
+"""Shards that are decoded as needed, by one process per core."""
 OPTIONS: dict[str, list[str]] = {
     "plain": [],
     "teacher, bank, split batch norm": [
@@ -73,12 +73,12 @@ KEYED = {"jcl": [*BANK, "bank.contents=means", "views.count=4"], "cacr": ["views
 
 
 def variants() -> dict[str, list[str]]:
-    """Option sets by name, and every registered objective."""
+    """Return the sets of options by name, and one for every registered objective."""
     return OPTIONS | {name: [f"objective.name={name}", *KEYED.get(name, [])] for name in OBJECTIVES}
 
 
-class TensorBoardLog:
-    """What a child is doing, in memory that its parent shares: phase, step, and the step it began at."""
+class ChildStatus:
+    """A child's phase, its step and its first step, in memory that its parent shares."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, 12)
@@ -92,7 +92,7 @@ class TensorBoardLog:
         return struct.unpack("iii", self.memory[:])
 
     def during(self, owner: object, name: str, phase: str) -> None:
-        """In a child: say so while `owner.name` runs."""
+        """Record the phase while `owner.name` runs; called in a child."""
         inner = getattr(owner, name)
 
         def outer(*arguments: object, **named: object) -> object:
@@ -106,7 +106,7 @@ class TensorBoardLog:
         setattr(owner, name, outer)
 
     def watch(self) -> None:
-        """In a child, before it runs."""
+        """Record phases and steps; called in a child before it runs."""
         self.during(checkpoints, "save", "save")
         self.during(loop.Loop, "take_step", "step")
         self.during(online.OnlineProbe, "__call__", "evaluation")
@@ -124,7 +124,7 @@ class TensorBoardLog:
 
 
 def make_pictures(folder: Path) -> tuple[Path, Path]:
-    """A folder of small pictures in two classes, and the same as shards."""
+    """Write small images in two classes as a folder and as shards; return both paths."""
     pictures, shards = folder / "pictures", folder / "shards"
     shards.mkdir(parents=True)
     draw = np.random.default_rng(0)
@@ -141,7 +141,7 @@ def make_pictures(folder: Path) -> tuple[Path, Path]:
 
 @dataclass
 class Storm:
-    """Kills on runs in `folder`; `say` takes the log's lines."""
+    """Kills runs in `folder` and compares what they end with; `say` receives the lines of the log."""
 
     folder: Path
     seed: int = 0
@@ -151,11 +151,11 @@ class Storm:
     unequal: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.chance, self.board = random.Random(self.seed), TensorBoardLog()
+        self.chance, self.board = random.Random(self.seed), ChildStatus()
         self.pictures, self.shards = make_pictures(self.folder)
 
     def work(self, name: str, out: Path) -> None:
-        """What a child does: train, or go on; or pack."""
+        """Train, resume or pack; called in a child."""
         if name == "pack":
             packing.CHUNK = 1
             pack(self.pictures, out, workers=1)
@@ -190,14 +190,14 @@ class Storm:
         return child
 
     def finish(self, name: str, out: Path) -> float:
-        """Run to the end, undisturbed: seconds."""
+        """Run to the end without a kill and return the seconds."""
         begin = time.monotonic()
         code = os.waitstatus_to_exitcode(os.waitpid(self.fork(name, out), 0)[1])
         assert code == 0, f"{name}: a run ended with {code}"
         return time.monotonic() - begin
 
     def kill(self, child: int, out: Path, delay: float, aim: str | None) -> bool:
-        """Kill after `delay` seconds, or then as soon as the child is at what `aim` names; False if it ended before."""
+        """Kill after `delay` seconds, or later in the phase `aim`; return False if the child ended before."""
         due = time.monotonic() + delay
         while time.monotonic() < due or (aim is not None and not self.is_at(out, aim)):
             found, status = os.waitpid(child, os.WNOHANG)
@@ -215,7 +215,7 @@ class Storm:
         return torn(out) if aim == "save" else PHASES[self.board.read()[0]] == aim
 
     def where(self, out: Path) -> str:
-        """Of a killed child; inside a save is only what left a half-written checkpoint behind."""
+        """Return the phase of a killed child; `save` only if it left a partial checkpoint."""
         phase, step, _ = self.board.read()
         if torn(out) or (out / "train.part").is_dir():
             return "save" if torn(out) else "pack"
@@ -263,7 +263,7 @@ def torn(out: Path) -> bool:
 
 
 def ends(out: Path) -> dict[str, str]:
-    """SHA-256 of what the recipe determines."""
+    """Return the SHA-256 of the files that the recipe determines."""
     if (out / "train").is_dir():
         return {name: sha(out / "train" / name) for name in ("images.u8", "names.json", "labels.i64", "store.json")}
     last = sorted((out / "checkpoints").glob("step-*"))[-1]
@@ -290,12 +290,12 @@ def main() -> int:
         if file:
             file.write(line + "\n")
 
-    say(f"# {time.strftime('%Y-%m-%d')}: python tests/faults/kill_storm.py --kills {asked.kills} --seed {asked.seed}")
+    say(f"# {time.strftime('%Y-%m-%d')}: python tests/support/kill_storm.py --kills {asked.kills} --seed {asked.seed}")
     say(f"# kontrast {__version__}, torch {torch.__version__}, Python {platform.python_version()}, CPU, one thread")
     begin, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="kill-storm-"))
     os.environ["KONTRAST_CACHE"] = str(folder / "cache")
     storm = Storm(folder, asked.seed, say)
-    storm.work("plain", folder / "imports")  # what a run imports as it goes is imported here, once
+    storm.work("plain", folder / "imports")  # imports what a run imports lazily, once
     try:
         for number, name in enumerate(asked.variants):
             share = (number + 1) * asked.kills // len(asked.variants) - storm.kills

@@ -1,12 +1,12 @@
-"""Ranks that fail under torchrun, and what the restarted jobs end with.
+"""Let ranks fail under torchrun and compare what the restarted jobs end with.
 
-    python tests/faults/rank_storm.py --failures 20 --log FILE
+    PYTHONPATH=src:tests python tests/support/rank_storm.py --failures 20 --log FILE
 
-Each job is two gloo ranks under `torchrun --max-restarts`; one of them is killed, raises, hangs (SIGSTOP) or gets a NaN
-at a random step. torchrun starts both again, they go on by themselves, and the end is compared, byte for byte, with
-that of a job which nobody disturbed. One line a failure; exit 0 if all are equal.
+Each job has two gloo ranks under `torchrun --max-restarts`. One of them is killed, raises, hangs (SIGSTOP) or gets a
+NaN at a random step. torchrun starts both again, they resume by themselves, and the end is compared byte for byte with
+that of an undisturbed job. The log has one line per failure; the exit code is 0 if all are equal.
 
-Run with `--rank` it is one of those ranks: the real command, with the failure built in.
+With `--rank` this script is one of those ranks: the real command, with the failure built in.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TIMEOUT = 5
 
 
 def be_a_rank(how: str, who: int, step: int, out: str) -> int:
-    """The command; in torchrun's first attempt rank `who` fails at step `step` of the run."""
+    """Run the command; in torchrun's first attempt rank `who` fails at step `step`."""
     if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0 and int(os.environ["RANK"]) == who:
         inner = Loop.take_step
 
@@ -70,7 +70,7 @@ def fail(how: str, step: Step) -> None:
 
 
 class Storm:
-    """Failures of jobs in `folder`; `say` takes the log's lines."""
+    """Lets ranks of jobs in `folder` fail; `say` receives the lines of the log."""
 
     def __init__(self, folder: Path, seed: int = 0, say: Callable[[str], None] = print):
         self.folder, self.say, self.chance = folder, say, random.Random(seed)
@@ -84,9 +84,9 @@ class Storm:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.1"]
         command += [__file__, "--rank", how, str(who), str(step), str(out)]
-        told = {**os.environ, "KONTRAST_RANK_TIMEOUT": str(TIMEOUT), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "KONTRAST_RANK_TIMEOUT": str(TIMEOUT), "OMP_NUM_THREADS": "1"}
         begin = time.monotonic()
-        done = subprocess.run(command, env=told, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         return done.returncode, done.stderr, time.monotonic() - begin
 
     def fail(self, how: str) -> None:
@@ -94,7 +94,7 @@ class Storm:
         who, step = self.chance.randrange(2), self.chance.randrange(5, STEPS - 5)
         out = self.folder / f"run-{self.failures}"
         code, said, seconds = self.job(how, who, step, out)
-        resumed = [int(n) for n in re.findall(r"resuming from step (\d+) of", said)]
+        resumed = [int(n) for n in re.findall(r"from step (\d+)", said)]
         mine = ends(out) if code == 0 else {}
         wrong = [f"{what} differs" for what in self.whole if mine.get(what) != self.whole[what]]
         wrong += [] if resumed else ["it did not resume"]
@@ -106,7 +106,7 @@ class Storm:
 
 
 def ends(out: Path) -> dict[str, str]:
-    """SHA-256 of what the recipe determines."""
+    """Return the SHA-256 of the files that the recipe determines."""
     last = sorted((out / "checkpoints").glob("step-*"))[-1]
     paths = {"encoder": out / "encoder.safetensors", "checkpoint": last / "state.safetensors"}
     paths["metrics"] = out / "metrics.jsonl"
@@ -127,7 +127,7 @@ def main() -> int:
             file.write(line + "\n")
             file.flush()
 
-    say(f"# {time.strftime('%Y-%m-%d')}: python tests/faults/rank_storm.py --failures {asked.failures}")
+    say(f"# {time.strftime('%Y-%m-%d')}: python tests/support/rank_storm.py --failures {asked.failures}")
     say(f"# kontrast {__version__}, torch {torch.__version__}, Python {platform.python_version()}, 2 gloo ranks, CPU")
     folder = Path(tempfile.mkdtemp(prefix="rank-storm-"))
     try:

@@ -23,6 +23,7 @@ from kontrast.training.run_folder import RunFolder, stored_recipe
 from kontrast.training.splits import located, open_split
 
 MAY_CHANGE = (
+    "title",
     "training.log_every",
     "training.tensorboard",
     "training.max_steps",
