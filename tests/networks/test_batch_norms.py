@@ -14,7 +14,7 @@ from torch import nn
 
 from kontrast.errors import UsageError
 from kontrast.networks import convert_split_batch_norm, encoder, shuffle, smallest_batch, unshuffle
-from kontrast.networks.split_batch_norm import mix, permutation
+from kontrast.networks.split_batch_norm import permutation
 from kontrast.networks.sync_batch_norm import synchronize_batch_norm
 
 
@@ -83,18 +83,6 @@ def test_the_permutation_is_a_function_of_its_key():
     assert len({tuple(k.tolist()) for k in keys}) == 20
     first = torch.stack([permutation(8, torch.tensor(k))[0] for k in range(4000)])
     assert (torch.bincount(first, minlength=8) - 500).abs().max() < 100  # 5 standard deviations
-
-
-def test_mix_is_splitmix64():
-    def reference(x: int) -> int:
-        word = (1 << 64) - 1
-        x = (x + 0x9E3779B97F4A7C15) & word
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & word
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & word
-        return x ^ (x >> 31)
-
-    for value in (0, 1, -1, 123456789012345, -(2**63), 2**63 - 1):
-        assert int(mix(torch.tensor(value))) % 2**64 == reference(value % 2**64)
 
 
 def test_conversion_reaches_every_norm_and_keeps_the_state():

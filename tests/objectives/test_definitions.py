@@ -104,21 +104,21 @@ def test_vanilla_baseline_is_the_mean_over_keys(projections, keys, bank) -> None
 
 def test_supcon_outer_form(three_views) -> None:
     """Khosla et al., equation 2: the mean over positives outside the logarithm, every other row below."""
-    ids = torch.tensor([3, 9, 3, 1, 9, 3])
+    labels = torch.tensor([3, 9, 3, 1, 9, 3])
     z = three_views.clone().requires_grad_()
-    rows, labels = normalize(z, dim=-1).reshape(-1, 4), ids.repeat(3)
+    rows, row_labels = normalize(z, dim=-1).reshape(-1, 4), labels.repeat(3)
     losses = []
     for i in range(len(rows)):
         others = [j for j in range(len(rows)) if j != i]
         below = torch.logsumexp(rows[others] @ rows[i] / 0.2, 0)
-        positives = [j for j in others if labels[j] == labels[i]]
+        positives = [j for j in others if row_labels[j] == row_labels[i]]
         losses.append(-torch.stack([rows[i] @ rows[p] / 0.2 - below for p in positives]).mean())
-    ours = objective("nt-xent", temperature=0.2)(z, ids=ids)
+    ours = objective("nt-xent", temperature=0.2)(z, labels=labels)
     torch.testing.assert_close(ours, mean(losses))
     torch.testing.assert_close(torch.autograd.grad(ours, z)[0], torch.autograd.grad(mean(losses), z)[0])
 
 
 @pytest.mark.parametrize("name", ["nt-xent", "dcl", "decoupled-nt-xent"])
-def test_distinct_ids_change_nothing(name, three_views) -> None:
+def test_distinct_labels_change_nothing(name, three_views) -> None:
     loss = objective(name)
-    torch.testing.assert_close(loss(three_views, ids=torch.tensor([5, 2, 8, 0, 7, 3])), loss(three_views))
+    torch.testing.assert_close(loss(three_views, labels=torch.tensor([5, 2, 8, 0, 7, 3])), loss(three_views))

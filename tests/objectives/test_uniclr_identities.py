@@ -105,8 +105,8 @@ def test_length_of_the_gradient_along_z() -> None:
     """Attached: <grad, z> = 0, no pull on the scale; detached: 2 loss, so the scale grows."""
     z = batch().requires_grad_()
     for detach in (False, True):
-        pairs = Pairs(Inputs(z, None, None, None), normalize=False).whitened(0.0, detach=detach)
-        value = -pairs.linked([(0, 1)]).mean()
+        pairs = Pairs(Inputs(z), normalize=False).whiten(0.0, detach=detach)
+        value = -pairs.similarity([(0, 1)]).mean()
         along = (torch.autograd.grad(value, z)[0] * (z - z.mean((0, 1)))).sum()
         torch.testing.assert_close(value, SimTrace(0.0)(z))
         torch.testing.assert_close(along, 2 * value if detach else torch.zeros_like(value), rtol=1e-7, atol=1e-9)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kontrast.config.recipe import read_recipe
 from kontrast.errors import UsageError
-from kontrast.kernels.operator import statistics_operator
+from kontrast.kernels.operator import StatisticsFunction, statistics_operator
 from kontrast.objectives import OBJECTIVES, objective
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.learner import Learner
@@ -240,7 +240,7 @@ class Unread(TorchDispatchMode):
 def test_a_step_reads_no_value(name, option, monkeypatch):
     """The views are made beforehand: on CUDA they are kernels of their own, with a test of their own."""
     # The tiled kernel looks at ids and lengths, which a CPU may; on CUDA it is Triton's, whose tests look for reads.
-    monkeypatch.setattr("kontrast.kernels.row_statistics.statistics", statistics_operator)
+    monkeypatch.setattr(StatisticsFunction, "apply", statistics_operator)
     try:
         _, step = make(OPTIONS[option], name)
     except UsageError:

@@ -97,7 +97,11 @@ def objective_page(name: str) -> str:
     tree, _ = explain_entry(OBJECTIVES, name)
     kind: Any = OBJECTIVES[name]
     arguments = ", ".join(f"`{key}={value!r}`" for key, value in tree["arguments"].items())
-    given = ["z", "keys", *(word for word, takes in (("bank", kind.takes_bank), ("ids", kind.takes_ids)) if takes)]
+    given = [
+        "z",
+        "keys",
+        *(word for word, takes in (("bank", kind.takes_bank), ("labels", kind.takes_labels)) if takes),
+    ]
     lines = [f"# {name}", "", *tree["text"].splitlines(), "", "```python", "from kontrast.objectives import objective"]
     lines += ["", f'loss = objective("{name}")', "value = loss(z)  # projections [views, images, width]", "```", ""]
     lines += [f"Arguments and defaults: {arguments}.", ""]

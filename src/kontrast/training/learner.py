@@ -27,7 +27,7 @@ from kontrast.networks import MemoryBank, SplitBatchNorm, Teacher, convert_split
 from kontrast.networks.catalog import Encoder, Head, Module
 from kontrast.objectives import Objective, objective
 from kontrast.objectives.base import Terms
-from kontrast.objectives.inputs import unread
+from kontrast.objectives.inputs import values_unread
 from kontrast.registry import nearest
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -135,7 +135,7 @@ class Learner(nn.Module):
     def judge(self, z: Tensor, keys: Tensor | None) -> Outcome:
         """The objective on queries and keys, and what the bank will take."""
         inputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
-        with unread():  # the step watches for NaN, on the device and on all ranks alike
+        with values_unread():  # the step watches for NaN, on the device and on all ranks alike
             terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
         return Outcome(terms, None if self.bank is None else self.fresh_rows(z[: self.count] if keys is None else keys))
 
