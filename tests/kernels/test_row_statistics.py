@@ -176,9 +176,9 @@ def test_operator_passes_torchs_opcheck(keyed):
 
 @pytest.mark.parametrize("mean", [False, True])
 def test_compiles_into_one_graph(mean):
-    def loss(q, k, own, of):
-        found = row_statistics(q, None, scale=2.0, query_ids=own)
-        other = row_statistics(q, k, scale=[2.0, 3.0], query_ids=own, key_ids=of)
+    def loss(q, k, query_ids, key_ids):
+        found = row_statistics(q, None, scale=2.0, query_ids=query_ids)
+        other = row_statistics(q, k, scale=[2.0, 3.0], query_ids=query_ids, key_ids=key_ids)
         return found.lse.sum() + other.lse.sum() + (other.mean.sum() if mean else 0.0)
 
     q, k = rows(40, 8), rows(36, 8)

@@ -7,11 +7,11 @@ import torch
 
 from kontrast.kernels import row_statistics
 
-from support.interpreter import passes_interpreted
+from support.interpreter import assert_tests_pass_interpreted
 
 
 def test_in_the_interpreter():
-    passes_interpreted(Path(__file__).parents[1] / "support" / "interpreted_rows.py")
+    assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / "interpreted_rows.py")
 
 
 def test_float64_is_refused():

@@ -122,7 +122,8 @@ class StatisticsFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():  # with create_graph: the gradient will be differentiated again
             return differentiable_gradients(ctx, *grads)
-        return input_gradients(ctx, *grads, compute=backward)
+        grad_lse, grad_mean = grads
+        return input_gradients(ctx, grad_lse, grad_mean, backward)
 
 
 def differentiable_gradients(ctx: Any, grad_lse: Tensor | None, grad_mean: Tensor | None) -> tuple[Tensor | None, ...]:

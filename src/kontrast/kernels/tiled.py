@@ -37,7 +37,7 @@ class Affinity:
         self.buffers: dict[str, Tensor] = {}
 
     def bounded(self, scales: Sequence[float]) -> bool:
-        """Return whether all exponents stay in the safe range; False on other devices than the CPU, to avoid waiting."""
+        """Return whether all exponents stay in the safe range; always False on a GPU, to avoid waiting for it."""
         if self.queries.device.type != "cpu":
             return False
         norms = torch.linalg.vector_norm(self.queries, dim=1).max()
@@ -81,7 +81,7 @@ class Affinity:
 
 
 def id_spans(ids: Tensor | None) -> list[tuple[int, int]]:
-    """Return the smallest and largest id of each tile; nothing on other devices than the CPU, to avoid waiting."""
+    """Return the smallest and largest id of each tile; nothing on a GPU, to avoid waiting for it."""
     if ids is None or ids.device.type != "cpu":
         return []
     return [(int(part.min()), int(part.max())) for part in ids.split(TILE)]

@@ -27,8 +27,8 @@ class CACR(Objective):
         t_minus: sharpness of the weights of negatives, at least 0.
         negatives: other images of each later view (`cross-view`, the paper's code) or of the `same-view` (its text).
         cost: `euclidean` as above, or `rbf`: repulsion log mean_i sum_j w- exp(-rbf_t c_ij) (equation 14).
-        attraction: `contrastive`, `uniform` (w+ constant), or `reversed` (-t_plus; tables 10 and 11).
-        repulsion: `contrastive`, `uniform` (w- constant), or `reversed` (-t_minus). Both uniform: UAUR.
+        attraction: `contrastive`, `uniform` (a plain mean), or `reversed` (-t_plus; tables 10 and 11).
+        repulsion: `contrastive`, `uniform` (a plain mean), or `reversed` (-t_minus). Both uniform: UAUR.
         rbf_t: sharpness of the rbf cost.
         detach_positive_weights: treat w+ as constant in the gradient. None: only with keys.
         detach_negative_weights: treat w- as constant. `bank`: only that of bank or keys, as the momentum code.
