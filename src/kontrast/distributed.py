@@ -65,9 +65,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
         ctx.dim, ctx.size = dim, x.shape[dim]
-        own = x.movedim(dim, 0).contiguous()
-        everyone = own.new_empty((world() * own.shape[0], *own.shape[1:]))
-        dist.all_gather_into_tensor(everyone, own)
+        local = x.movedim(dim, 0).contiguous()
+        everyone = local.new_empty((world() * local.shape[0], *local.shape[1:]))
+        dist.all_gather_into_tensor(everyone, local)
         return everyone.movedim(0, dim)
 
     @staticmethod
@@ -77,13 +77,13 @@ class _Gather(torch.autograd.Function):
         wide = torch.promote_types(grads[0].dtype, torch.float32)
         grad = grads[0].movedim(ctx.dim, 0).to(wide).contiguous()
         if dist.get_backend() == "nccl":
-            own = grad.new_empty((ctx.size, *grad.shape[1:]))
-            dist.reduce_scatter_tensor(own, grad)
+            local = grad.new_empty((ctx.size, *grad.shape[1:]))
+            dist.reduce_scatter_tensor(local, grad)
         else:
             grad = grad.clone()
             dist.all_reduce(grad)
-            own = grad[rank() * ctx.size : (rank() + 1) * ctx.size]
-        return own.to(grads[0].dtype).movedim(0, ctx.dim), None
+            local = grad[rank() * ctx.size : (rank() + 1) * ctx.size]
+        return local.to(grads[0].dtype).movedim(0, ctx.dim), None
 
 
 class _Total(torch.autograd.Function):

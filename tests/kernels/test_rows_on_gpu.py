@@ -22,15 +22,8 @@ def results(implementation, q, k, shared, scale, **arguments):
     query_ids, key_ids = (
         torch.randint(0, shared, (n,), device="cuda", generator=generator) for n in (len(q), len(q if k is None else k))
     )
-    found = row_statistics(
-        q,
-        k,
-        scale=scale,
-        query_ids=query_ids,
-        key_ids=None if k is None else key_ids,
-        implementation=implementation,
-        **arguments,
-    )
+    ids = {"query_ids": query_ids, "key_ids": None if k is None else key_ids}
+    found = row_statistics(q, k, scale=scale, implementation=implementation, **ids, **arguments)
     weights = torch.rand(found.lse.shape, device="cuda", generator=generator) + 0.5
     loss = (weights * (found.lse + found.mean)).sum()
     return [found.lse.detach(), found.mean.detach(), *torch.autograd.grad(loss, [q] if k is None else [q, k])]

@@ -115,13 +115,13 @@ def test_length_of_the_gradient_along_z() -> None:
 def test_any_whitening_matrix_gives_the_same_affinity() -> None:
     """Cholesky's, ZCA's and PCA's differ by a rotation, which does not change unit rows."""
     z = batch()
-    centred = z - z.reshape(-1, 5).mean(0)
+    centered = z - z.reshape(-1, 5).mean(0)
     values, vectors = torch.linalg.eigh(torch.cov(z.reshape(-1, 5).T))
     pca = torch.diag(values.rsqrt()) @ vectors.T
     zca = vectors @ pca
     ours = SimWhitening(0.5, 0.0, ridge=0.0)(z)
     for matrix in (pca, zca):
-        q, k = normalize(centred @ matrix.T, dim=-1)
+        q, k = normalize(centered @ matrix.T, dim=-1)
         torch.testing.assert_close(ours, cross_entropy(q @ k.T / 0.5, torch.arange(16)))
 
 

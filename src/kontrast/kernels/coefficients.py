@@ -28,15 +28,8 @@ class Coefficients:
         beta = None if self.beta is None else self.beta * factor
         return replace(self, alpha=self.alpha * factor, beta=beta, lse=None)
 
-    def for_rows(self, rows: slice) -> Coefficients:
-        """Select rows, as a column that broadcasts over a tile."""
-        return self._select((rows, None))
-
-    def for_columns(self, columns: slice) -> Coefficients:
-        """Select columns, as a row that broadcasts over a tile."""
-        return self._select((None, columns))
-
-    def _select(self, index: tuple[slice | None, ...]) -> Coefficients:
+    def select(self, index: tuple[slice | None, ...]) -> Coefficients:
+        """Select some rows and add a dimension, so that they broadcast over a tile as a column or a row."""
         beta, lse = (None if part is None else part[index] for part in (self.beta, self.lse))
         return replace(self, alpha=self.alpha[index], beta=beta, lse=lse)
 

@@ -210,7 +210,7 @@ def affinity_gradient(affinity: Affinity, terms: list[Coefficients], rows: slice
 
 def group_sides(term: Coefficients, rows: slice, columns: slice, symmetric: bool) -> list[list[Coefficients]]:
     """Group the sides of a pair that share one exponential: both do, unless the exponent contains their lse."""
-    sides = [term.for_rows(rows), term.for_columns(columns)] if symmetric else [term.for_rows(rows)]
+    sides = [term.select((rows, None)), *([term.select((None, columns))] if symmetric else [])]
     return [sides] if term.lse is None else [[side] for side in sides]
 
 

@@ -43,8 +43,8 @@ class BarlowTwins(Objective):
         self.off_diagonal_weight = weight("off_diagonal_weight", off_diagonal_weight)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        z = [self.standardized(x, pairs.N) for x in pairs.z]
-        k = [self.standardized(x, pairs.N) for x in pairs.k] if pairs.teacher else z
+        z = [self.standardize(x, pairs.N) for x in pairs.z]
+        k = [self.standardize(x, pairs.N) for x in pairs.k] if pairs.teacher else z
         links = pairs.one_way_links()
         C = torch.stack([distributed.total(z[v].T @ k[w]) / pairs.N for v, w in links])
         diagonal = C.diagonal(dim1=1, dim2=2)
@@ -54,7 +54,7 @@ class BarlowTwins(Objective):
             repulsion=self.off_diagonal_weight * off_diagonal.square().sum() / len(links),
         )
 
-    def standardized(self, x: Tensor, N: int) -> Tensor:
-        """Features of mean 0 and variance 1 over all images, as batch normalization has it (eps 1e-5)."""
+    def standardize(self, x: Tensor, N: int) -> Tensor:
+        """Scale features to mean 0 and variance 1 over all images, like batch normalization (eps 1e-5)."""
         centered = x - distributed.total(x.sum(0)) / N
         return centered * torch.rsqrt(distributed.total(centered.square().sum(0)) / N + 1e-5)

@@ -55,12 +55,12 @@ class HardNegative(Objective):
         hard, easy = pairs.negatives(scale=[(1 + self.beta) / self.temperature, self.beta / self.temperature]).lse
         log_R = hard - easy + math.log(n)
         s = pairs.similarity(links) / self.temperature
-        log_N = self.debiased(torch.stack([log_R[v] for v, _ in links]), s, n)
+        log_N = self.log_debiased(torch.stack([log_R[v] for v, _ in links]), s, n)
         repulsion = torch.logaddexp(s, log_N)
         return Terms(attraction=pairs.sum_by_query(-s, links), repulsion=pairs.sum_by_query(repulsion, links))
 
-    def debiased(self, log_R: Tensor, s: Tensor, n: int) -> Tensor:
-        """log N_i, wholly in logarithms: R may overflow where its logarithm does not."""
+    def log_debiased(self, log_R: Tensor, s: Tensor, n: int) -> Tensor:
+        """Return log N_i, computed in logarithms because R itself may overflow."""
         if self.tau_plus == 0:
             return log_R
         share = math.log(self.tau_plus * n) + s - log_R

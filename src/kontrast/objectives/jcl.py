@@ -42,7 +42,7 @@ class JCL(Objective):
 
     paper = "JCL, equation 8"
     takes_bank = True
-    _lambda: Tensor  # the bits of a float64 as int64: casts of the module would round a float
+    _lambda: Tensor  # the bits of a float64 as int64, because casting the module would round a float
 
     def __init__(self, temperature: float = 0.2, covariance_weight: float = 4.0, *,
                  normalize: bool = True, reduction: str = "mean"):  # fmt: skip

@@ -95,7 +95,7 @@ class Pairs:
         self.has_labels = inputs.labels is not None
         # Rows with equal ids are no negatives of each other. The id of an image is its label, or unique to it.
         self.ids = distributed.image_ids(self.B, self.z.device) if inputs.labels is None else inputs.labels
-        self._places: dict[Link, Link] = {}  # after whitening by link: where z and k hold the two views of a link
+        self._places: dict[Link, Link] = {}  # after whitening by link: the indices of a link's views in z and k
 
     # Links
 
