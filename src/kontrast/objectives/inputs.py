@@ -51,7 +51,7 @@ def check_inputs(
         if keys.ndim != 3 or keys.shape[0] == 0 or keys.shape[1:] != (B, D):
             raise ValueError(f"keys has shape {list(keys.shape)}: give [W,{B},{D}], the images and width of z")
         if V > 1 and keys.shape[0] == 1:
-            raise ValueError(f"z has {V} views and keys one view, that of z's first: give keys of at least 2 views")
+            raise ValueError(f"z has {V} views and there is one key view, of the first: give keys of at least 2 views")
     if bank is not None:
         check_floating("bank", bank)
         if bank.ndim != 2 or bank.shape[0] == 0 or bank.shape[1] != D:
