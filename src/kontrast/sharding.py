@@ -1,6 +1,7 @@
-"""Parameters in shards over the ranks (FSDP2), for encoders too large to lie on each rank whole.
+"""Parameters sharded over the ranks (FSDP2), for encoders that are too large for one device.
 
-A sharded parameter is a DTensor: `local` is the rank's own part of it, `whole` all of it, for which every rank asks.
+A sharded parameter is a DTensor: `local` is the part on this rank. `whole` gathers all of it, and every rank must call
+it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def shard(module: nn.Module) -> None:
-    """Spread the module's parameters over all ranks, transformer block by transformer block and then the rest."""
+    """Shard the module's parameters over all ranks: each transformer block by itself, then the rest."""
     import torch.distributed as ranks
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(next(module.parameters()).device.type, (ranks.get_world_size(),))
-    # Resharded after every forward, the root too: a teacher has no backward that would do it, and would be averaged
-    # in a copy that is thrown away.
+    # Reshard after every forward pass, also the root: a teacher has no backward pass that would do it, and its average
+    # would be written to a temporary copy.
     for block in transformer_blocks(module):
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
@@ -38,7 +39,7 @@ def transformer_blocks(module: nn.Module) -> list[nn.Module]:
 
 def check_shardable(encoder: nn.Module, name: str) -> None:
     if not any(isinstance(m, nn.MultiheadAttention) or "Attention" in type(m).__name__ for m in encoder.modules()):
-        raise UsageError(f"training.parallel = 'fsdp' is for transformers, and {name} is none: use 'ddp'")
+        raise UsageError(f"training.parallel = 'fsdp' is for transformers, and {name} is not one: use 'ddp'")
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -50,16 +51,17 @@ def in_shards(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, sharing its memory; of a plain tensor, the tensor."""
+    """Return this rank's part of a tensor, sharing its memory. A plain tensor is returned as it is."""
     return tensor.to_local() if in_shards(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor. Every rank must call this; a plain tensor is returned as it is."""
     return tensor.full_tensor() if in_shards(tensor) else tensor
 
 
 def like(reference: Tensor, part: Tensor) -> Tensor:
-    """A rank's part (an optimizer's state) as a tensor in shards as the reference is."""
+    """Combine this rank's part, for example of an optimizer's state, into a tensor sharded like the reference."""
     if not in_shards(reference) or part.shape != local(reference).shape:
         return part
     from torch.distributed.tensor import DTensor
@@ -71,7 +73,7 @@ def like(reference: Tensor, part: Tensor) -> Tensor:
 
 
 def copy_whole(target: Tensor, source: Tensor) -> None:
-    """Fill a tensor, or this rank's part of it, from a whole one that every rank holds."""
+    """Copy a whole tensor, which every rank has, into a tensor or into this rank's part of it."""
     if in_shards(target):
         from torch.distributed.tensor import distribute_tensor
 
@@ -81,18 +83,18 @@ def copy_whole(target: Tensor, source: Tensor) -> None:
 
 
 def whole_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict with whole tensors."""
+    """Return the state dict with whole tensors."""
     return {name: whole(tensor) for name, tensor in module.state_dict().items()}
 
 
 @torch.no_grad()
 def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """`load_state_dict` from whole tensors, into shards too."""
+    """Load a state dict of whole tensors, also into a sharded module."""
     if not is_sharded(module):
         module.load_state_dict(state)
         return
     mine = module.state_dict()
     if mine.keys() != state.keys() or any(mine[n].shape != t.shape for n, t in state.items()):
-        raise RuntimeError("the state does not fit the module")
+        raise RuntimeError("the state does not match the module")
     for name, tensor in mine.items():
         copy_whole(tensor, state[name])

@@ -1,4 +1,4 @@
-"""Mean, covariance, ridge and whitening against numpy's definitions."""
+"""Mean, covariance, ridge and whitening equal their definitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_mean_and_covariance() -> None:
 
 
 def test_sums_of_two_ranks() -> None:
-    """`total` is given each rank's sum; here it adds what the other half of the rows would send."""
+    """`total` gets the sum of each rank; here it adds the sum of the other half of the rows."""
     x = rows()
     mean, covariance = mean_and_covariance(x)
     half, other = x[:10], x[10:]
@@ -55,8 +55,8 @@ def test_whitened_rows_have_identity_covariance_and_mahalanobis_products() -> No
     x = rows()
     y = whiten(x, ridge=0.0)
     torch.testing.assert_close(torch.cov(y.T), torch.eye(4, dtype=torch.float64))
-    centred = x - x.mean(0)
-    torch.testing.assert_close(y @ y.T, centred @ torch.linalg.inv(torch.cov(x.T)) @ centred.T)
+    centered = x - x.mean(0)
+    torch.testing.assert_close(y @ y.T, centered @ torch.linalg.inv(torch.cov(x.T)) @ centered.T)
 
 
 def test_gradient_of_whitening() -> None:

@@ -1,4 +1,4 @@
-"""Sliced Wasserstein distance, random directions, priors, and the counter they draw from."""
+"""Sliced Wasserstein distance, random directions, priors, and their random numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_directions_are_orthogonal(d) -> None:
 
 
 def test_directions_survive_a_nearly_singular_draw(monkeypatch) -> None:
-    """Where the columns of a draw nearly agree, Cholesky without the shift would meet a pivot that is noise."""
+    """If the columns of a draw nearly agree, Cholesky without the shift would divide by rounding noise."""
     generator = torch.Generator().manual_seed(0)
     draw = torch.ones(6, 6, dtype=torch.float64) + 1e-11 * torch.randn(6, 6, generator=generator, dtype=torch.float64)
     monkeypatch.setattr("kontrast.kernels.projections.gaussian", lambda *a, **k: draw)
@@ -46,7 +46,7 @@ def test_directions_are_the_q_of_the_gaussian() -> None:
     torch.testing.assert_close(directions(), Q * R.diagonal().sign())
 
 
-def test_directions_have_no_favourite() -> None:
+def test_directions_are_uniform() -> None:
     """Uniform over rotations: each entry of W has mean 0 and variance 1/d."""
     W = torch.stack([orthogonal_directions(4, 0, step(n)) for n in range(800)])
     assert W.mean(0).abs().max() < 5 * 0.5 / math.sqrt(800)
@@ -82,7 +82,7 @@ def test_priors() -> None:
         assert rows.var().item() == pytest.approx(variance[prior], rel=0.05)
 
 
-def test_permuted_equal_sets_have_no_distance() -> None:
+def test_distance_of_permuted_sets_is_zero() -> None:
     h = torch.randn(20, 5, dtype=torch.float64)
     assert sliced_wasserstein(h[torch.randperm(20)], h, directions()).item() < 1e-25
 
@@ -98,8 +98,8 @@ def test_shift_scale_symmetry() -> None:
 
 def test_one_dimension_is_the_difference_of_quantiles() -> None:
     a, b = torch.randn(2, 30, 1, dtype=torch.float64)
-    book = (a[:, 0].sort().values - b[:, 0].sort().values).square().mean()
-    torch.testing.assert_close(sliced_wasserstein(a, b, torch.ones(1, 1, dtype=torch.float64)), book)
+    expected = (a[:, 0].sort().values - b[:, 0].sort().values).square().mean()
+    torch.testing.assert_close(sliced_wasserstein(a, b, torch.ones(1, 1, dtype=torch.float64)), expected)
 
 
 def test_prior_gets_no_gradient() -> None:

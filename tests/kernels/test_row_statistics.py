@@ -1,4 +1,4 @@
-"""The definition, tiled torch and the operator: equal in value and gradient, exact at the edges, linear in memory."""
+"""Definition, tiled torch and operator are equal in value and gradient, exact at the edges and linear in memory."""
 
 import itertools
 import subprocess
@@ -24,7 +24,7 @@ def rows(count, width, kind=torch.float64):
 
 
 def ids(kind, count):
-    """Shared by none, by one other row, by many; or not given."""
+    """Return ids that are shared by no, one or many other rows, or None."""
     return {
         "absent": None,
         "none": torch.arange(count),
@@ -34,7 +34,7 @@ def ids(kind, count):
 
 
 def results(implementation, queries, keys, **arguments):
-    """lse, mean and the gradients of a random combination of both."""
+    """Return lse, mean and the gradients of a random combination of both."""
     found = row_statistics(queries, keys, implementation=implementation, **arguments)
     generator = torch.Generator().manual_seed(7)
     weights = torch.randn(2, *found.lse.shape, generator=generator).to(found.lse.dtype)
@@ -83,7 +83,7 @@ def test_gradcheck(implementation, detached):
         given = {"scale": [3.0, -60.0], "implementation": implementation, "detach_weights": detached}
         found = row_statistics(q, k, query_ids=ids("many", 9), key_ids=ids("many", 7), **given)
         own = row_statistics(q, None, query_ids=ids("one", 9), **given)
-        # Detached means are not the derivative of their own values, so gradcheck is for the lse alone there.
+        # The gradient of a detached mean is not its derivative, so gradcheck can only check the lse.
         return (found.lse, own.lse) if detached else (*found, *own)
 
     torch.autograd.gradcheck(statistics, (q, k))
@@ -107,7 +107,7 @@ def test_mean_is_the_slope_of_lse():
 
 
 @pytest.mark.parametrize("implementation", ["dense", "tiled"])
-def test_a_row_with_no_pair(implementation):
+def test_a_row_without_pairs(implementation):
     q = rows(40, 5)
     alone = torch.full((40,), 3)
     alone[1:] = torch.arange(1, 40) + 10
@@ -116,7 +116,7 @@ def test_a_row_with_no_pair(implementation):
         q, rows(6, 5), scale=[2.0, 200.0], query_ids=alone, key_ids=key_ids, implementation=implementation
     )
     assert found.lse[:, 0].tolist() == [-torch.inf] * 2 and found.mean[:, 0].tolist() == [0, 0]
-    # Also where its incoming gradient is not a number, as that of exp(lse - lse) would be.
+    # Even if its incoming gradient is NaN, as that of exp(lse - lse) would be.
     gradient = torch.autograd.grad(found, q, [torch.full_like(found.lse, torch.nan), torch.ones_like(found.mean)])[0]
     assert gradient[0].tolist() == [0.0] * 5
 
@@ -136,22 +136,24 @@ def test_hard_inputs_stay_finite(kind, scale):
 def test_merge_of_random_segments_is_the_whole(detached):
     q, k = rows(30, 6), rows(90, 6)
     given = {"scale": [3.0, 80.0], "detach_weights": detached}
-    own, of = ids("many", 30), ids("many", 90)
-    whole = row_statistics(q, k, query_ids=own, key_ids=of, **given)
+    own_ids, key_ids = ids("many", 30), ids("many", 90)
+    whole = row_statistics(q, k, query_ids=own_ids, key_ids=key_ids, **given)
     cuts = [0, *sorted(torch.randint(1, 90, (4,)).unique().tolist()), 90]
-    segments = [row_statistics(q, k[a:b], query_ids=own, key_ids=of[a:b], **given) for a, b in itertools.pairwise(cuts)]
-    nothing = row_statistics(q, k[:1], query_ids=own * 0, key_ids=of[:1] * 0, **given)
+    segments = [
+        row_statistics(q, k[a:b], query_ids=own_ids, key_ids=key_ids[a:b], **given) for a, b in itertools.pairwise(cuts)
+    ]
+    nothing = row_statistics(q, k[:1], query_ids=own_ids * 0, key_ids=key_ids[:1] * 0, **given)
     assert nothing.lse.isneginf().all()
-    merged = merge([nothing, *segments, nothing], given["scale"], detach_weights=detached)
+    merged = merge([nothing, *segments, nothing], detach_weights=detached)
     torch.testing.assert_close(merged, whole)
     loss = [(found.lse.sum() + found.mean.square().sum()) for found in (merged, whole)]
     torch.testing.assert_close(*(torch.autograd.grad(part, [q, k]) for part in loss))
 
 
-def test_merge_of_nothing_but_empty_segments():
+def test_merge_of_empty_segments():
     lse = torch.full((3,), -torch.inf, requires_grad=True)
     mean = torch.zeros(3, requires_grad=True)
-    found = merge([RowStatistics(lse, mean)] * 2, 1.0)
+    found = merge([RowStatistics(lse, mean)] * 2)
     assert found.lse.isneginf().all() and found.mean.tolist() == [0, 0, 0]
     gradients = torch.autograd.grad(found.mean.sum(), [lse, mean])
     assert all(gradient.tolist() == [0, 0, 0] for gradient in gradients)
@@ -160,25 +162,23 @@ def test_merge_of_nothing_but_empty_segments():
 def test_merge_without_means():
     q = rows(10, 4)
     halves = [row_statistics(q, part, scale=2.0, with_mean=False) for part in (q[:5], q[5:])]
-    torch.testing.assert_close(merge(halves, 2.0).lse, row_statistics(q, None, scale=2.0).lse)
-    with pytest.raises(ValueError, match="shapes"):
-        merge(halves, [2.0])
+    torch.testing.assert_close(merge(halves).lse, row_statistics(q, None, scale=2.0).lse)
     with pytest.raises(ValueError, match="no segments"):
-        merge([], 2.0)
+        merge([])
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_the_operator_is_sound(keyed):
+def test_operator_passes_torchs_opcheck(keyed):
     q, k = rows(40, 8), rows(36, 8) if keyed else None
     given = (q, k, ids("one", 40), ids("one", 36) if keyed else None, [2.0, 3.0], False, True, "tiled")
     torch.library.opcheck(statistics_operator, given)
 
 
 @pytest.mark.parametrize("mean", [False, True])
-def test_compiled_whole(mean):
-    def loss(q, k, own, of):
-        found = row_statistics(q, None, scale=2.0, query_ids=own)
-        other = row_statistics(q, k, scale=[2.0, 3.0], query_ids=own, key_ids=of)
+def test_compiles_into_one_graph(mean):
+    def loss(q, k, query_ids, key_ids):
+        found = row_statistics(q, None, scale=2.0, query_ids=query_ids)
+        other = row_statistics(q, k, scale=[2.0, 3.0], query_ids=query_ids, key_ids=key_ids)
         return found.lse.sum() + other.lse.sum() + (other.mean.sum() if mean else 0.0)
 
     q, k = rows(40, 8), rows(36, 8)
@@ -188,7 +188,7 @@ def test_compiled_whole(mean):
     torch.testing.assert_close(*(torch.autograd.grad(f(*arguments), [q, k]) for f in (compiled, loss)))
 
 
-def test_keys_without_gradient_get_none():
+def test_detached_keys_get_no_gradient():
     q, k = rows(40, 8), rows(36, 8).detach()
     expected = results("dense", q, k.clone().requires_grad_(), scale=2.0)[2]
     found = row_statistics(q, k, scale=2.0)
@@ -224,24 +224,24 @@ def test_memory_is_linear():
 
 BAD = {
     "implementation": ({"implementation": "cuda"}, "implementation is 'cuda'"),
-    "no rows": ({"queries": torch.zeros(0, 4)}, "at least 1"),
-    "vector": ({"queries": torch.zeros(4)}, "rows by width"),
+    "no rows": ({"queries": torch.zeros(0, 4)}, r"shape \[0, 4\]"),
+    "vector": ({"queries": torch.zeros(4)}, r"shape \[4\]"),
     "integers": ({"queries": torch.zeros(4, 4, dtype=torch.int64)}, "int64"),
     "width": ({"keys": torch.zeros(4, 3)}, "same width"),
     "type": ({"keys": torch.zeros(4, 4, dtype=torch.float64)}, "same width, type"),
-    "one side": ({"keys": torch.zeros(4, 4), "query_ids": torch.arange(4)}, "one side only"),
+    "one side": ({"keys": torch.zeros(4, 4), "query_ids": torch.arange(4)}, "only one of query_ids and key_ids"),
     "key ids alone": ({"key_ids": torch.arange(4)}, "without keys"),
     "length of ids": ({"query_ids": torch.arange(3)}, r"give \[4\] int64"),
     "type of ids": ({"query_ids": torch.arange(4.0)}, "int64"),
     "no scale": ({"scale": []}, "at least one"),
-    "an array": ({"queries": np.zeros((4, 4))}, "queries are ndarray: give a tensor"),
-    "scales as an array": ({"scale": np.ones(2)}, "scale is ndarray: give a number, or a list"),
+    "an array": ({"queries": np.zeros((4, 4))}, "queries is ndarray"),
+    "scales as an array": ({"scale": np.ones(2)}, "scale is ndarray"),
     "infinite scale": ({"scale": float("inf")}, "finite"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told(name):
+def test_bad_input_is_refused(name):
     given, message = BAD[name]
     arguments = {"queries": torch.zeros(4, 4), "keys": None, "scale": 1.0, **given}
     with pytest.raises(ValueError, match=message):

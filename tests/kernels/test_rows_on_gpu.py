@@ -1,4 +1,4 @@
-"""The Triton kernels on a CUDA device: against float64, compiled, captured in a graph, and on a million rows."""
+"""The Triton kernels on a CUDA device: compared with float64, compiled, captured in a graph, and on a million rows."""
 
 import pytest
 import torch
@@ -17,14 +17,13 @@ def rows(count, width, kind):
 
 
 def results(implementation, q, k, shared, scale, **arguments):
-    """lse, mean and gradients of a weighted sum, on the same ids for every implementation."""
+    """Return lse, mean and gradients of a weighted sum, with the same ids for every implementation."""
     generator = torch.Generator("cuda").manual_seed(3)
-    own, of = (
+    query_ids, key_ids = (
         torch.randint(0, shared, (n,), device="cuda", generator=generator) for n in (len(q), len(q if k is None else k))
     )
-    found = row_statistics(
-        q, k, scale=scale, query_ids=own, key_ids=None if k is None else of, implementation=implementation, **arguments
-    )
+    ids = {"query_ids": query_ids, "key_ids": None if k is None else key_ids}
+    found = row_statistics(q, k, scale=scale, implementation=implementation, **ids, **arguments)
     weights = torch.rand(found.lse.shape, device="cuda", generator=generator) + 0.5
     loss = (weights * (found.lse + found.mean)).sum()
     return [found.lse.detach(), found.mean.detach(), *torch.autograd.grad(loss, [q] if k is None else [q, k])]
@@ -48,58 +47,58 @@ def test_native_kernels_against_float64(M, K, D, scale, kind, tolerance):
     q, k = rows(M, D, kind), None if K is None else rows(K, D, kind)
     exact = [None if side is None else side.detach().double().requires_grad_() for side in (q, k)]
     for found, truth in zip(results("auto", q, k, 50, scale), results("tiled", *exact, 50, scale)):
-        # A large scale multiplies the rounding of s itself, whatever is done after.
+        # A large scale multiplies the rounding of s itself.
         assert (found.double() - truth).norm() <= tolerance * max(1.0, abs(scale[-1]) / 40) * truth.norm()
 
 
-def loss(q, own):
-    return row_statistics(q, None, scale=10.0, query_ids=own, with_mean=False).lse.mean()
+def loss(q, ids):
+    return row_statistics(q, None, scale=10.0, query_ids=ids, with_mean=False).lse.mean()
 
 
 @pytest.mark.parametrize("count", [512, 4608])
-def test_compiled_whole(count):
-    q, own = rows(count, 128, torch.float32), torch.arange(count, device="cuda") // 2
+def test_compiles_into_one_graph(count):
+    q, ids = rows(count, 128, torch.float32), torch.arange(count, device="cuda") // 2
     compiled = torch.compile(loss, fullgraph=True)
-    torch.testing.assert_close(compiled(q, own), loss(q, own))
-    torch.testing.assert_close(*(torch.autograd.grad(f(q, own), q)[0] for f in (compiled, loss)))
+    torch.testing.assert_close(compiled(q, ids), loss(q, ids))
+    torch.testing.assert_close(*(torch.autograd.grad(f(q, ids), q)[0] for f in (compiled, loss)))
 
 
 @pytest.mark.parametrize("count", [512, 4608])
 def test_captured_in_a_graph(count):
-    q, own = rows(count, 64, torch.bfloat16), torch.arange(count, device="cuda") // 2
+    q, ids = rows(count, 64, torch.bfloat16), torch.arange(count, device="cuda") // 2
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(2):
-            torch.autograd.grad(loss(q, own), q)
+            torch.autograd.grad(loss(q, ids), q)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        value = loss(q, own)
+        value = loss(q, ids)
         gradient = torch.autograd.grad(value, q)[0]
     with torch.no_grad():
         q.copy_(rows(count, 64, torch.bfloat16))
     graph.replay()
-    torch.testing.assert_close(value, loss(q, own))
-    torch.testing.assert_close(gradient, torch.autograd.grad(loss(q, own), q)[0], rtol=2e-2, atol=1e-6)
+    torch.testing.assert_close(value, loss(q, ids))
+    torch.testing.assert_close(gradient, torch.autograd.grad(loss(q, ids), q)[0], rtol=2e-2, atol=1e-6)
 
 
-def test_the_same_bits_where_torch_is_asked_for_them():
-    q, own = rows(4608, 64, torch.float32), torch.arange(4608, device="cuda") // 2
+def test_deterministic_algorithms_give_the_same_bits():
+    q, ids = rows(4608, 64, torch.float32), torch.arange(4608, device="cuda") // 2
     torch.use_deterministic_algorithms(True)
     try:
-        first, second = (row_statistics(q, None, scale=10.0, query_ids=own) for _ in range(2))
+        first, second = (row_statistics(q, None, scale=10.0, query_ids=ids) for _ in range(2))
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(first.lse, second.lse) and torch.equal(first.mean, second.mean)
 
 
 def test_no_wait_for_the_device():
-    q, own = rows(4608, 128, torch.bfloat16), torch.arange(4608, device="cuda") // 2
-    torch.autograd.grad(loss(q, own), q)
+    q, ids = rows(4608, 128, torch.bfloat16), torch.arange(4608, device="cuda") // 2
+    torch.autograd.grad(loss(q, ids), q)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        torch.autograd.grad(loss(q, own), q)
+        torch.autograd.grad(loss(q, ids), q)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -7,13 +7,13 @@ import torch
 
 from kontrast.kernels import row_statistics
 
-from support.interpreter import passes_interpreted
+from support.interpreter import assert_tests_pass_interpreted
 
 
 def test_in_the_interpreter():
-    passes_interpreted(Path(__file__).parents[1] / "support" / "interpreted_rows.py")
+    assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / "interpreted_rows.py")
 
 
-def test_a_tensor_that_triton_cannot_take_is_told():
+def test_float64_is_refused():
     with pytest.raises(ValueError, match="triton can't take"):
         row_statistics(torch.zeros(4, 4, dtype=torch.float64), None, scale=1.0, implementation="triton")

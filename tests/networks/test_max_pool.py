@@ -10,12 +10,12 @@ from torch import nn
 
 from kontrast.networks.max_pool import MaxPool, forward, gradient
 
-from support.interpreter import passes_interpreted
+from support.interpreter import assert_tests_pass_interpreted
 from support.max_pool_cases import CASES, assert_equals_torch
 
 
 def test_the_kernels_in_tritons_interpreter():
-    passes_interpreted(Path(__file__).parents[1] / "support" / "interpreted_max_pool.py")
+    assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / "interpreted_max_pool.py")
 
 
 def test_on_the_cpu_it_equals_torchs():

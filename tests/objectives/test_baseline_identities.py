@@ -35,14 +35,14 @@ def test_hard_negatives_grow_with_beta(projections) -> None:
     assert bool((rows.diff(dim=0) >= 0).all())
 
 
-def test_equal_negatives_make_beta_idle() -> None:
+def test_beta_has_no_effect_on_equal_negatives() -> None:
     simplex = torch.eye(6, dtype=torch.float64).expand(2, -1, -1)
     values = [HardNegative(0.5, beta, 0.1)(simplex) for beta in (0.0, 1.0, 5.0)]
     torch.testing.assert_close(values[0], values[1])
     torch.testing.assert_close(values[0], values[2])
 
 
-def test_clamp_holds_where_tau_plus_is_large(projections) -> None:
+def test_large_tau_plus_is_clamped(projections) -> None:
     """N = n exp(-1/tau), so the row is log(1 + n exp(-1/tau - s+/tau))."""
     same = projections[:1].expand(2, -1, -1)
     rows = HardNegative(0.5, 0.0, 0.95).rows(same)
@@ -57,7 +57,7 @@ def test_uniformity_of_the_sphere() -> None:
     assert metrics.uniformity(z, t=2.0).item() == pytest.approx(limit, abs=5e-3)
 
 
-def test_metrics_are_the_losses_parts(projections, three_views) -> None:
+def test_metrics_equal_parts_of_the_losses(projections, three_views) -> None:
     terms = AlignUniform(alpha=2.0, t=2.0).terms(projections)
     torch.testing.assert_close(metrics.alignment(projections), terms.attraction)
     torch.testing.assert_close(metrics.uniformity(projections), terms.repulsion)
@@ -78,7 +78,7 @@ def test_metrics_of_one_view(projections, call) -> None:
     torch.testing.assert_close(call(projections[:1]), each[0])
 
 
-def test_metrics_refuse_what_they_cannot_measure(projections) -> None:
+def test_metrics_refuse_bad_input(projections) -> None:
     with pytest.raises(ValueError, match="one view"):
         metrics.alignment(projections[:1])
     with pytest.raises(ValueError, match="1 image"):
@@ -106,7 +106,7 @@ def test_vicreg_is_zero_for_spread_uncorrelated_equal_views() -> None:
     assert collapsed.repulsion.item() == pytest.approx(25 * 0.99)
 
 
-def test_vicregs_equation_as_written_has_the_weights_that_its_page_names() -> None:
+def test_vicreg_equation_6_has_the_documented_weights() -> None:
     """25 s(Z, Z') + 25 [v(Z) + v(Z')] + c(Z) + c(Z'), s with the whole squared distance."""
     n, D = 9, 5
     views = torch.randn(2, n, D, dtype=torch.float64)
@@ -121,7 +121,7 @@ def test_vicregs_equation_as_written_has_the_weights_that_its_page_names() -> No
     assert "`invariance_weight` of 25 D" in page and "`variance_weight` of 50" in page
 
 
-def test_multiplier_of_several_views_is_that_of_the_negatives() -> None:
+def test_multiplier_with_three_views() -> None:
     """NT-Xent's gradient to the negatives over DCL's, for one anchor of three views."""
     z = torch.nn.functional.normalize(torch.randn(3, 6, 5, dtype=torch.float64), dim=-1)
     s = (z[0, 0] @ z[:, 1:].reshape(-1, 5).T / 0.3).requires_grad_()

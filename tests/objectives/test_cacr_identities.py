@@ -14,7 +14,7 @@ from kontrast.objectives.metrics import conditional_entropy
 
 
 def costs(z):
-    """Of same-view negatives, of one view: [B, B-1]."""
+    """Return the costs of same-view negatives of one view: [B, B-1]."""
     x = normalize(z, dim=-1)
     B = len(x)
     return torch.stack([(x[i] - x[[j for j in range(B) if j != i]]).square().sum(-1) for i in range(B)])
@@ -31,7 +31,7 @@ def test_zero_t_is_uniform_attraction_and_repulsion(three_views) -> None:
     torch.testing.assert_close(uaur, pull - torch.stack(apart).mean())
 
 
-def test_one_positive_makes_t_plus_idle(projections) -> None:
+def test_t_plus_has_no_effect_on_one_positive(projections) -> None:
     """K = 1: attraction is the mean squared distance, the alignment loss."""
     pulls = [CACR(t_plus=t).terms(projections).attraction for t in (0.0, 1.0, 50.0)]
     for pull in pulls:
@@ -88,7 +88,7 @@ def test_entropy_is_largest_for_equal_distances(projections) -> None:
 
 
 def test_lemma_4_3_is_an_equality_at_half_the_inverse_temperature(projections) -> None:
-    """mean log-mean exp(s/tau) + mean(log(M-1) - H) = mean sum w s/tau at t- = 1/(2 tau); other t- fall short."""
+    """mean log-mean exp(s/tau) + mean(log(M-1) - H) = mean sum w s/tau at t- = 1/(2 tau); other t- give less."""
     tau = 0.4
     s = (2 - costs(projections[0])) / 2
     uniform = (torch.logsumexp(s / tau, 1) - math.log(6)).mean()
@@ -109,7 +109,7 @@ def test_attraction_vanishes_only_at_equal_positives(three_views) -> None:
 
 @pytest.mark.parametrize("t", [0.7, 2.0])
 def test_gradient_of_the_weighted_costs(t) -> None:
-    """d(sum w+ c)/dc_k = w_k (1 + t (c_k - mean)) attached, w_k detached; for w- the sign of t turns."""
+    """d(sum w+ c)/dc_k = w_k (1 + t (c_k - mean)) attached, w_k detached; for w- the sign of t is reversed."""
     c = torch.rand(3, 5, dtype=torch.float64, requires_grad=True)
     for sign in (1, -1):
         for detach in (False, True):
@@ -120,7 +120,7 @@ def test_gradient_of_the_weighted_costs(t) -> None:
 
 
 @pytest.mark.parametrize("cost", ["euclidean", "rbf"])
-def test_detached_repulsion_takes_its_weights_as_constant(projections, cost) -> None:
+def test_detached_weights_of_the_repulsion(projections, cost) -> None:
     z = projections.requires_grad_()
     value = CACR(1.0, 2.0, cost=cost, detach_negative_weights=True).terms(z).repulsion
     attached = CACR(1.0, 2.0, cost=cost).terms(z).repulsion
@@ -129,14 +129,14 @@ def test_detached_repulsion_takes_its_weights_as_constant(projections, cost) -> 
     c = (x[0][:, None] - x[1][None]).square().sum(-1)
     others = ~torch.eye(7, dtype=torch.bool)
     w = torch.softmax((-2.0 * c).masked_fill(~others, -torch.inf), 1).detach()
-    book = -(w * c).sum(1).mean() if cost == "euclidean" else (w * torch.exp(-2 * c)).sum(1).mean().log()
-    torch.testing.assert_close(value, book)
+    expected = -(w * c).sum(1).mean() if cost == "euclidean" else (w * torch.exp(-2 * c)).sum(1).mean().log()
+    torch.testing.assert_close(value, expected)
     slope = torch.autograd.grad(value, z)[0]
-    torch.testing.assert_close(slope, torch.autograd.grad(book, z)[0])
+    torch.testing.assert_close(slope, torch.autograd.grad(expected, z)[0])
     assert (torch.autograd.grad(attached, z)[0] - slope).abs().max() > 1e-3
 
 
-def test_the_bank_alone_can_be_constant_in_the_weights(projections, keys, bank) -> None:
+def test_weights_of_the_bank_alone_can_be_detached(projections, keys, bank) -> None:
     """The momentum code: the queue's costs are detached in the negative softmax, those of the batch are not."""
     z, t = projections.requires_grad_(), 2.0
     x = normalize(z, dim=-1)
@@ -148,10 +148,10 @@ def test_the_bank_alone_can_be_constant_in_the_weights(projections, keys, bank) 
         w = torch.softmax(-t * torch.cat([far.detach(), near], 1), 1)
         rows.append(-(w * torch.cat([far, near.masked_fill(~others, 0.0)], 1)).sum(1))
     value = CACR(t_minus=t, detach_negative_weights="bank").terms(z, keys=keys[:2], bank=bank).repulsion
-    book = torch.stack(rows).mean()
-    torch.testing.assert_close(value, book)
+    expected = torch.stack(rows).mean()
+    torch.testing.assert_close(value, expected)
     slope = torch.autograd.grad(value, z)[0]
-    torch.testing.assert_close(slope, torch.autograd.grad(book, z)[0])
+    torch.testing.assert_close(slope, torch.autograd.grad(expected, z)[0])
     for detach in (False, True):
         other = CACR(t_minus=t, detach_negative_weights=detach).terms(z, keys=keys[:2], bank=bank).repulsion
         assert (torch.autograd.grad(other, z)[0] - slope).abs().max() > 1e-3

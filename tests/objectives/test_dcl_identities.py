@@ -98,7 +98,7 @@ def test_dclw_weights_have_mean_one(projections) -> None:
     torch.testing.assert_close(DCLW(0.1, 0.5).terms(projections).attraction, -(w * s).mean() / 0.1)
 
 
-def test_dclw_is_dcl_where_similarities_are_equal_or_sigma_is_large(projections) -> None:
+def test_dclw_is_dcl_for_equal_similarities_or_large_sigma(projections) -> None:
     equal = torch.stack([projections[0], projections[0]])
     torch.testing.assert_close(DCLW(0.1)(equal), DCL(0.1)(equal))
     torch.testing.assert_close(DCLW(0.1, sigma=1e9)(projections), DCL(0.1)(projections))

@@ -1,4 +1,4 @@
-"""The edges of the objectives: second derivatives, lengths that overflow, casts, settings past their range."""
+"""Edge cases of the objectives: second derivatives, lengths that overflow, casts, arguments out of range."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kontrast.errors import UsageError
 from kontrast.kernels import links
 from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
 
-# Weights that are constants by default are let through, so that the derivative is that of the value.
+# Weights that are constant by default get a gradient here, so that the gradient is the derivative of the value.
 ATTACHED = {
     "dclw": {"detach": False},
     "cacr": {"detach_positive_weights": False},
@@ -22,15 +22,15 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("images", [6, 120])  # under and over what links.py keeps as one matrix
-@pytest.mark.parametrize("name", [n for n in OBJECTIVES if n != "swd"])  # whose draws move on with each gradient
-def test_second_derivatives_are_those_of_the_definition(name, images, monkeypatch) -> None:
-    """Along one direction, against the difference of two gradients; by autograd.grad and by backward."""
+@pytest.mark.parametrize("images", [6, 120])  # from one matrix, and link by link
+@pytest.mark.parametrize("name", [n for n in OBJECTIVES if n != "swd"])  # its draws change with each gradient
+def test_second_derivatives(name, images, monkeypatch) -> None:
+    """By autograd.grad and by backward, they equal the difference of two gradients along one direction."""
     monkeypatch.setitem(links.SMALL, "cpu", 2**10)
     z, direction, step = draw(2, images, 4), draw(2, images, 4, seed=1), 1e-6
     loss = objective(name, **ATTACHED.get(name, {}))
     if name == "jcl":
-        direction[1:] = 0  # its keys carry no gradient
+        direction[1:] = 0  # its keys get no gradient
 
     def gradient(x: Tensor, graph: bool = False) -> Tensor:
         x = x if graph else x.detach().requires_grad_()
@@ -44,14 +44,14 @@ def test_second_derivatives_are_those_of_the_definition(name, images, monkeypatc
     torch.testing.assert_close(torch.autograd.grad((gradient(y, graph=True) * direction).sum(), y)[0], x.grad)
 
 
-def test_lengths_that_overflow_are_no_healthy_zeros() -> None:
-    """A run that explodes must not look well: the watch of the loop sees NaN."""
+def test_lengths_that_overflow_give_nan() -> None:
+    """A run that diverges must not look healthy: the training loop checks for NaN."""
     z = draw(2, 6, 4).float()
     torch.testing.assert_close(objective("nt-xent")(1e15 * z), objective("nt-xent")(z))
     assert objective("nt-xent")(1e25 * z).isnan()
 
 
-def test_terms_of_one_s_own_have_any_names_and_may_be_a_plain_dict() -> None:
+def test_terms_of_a_custom_objective_may_be_a_plain_dict_of_any_names() -> None:
     class Push(Objective):
         def contrast(self, pairs):
             return {"push": pairs.negatives(scale=2.0).lse, "pull": -pairs.positive}
@@ -61,8 +61,8 @@ def test_terms_of_one_s_own_have_any_names_and_may_be_a_plain_dict() -> None:
     torch.testing.assert_close(Push()(draw(2, 6, 4)), terms.push + terms.pull)
 
 
-def test_whitened_rows_of_half_precision_are_contrasted_in_float32() -> None:
-    """With more dimensions than images the gradient is a small difference: rounding the whitened rows would be it."""
+def test_whitened_rows_of_half_precision_are_compared_in_float32() -> None:
+    """With more dimensions than images the gradient is as small as the rounding of whitened rows in half precision."""
     made = torch.Generator().manual_seed(0)
     z = (torch.randn(64, 256, generator=made) + torch.randn(2, 64, 256, generator=made)).bfloat16()
     found = []
@@ -73,7 +73,7 @@ def test_whitened_rows_of_half_precision_are_contrasted_in_float32() -> None:
 
 
 @pytest.mark.parametrize("name", ["w-mse", "sim-trace", "sim-whitening"])
-def test_a_relative_ridge_is_a_share(name) -> None:
+def test_a_relative_ridge_is_at_most_one(name) -> None:
     assert objective(name, ridge=1.0)(draw(2, 30, 4)).isfinite()
     with pytest.raises(UsageError, match=r"ridge is 1\.5"):
         objective(name, ridge=1.5)(draw(2, 30, 4))
@@ -87,7 +87,7 @@ def test_casts_do_not_round_lambda() -> None:
         assert objective("jcl", covariance_weight=0.3).covariance_weight == 0.3
 
 
-def test_views_that_agree_are_at_distance_zero_at_any_power() -> None:
+def test_equal_views_have_distance_zero_at_any_power() -> None:
     same = draw(1, 5, 4).expand(2, 5, 4)
     assert [metrics.alignment(same, power).item() for power in (0.5, 1.0, 2.0, 3.0)] == [0.0] * 4
 
@@ -102,8 +102,8 @@ def test_views_that_agree_are_at_distance_zero_at_any_power() -> None:
         ("align-uniform", "t", 1e308),
     ],
 )
-def test_arguments_whose_products_overflow_are_refused_by_name(name, argument, value) -> None:
-    """They were let in, and the first step ended in torch's or Python's own overflow."""
+def test_arguments_whose_products_overflow_are_refused(name, argument, value) -> None:
+    """They used to be accepted, and the first step overflowed."""
     with pytest.raises(UsageError, match=f"{argument} is .*: give a number between 1e-18 and 1e.18"):
         objective(name, **{argument: value})
     assert objective(name, **{argument: 0.5})(draw(3, 6, 4).float()).isfinite()

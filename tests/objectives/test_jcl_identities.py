@@ -15,8 +15,8 @@ def test_without_covariance_it_is_info_nce_on_the_mean(projections, keys, bank) 
     q = normalize(projections[0], dim=-1)
     mu = normalize(keys, dim=-1).mean(0)
     logits = torch.cat([(q * mu).sum(-1, keepdim=True), q @ bank.T], 1) / 0.2
-    book = cross_entropy(logits, torch.zeros(7, dtype=torch.int64))
-    torch.testing.assert_close(JCL(0.2, covariance_weight=0.0)(projections[0], keys=keys, bank=bank), book)
+    expected = cross_entropy(logits, torch.zeros(7, dtype=torch.int64))
+    torch.testing.assert_close(JCL(0.2, covariance_weight=0.0)(projections[0], keys=keys, bank=bank), expected)
 
 
 def test_one_key_is_moco(projections, bank) -> None:
@@ -64,7 +64,7 @@ def test_between_the_mean_key_and_its_bound_for_gaussian_keys() -> None:
         assert info < expected.item() < jcl
 
 
-def test_jensen_with_exact_sample_means_never_fails(projections, keys, bank) -> None:
+def test_jensens_inequality_with_sample_means(projections, keys, bank) -> None:
     """InfoNCE on the mean key is never above the mean of InfoNCE over the keys: InfoNCE is convex in the logit."""
     q = projections[:1]
     vanilla = MultiViewNCE(0.3).rows(q, keys=keys, bank=bank)
@@ -83,13 +83,13 @@ def test_gradient_of_the_query(projections, keys, bank) -> None:
     mu = k.mean(0)
     sigma = (k - mu).T @ (k - mu) / len(k)
     p = torch.softmax(torch.cat([(x @ mu / tau + weight / 2 / tau**2 * x @ sigma @ x)[None], bank @ x / tau]), 0)
-    book = ((p[0] - 1) * mu + p[1:] @ bank) / tau + p[0] * weight / tau**2 * sigma @ x
-    tangent = book - (book @ x) * x
+    expected = ((p[0] - 1) * mu + p[1:] @ bank) / tau + p[0] * weight / tau**2 * sigma @ x
+    tangent = expected - (expected @ x) * x
     torch.testing.assert_close(grad, tangent)
 
 
 def test_cross_entropy_plus_quadratic_is_equation_8(projections, keys, bank) -> None:
-    """The released code: cross entropy with the lifted positive, and the mean of what lifted it."""
+    """The released code: cross entropy with the lifted positive, and the mean of the lift."""
     q, tau, weight = projections[0], 0.3, 2.0
     mean, variance, _ = statistics(q, keys, bank, tau)
     lifted = mean + weight / 2 * variance

@@ -40,9 +40,9 @@ def test_penalty_on_the_scaled_matrix_is_the_raw_one_over_the_temperature(projec
 def test_penalty_by_traces(projections) -> None:
     """||A - A^T||^2 = 2 tr(Z Z^T Z' Z'^T) - 2 tr((Z' Z^T)^2), with columns as samples."""
     z, y = (normalize(x, dim=-1).T for x in projections)
-    book = 2 * torch.trace(z @ z.T @ y @ y.T) - 2 * torch.trace(torch.linalg.matrix_power(y @ z.T, 2))
+    expected = 2 * torch.trace(z @ z.T @ y @ y.T) - 2 * torch.trace(torch.linalg.matrix_power(y @ z.T, 2))
     raw = SimAffinity(0.5, 1.0, symmetry_on_scaled=False).terms(projections).symmetry
-    torch.testing.assert_close(raw.square(), book)
+    torch.testing.assert_close(raw.square(), expected)
 
 
 def test_symmetric_is_the_mean_of_both_directions(projections) -> None:
@@ -95,7 +95,7 @@ def test_affine_invariance() -> None:
     )
 
 
-def test_relative_ridge_keeps_the_scale_out() -> None:
+def test_relative_ridge_is_invariant_to_scale() -> None:
     z = batch()
     for loss in (SimTrace(), SimWhitening(), WMSE()):
         torch.testing.assert_close(loss(100 * z), loss(z), rtol=1e-5, atol=1e-6)
@@ -105,28 +105,28 @@ def test_length_of_the_gradient_along_z() -> None:
     """Attached: <grad, z> = 0, no pull on the scale; detached: 2 loss, so the scale grows."""
     z = batch().requires_grad_()
     for detach in (False, True):
-        pairs = Pairs(Inputs(z, None, None, None), normalize=False).whitened(0.0, detach=detach)
-        value = -pairs.linked([(0, 1)]).mean()
+        pairs = Pairs(Inputs(z), normalize=False).whiten(0.0, detach=detach)
+        value = -pairs.similarity([(0, 1)]).mean()
         along = (torch.autograd.grad(value, z)[0] * (z - z.mean((0, 1)))).sum()
         torch.testing.assert_close(value, SimTrace(0.0)(z))
         torch.testing.assert_close(along, 2 * value if detach else torch.zeros_like(value), rtol=1e-7, atol=1e-9)
 
 
 def test_any_whitening_matrix_gives_the_same_affinity() -> None:
-    """Cholesky's, ZCA's and PCA's differ by a rotation, which unit rows do not see."""
+    """Cholesky's, ZCA's and PCA's differ by a rotation, which does not change unit rows."""
     z = batch()
-    centred = z - z.reshape(-1, 5).mean(0)
+    centered = z - z.reshape(-1, 5).mean(0)
     values, vectors = torch.linalg.eigh(torch.cov(z.reshape(-1, 5).T))
     pca = torch.diag(values.rsqrt()) @ vectors.T
     zca = vectors @ pca
     ours = SimWhitening(0.5, 0.0, ridge=0.0)(z)
     for matrix in (pca, zca):
-        q, k = normalize(centred @ matrix.T, dim=-1)
+        q, k = normalize(centered @ matrix.T, dim=-1)
         torch.testing.assert_close(ours, cross_entropy(q @ k.T / 0.5, torch.arange(16)))
 
 
-def test_white_features_leave_the_plain_affinity() -> None:
-    """Where Sigma is I and the mean 0, whitening does nothing."""
+def test_white_features_give_the_plain_affinity() -> None:
+    """If Sigma is I and the mean 0, whitening does nothing."""
     rows = torch.linalg.qr(batch().reshape(32, 5) - batch().reshape(32, 5).mean(0)).Q * 31**0.5
     rows = rows - rows.mean(0)
     z = rows.view(2, 16, 5)
@@ -142,8 +142,8 @@ def test_the_released_code_variants() -> None:
     inverse = torch.linalg.inv(torch.cov(rows.T) + 0.01 * torch.eye(5, dtype=torch.float64))
     A = (x[0] - rows.mean(0)) @ inverse @ (x[1] - rows.mean(0)).T / 16
     whitening = SimWhitening(0.5, 0.01, variant="mocov3")(z)
-    book = cross_entropy(A / 0.5, torch.arange(16)) + 0.01 * torch.linalg.norm((A - A.T) / 0.5)
-    torch.testing.assert_close(whitening, book)
+    expected = cross_entropy(A / 0.5, torch.arange(16)) + 0.01 * torch.linalg.norm((A - A.T) / 0.5)
+    torch.testing.assert_close(whitening, expected)
     torch.testing.assert_close(SimTrace(variant="mocov3")(z), -torch.trace(A))
     with_keys = SimTrace()(z[0], keys=z[1])
     torch.testing.assert_close(with_keys, -torch.trace(A))
@@ -160,11 +160,11 @@ def test_the_released_code_whitens_each_query_with_its_keys(queries, keys) -> No
         torch.testing.assert_close(loss(z, keys=k), torch.stack(alone).mean())
 
 
-def test_the_released_code_takes_the_covariance_as_constant() -> None:
+def test_the_released_code_detaches_the_covariance() -> None:
     z = batch().requires_grad_()
     x = normalize(z, dim=-1)
     rows = x.detach().reshape(-1, 5)
     inverse = torch.linalg.inv(torch.cov(rows.T) + 0.01 * torch.eye(5, dtype=torch.float64))
-    book = -torch.trace((x[0] - rows.mean(0)) @ inverse @ (x[1] - rows.mean(0)).T) / 16
+    expected = -torch.trace((x[0] - rows.mean(0)) @ inverse @ (x[1] - rows.mean(0)).T) / 16
     ours = SimTrace(variant="mocov3")(z)
-    torch.testing.assert_close(torch.autograd.grad(ours, z)[0], torch.autograd.grad(book, z)[0])
+    torch.testing.assert_close(torch.autograd.grad(ours, z)[0], torch.autograd.grad(expected, z)[0])

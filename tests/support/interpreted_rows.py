@@ -1,4 +1,4 @@
-"""The Triton kernels against the definition in float64, under Triton's interpreter: run by test_triton_rows.py."""
+"""The Triton kernels equal the definition in float64, in Triton's interpreter; test_triton_rows.py runs this file."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 @pytest.fixture(params=["exact", "bounded", "split"])
 def route(request, monkeypatch):
-    """Small problems run exactly; large ones take the shortcuts, guarded; few rows split the columns."""
+    """Small problems are exact; large ones use the guarded shortcuts; few rows split the columns."""
     from kontrast.kernels import triton_launch, triton_operands
 
     torch.manual_seed(0)
@@ -26,13 +26,13 @@ def compare(M, K, D, scale, shared, *, kind=torch.float32, tolerance=1e-5, with_
 
     q = normalize(torch.randn(M, D), dim=1).to(kind)
     k = None if K is None else (torch.randn(K, D) / D**0.5).to(kind)
-    own = None if shared is None else torch.randint(0, shared, (M,)) - 2**33
-    of = None if shared is None or K is None else torch.randint(0, shared, (K,)) - 2**33
+    query_ids = None if shared is None else torch.randint(0, shared, (M,)) - 2**33
+    key_ids = None if shared is None or K is None else torch.randint(0, shared, (K,)) - 2**33
     found = []
     for implementation, type_ in (("dense", torch.float64), ("triton", kind)):
         sides = [side.to(type_).requires_grad_() for side in (q, k) if side is not None]
         statistics = row_statistics(
-            sides[0], sides[1] if K else None, scale=scale, query_ids=own, key_ids=of,
+            sides[0], sides[1] if K else None, scale=scale, query_ids=query_ids, key_ids=key_ids,
             implementation=implementation, with_mean=with_mean, **arguments,
         )  # fmt: skip
         weights = torch.rand(statistics.lse.shape, generator=torch.Generator().manual_seed(1)) + 0.5
@@ -60,7 +60,7 @@ def compare(M, K, D, scale, shared, *, kind=torch.float32, tolerance=1e-5, with_
         (70, None, 512, [1.0, 2.0, 3.0], 30),
     ],
 )
-def test_equals_the_definition(route, M, K, D, scale, shared):
+def test_equal_to_the_definition(route, M, K, D, scale, shared):
     compare(M, K, D, scale, shared)
 
 
@@ -73,7 +73,7 @@ def test_lse_alone_and_detached_weights(route, K):
 @pytest.mark.parametrize("scale", [100.0, 1000.0, -1000.0])
 @pytest.mark.parametrize("K", [None, 90])
 def test_large_scales_are_exact(route, scale, K):
-    """The bound says no to the shortcut, on the device, and the running maximum takes over."""
+    """The bound rejects the shortcut on the device, and the running maximum is used."""
     compare(100, K, 16, scale, 10, tolerance=2e-4)
 
 
@@ -82,20 +82,20 @@ def test_half_types(route):
     compare(130, None, 16, 2.0, 30, kind=torch.float16, tolerance=1e-3)
 
 
-def test_all_pairs_left_out(route):
+def test_all_pairs_excluded(route):
     compare(70, None, 8, 3.0, 1)
 
 
-def test_ids_that_differ_in_their_upper_halves_only(route):
+def test_ids_that_differ_only_in_their_upper_halves(route):
     from kontrast.kernels import row_statistics
 
     q = normalize(torch.randn(80, 8), dim=1)
-    own = torch.arange(80) % 2 * 2**32
-    found, expected = (row_statistics(q, None, scale=2.0, query_ids=own, implementation=i) for i in ("triton", "dense"))
+    ids = torch.arange(80) % 2 * 2**32
+    found, expected = (row_statistics(q, None, scale=2.0, query_ids=ids, implementation=i) for i in ("triton", "dense"))
     torch.testing.assert_close(found, expected)
 
 
-def test_a_strided_view_and_a_misaligned_one(route):
+def test_strided_and_misaligned_rows(route):
     from kontrast.kernels import row_statistics
 
     base = normalize(torch.randn(81, 16), dim=1)
@@ -104,7 +104,7 @@ def test_a_strided_view_and_a_misaligned_one(route):
         torch.testing.assert_close(found, expected)
 
 
-def test_the_same_sums_every_time_where_torch_is_asked_for_them(monkeypatch):
+def test_deterministic_algorithms_use_no_atomic_sums(monkeypatch):
     from kontrast.kernels import row_statistics, triton_launch, triton_operands
 
     monkeypatch.setattr(triton_operands, "LARGE", 0)

@@ -1,4 +1,4 @@
-"""Triton's interpreter. Triton decides at its import whether it interprets: such tests have a process of their own."""
+"""Run tests in Triton's interpreter. Triton reads the setting when it is imported, so they need their own process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 
-def passes_interpreted(tests: Path) -> None:
-    """Run a file of tests on the CPU with Triton interpreting; fail with what it said."""
+def assert_tests_pass_interpreted(tests: Path) -> None:
+    """Run a test file on the CPU in Triton's interpreter; fail with its output."""
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(tests)],

@@ -1,4 +1,4 @@
-"""The papers' definitions, written as loops over anchors in float64: what every objective is held against."""
+"""The papers' definitions of the objectives, written as loops over anchors in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lse(values: list[Tensor]) -> Tensor:
 
 
 def anchors(z: Tensor):
-    """(view, image) of every anchor, its positives and its negatives as lists of rows."""
+    """Yield every anchor, with its positives and its negatives as lists of rows."""
     V, B, _ = z.shape
     for v in range(V):
         for i in range(B):
@@ -135,15 +135,15 @@ def pooled(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
 
 
 def sim_whitening(z: Tensor, tau: float, gamma: float, ridge: float) -> Tensor:
-    centred, sigma = pooled(z, ridge)
+    centered, sigma = pooled(z, ridge)
     values, vectors = torch.linalg.eigh(sigma)
     root = vectors @ torch.diag(values.rsqrt()) @ vectors.T
-    return affinity(normalize(centred @ root, dim=-1), tau, gamma)
+    return affinity(normalize(centered @ root, dim=-1), tau, gamma)
 
 
 def sim_trace(z: Tensor, ridge: float) -> Tensor:
-    centred, sigma = pooled(z, ridge)
-    return -torch.trace(centred[0] @ torch.linalg.inv(sigma) @ centred[1].T) / z.shape[1]
+    centered, sigma = pooled(z, ridge)
+    return -torch.trace(centered[0] @ torch.linalg.inv(sigma) @ centered[1].T) / z.shape[1]
 
 
 def barlow(z: Tensor, weight: float) -> Tensor:
@@ -166,8 +166,8 @@ def vicreg(z: Tensor, a: float, b: float, c: float) -> Tensor:
 def w_mse(z: Tensor, ridge: float) -> Tensor:
     white = []
     for x in z:
-        centred, sigma = pooled(x[None], ridge)
-        white.append(normalize(torch.linalg.inv(torch.linalg.cholesky(sigma)) @ centred[0].T, dim=0).T)
+        centered, sigma = pooled(x[None], ridge)
+        white.append(normalize(torch.linalg.inv(torch.linalg.cholesky(sigma)) @ centered[0].T, dim=0).T)
     return (white[0] - white[1]).square().sum(-1).mean()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import math
 
 import pytest
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kontrast.config.recipe import read_recipe
 from kontrast.errors import UsageError
-from kontrast.kernels.operator import statistics_operator
+from kontrast.kernels.operator import StatisticsFunction, statistics_operator
 from kontrast.objectives import OBJECTIVES, objective
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.learner import Learner, check_options
@@ -99,8 +98,7 @@ def test_every_objective_trains_with_every_option_or_says_why_not(name, option, 
     assert all(math.isfinite(value) for value in step.flush().values())
     assert any(not torch.equal(p, before[n]) for n, p in learner.student.named_parameters() if n in before)
     # The tiled kernel reads ids and lengths, which a CPU may; on CUDA it is Triton's, whose own tests look for reads.
-    rows = importlib.import_module("kontrast.kernels.row_statistics")
-    monkeypatch.setattr(rows, "statistics", statistics_operator)
+    monkeypatch.setattr(StatisticsFunction, "apply", statistics_operator)
     with ForbidReads():
         step(*images, lr=0.1, momentum=0.9)
 

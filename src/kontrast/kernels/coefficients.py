@@ -1,4 +1,4 @@
-"""What the gradient of the affinity needs of each row: w_ij (alpha_i + beta_i s_ij), for one scale a.
+"""The numbers per row from which the gradient of the affinity is made: w_ij (alpha_i + beta_i s_ij), for one scale a.
 
 M rows, S scales.  alpha, beta, lse [M];  the statistics and their gradients [S,M].
 """
@@ -14,32 +14,24 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Coefficients:
-    """alpha and beta of each row; beta is None where it is zero, lse where exp(-lse) is multiplied in already."""
+    """alpha and beta of each row. beta is None if it is zero; lse is None if alpha and beta contain exp(-lse)."""
 
     scale: float
     alpha: Tensor
     beta: Tensor | None
     lse: Tensor | None
 
-    def unshifted(self) -> Coefficients:
-        """exp(-lse) moved from the exponent into alpha and beta: one exponential then serves a pair both ways."""
+    def absorb_lse(self) -> Coefficients:
+        """Move exp(-lse) from the exponent into alpha and beta, so that s_ij and s_ji share one exponential."""
         assert self.lse is not None
         factor = torch.exp(-self.lse).masked_fill(torch.isneginf(self.lse), 0)
         beta = None if self.beta is None else self.beta * factor
         return replace(self, alpha=self.alpha * factor, beta=beta, lse=None)
 
-    def rows(self, rows: slice) -> Coefficients:
-        """Of some rows, as a column that broadcasts over a tile."""
-        return self._shaped((rows, None))
-
-    def columns(self, columns: slice) -> Coefficients:
-        """Of some columns, as a row that broadcasts over a tile."""
-        return self._shaped((None, columns))
-
-    def _shaped(self, index: tuple[slice | None, ...]) -> Coefficients:
-        alpha, beta, lse = (None if part is None else part[index] for part in (self.alpha, self.beta, self.lse))
-        assert alpha is not None
-        return replace(self, alpha=alpha, beta=beta, lse=lse)
+    def select(self, index: tuple[slice | None, ...]) -> Coefficients:
+        """Select some rows and add a dimension, so that they broadcast over a tile as a column or a row."""
+        beta, lse = (None if part is None else part[index] for part in (self.beta, self.lse))
+        return replace(self, alpha=self.alpha[index], beta=beta, lse=lse)
 
 
 def coefficients(
@@ -50,12 +42,12 @@ def coefficients(
     scales: Sequence[float],
     detach_weights: bool,
 ) -> list[Coefficients]:
-    r"""One entry a scale.
+    r"""Return the coefficients of each scale.
 
         alpha_i = a g_lse + (1 - a mean_i) g_mean,   beta_i = a g_mean
         alpha_i = a g_lse + g_mean,                  beta_i = 0             with weights detached
 
-    A row with no pair gets zeros, whatever its incoming gradient is.
+    A row without pairs gets zeros, whatever its incoming gradient is.
     """
     empty = torch.isneginf(lse)
     terms = []

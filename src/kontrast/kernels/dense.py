@@ -11,54 +11,54 @@ import torch
 from torch import Tensor
 
 
-def transformed() -> bool:
-    """Whether torch.func looks on (grad, jvp, vmap): it follows plain operations, not those with a gradient of ours."""
+def in_torch_func() -> bool:
+    """Return whether a transform of torch.func is active (grad, jvp, vmap); it can't use custom gradients."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def working_type(tensor: Tensor) -> torch.dtype:
-    """Sums are kept in float64 for float64 input and in float32 for everything else."""
+def accumulation_type(tensor: Tensor) -> torch.dtype:
+    """Return the type of sums: float64 for float64 input, float32 for everything else."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def dense_statistics(
     queries: Tensor,
     keys: Tensor | None,
-    scales: Sequence[float],
     query_ids: Tensor | None,
     key_ids: Tensor | None,
+    scales: Sequence[float],
     detach_weights: bool,
-    with_mean: bool = True,
+    with_mean: bool,
 ) -> tuple[Tensor, Tensor]:
-    """lse and mean, each [S,M]."""
+    """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     keys, key_ids = (queries, query_ids) if keys is None else (keys, key_ids)
-    left_out = None
+    excluded = None
     if query_ids is not None and key_ids is not None:
-        left_out = query_ids[:, None] == key_ids[None, :]
-    return affinity_statistics(affinity(queries, keys), left_out, scales, detach_weights, with_mean)
+        excluded = query_ids[:, None] == key_ids[None, :]
+    return affinity_statistics(affinity(queries, keys), excluded, scales, detach_weights, with_mean)
 
 
 def affinity(queries: Tensor, keys: Tensor) -> Tensor:
-    """The whole matrix [M,K]."""
+    """Return the whole matrix [M,K]."""
     # A product of two bf16 or fp16 numbers is exact in float32, so this is "products in that type, sums in float32".
     with torch.autocast(queries.device.type, enabled=False):
-        return queries.to(working_type(queries)) @ keys.to(working_type(keys)).T
+        return queries.to(accumulation_type(queries)) @ keys.to(accumulation_type(keys)).T
 
 
 def affinity_statistics(
-    s: Tensor, left_out: Tensor | None, scales: Sequence[float], detach_weights: bool, with_mean: bool
+    s: Tensor, excluded: Tensor | None, scales: Sequence[float], detach_weights: bool, with_mean: bool
 ) -> tuple[Tensor, Tensor]:
-    r"""lse and mean over the last dimension of s [...,K], by the book: each [S,...]; a mean that is not wanted [S,0].
+    r"""Return lse [S,...] and mean [S,...] over the last dimension of s [...,K], by definition; [S,0] without the mean.
 
-    s_ij      = <q_i, k_j>                   pairs with equal ids are left out
+    s_ij      = <q_i, k_j>                   pairs with equal ids are excluded
     lse_i(a)  = log sum_j exp(a s_ij)
     mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij)
     """
-    if left_out is None:
-        left_out = torch.zeros(s.shape[-1], dtype=torch.bool, device=s.device)
-    empty = left_out.all(dim=-1)
-    # An empty row runs through finite numbers and is overwritten after, else its gradient would be 0 * inf = NaN.
-    hidden = left_out & ~empty[..., None]
+    if excluded is None:
+        excluded = torch.zeros(s.shape[-1], dtype=torch.bool, device=s.device)
+    empty = excluded.all(dim=-1)
+    # A row without pairs is computed from finite numbers and overwritten, or its gradient would be 0 * inf = NaN.
+    hidden = excluded & ~empty[..., None]
     lses, means = [], []
     for scale in scales:
         logits = (scale * s).masked_fill(hidden, -torch.inf)

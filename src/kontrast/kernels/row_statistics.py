@@ -1,25 +1,26 @@
-"""Two statistics of each row of the affinity matrix, from which every repulsion is made; and how segments merge.
+"""Two statistics of each row of the affinity matrix, from which every repulsion is made, and how segments merge.
 
 M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K];  statistics [M], for S scales [S,M].
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kontrast.kernels.dense import dense_statistics, transformed
-from kontrast.kernels.operator import chosen, statistics
+from kontrast.kernels.dense import dense_statistics, in_torch_func
+from kontrast.kernels.operator import StatisticsFunction, statistics_operator
 
 IMPLEMENTATIONS = ("auto", "dense", "tiled", "triton")
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class RowStatistics(NamedTuple):
-    """`lse` and `mean` of each row: [M], or [S,M] where a sequence of scales was asked for."""
+    """`lse` and `mean` of each row: [M], or [S,M] for a sequence of S scales."""
 
     lse: Tensor
     mean: Tensor
@@ -36,34 +37,61 @@ def row_statistics(
     with_mean: bool = True,
     implementation: str = "auto",
 ) -> RowStatistics:
-    r"""Log-sum-exp and softmax-weighted mean of each row of the affinity matrix, with exact gradients.
+    r"""Compute the log-sum-exp and the softmax-weighted mean of each row of the affinity matrix, with exact gradients.
 
-        s_ij      = <q_i, k_j>                   pairs with equal ids are left out
+        s_ij      = <q_i, k_j>                   pairs with equal ids are excluded
         lse_i(a)  = log sum_j exp(a s_ij)
         mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij)          = d lse_i / d a
 
-    `keys=None` says that the queries are the keys, and `query_ids` serve both sides. `scale` is any real number, or a
-    sequence of them. A row with no pair left has lse = -inf, mean = 0 and no gradient. With `detach_weights` the
-    gradient of `mean` treats w as constant; without `with_mean` the mean is not made (an empty tensor stands for it),
-    which is faster. The input's type chooses the precision: bf16 and fp16 products with float32 sums, float32-grade for
-    float32, float64 for float64. `implementation` is chosen by the device unless it is named; within
-    torch.func's transforms it is the definition, which stores the matrix.
+    A row without pairs has lse = -inf, mean = 0 and no gradient. Products of bf16 and fp16 rows are summed in float32,
+    those of float32 rows have float32's precision, and those of float64 rows float64's. Within the transforms of
+    torch.func the definition is used, which stores the matrix.
+
+    Args:
+        queries: rows q, float64, float32, bfloat16 or float16.
+        keys: rows k of the same type. None means that the queries are the keys.
+        scale: a, any real number, or a sequence of S numbers.
+        query_ids: an int64 per query, usually the index of its image. None excludes no pairs.
+        key_ids: an int64 per key. Not allowed without keys, because `query_ids` then serve both sides.
+        detach_weights: treat w as constant in the gradient of `mean`.
+        with_mean: compute the mean too. Without it, the result has an empty mean and is ready sooner.
+        implementation: `dense` (the definition), `tiled` (plain torch), `triton` (CUDA), or `auto` by device.
+
+    Shape:
+        queries [M,D], keys [K,D], query_ids [M], key_ids [K]; lse and mean [M], or [S,M] for S scales.
+
+    Example:
+        >>> rows = torch.eye(3)
+        >>> row_statistics(rows, scale=2.0, query_ids=torch.arange(3)).mean
+        tensor([0., 0., 0.])
     """
-    check(queries, keys, query_ids, key_ids, implementation)
-    scales = scales_of(scale)
-    if implementation == "dense" or (implementation == "auto" and transformed()):
-        lse, mean = dense_statistics(queries, keys, scales, query_ids, key_ids, detach_weights, with_mean)
+    check_arguments(queries, keys, query_ids, key_ids, implementation)
+    scales = as_list(scale)
+    if implementation == "dense" or (implementation == "auto" and in_torch_func()):
+        lse, mean = dense_statistics(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean)
     else:
-        lse, mean = statistics(
-            queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, chosen(implementation, queries)
-        )
+        compute = statistics_operator if torch.compiler.is_compiling() else StatisticsFunction.apply
+        implementation = choose_implementation(implementation, queries)
+        lse, mean = compute(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, implementation)
     return RowStatistics(lse, mean) if isinstance(scale, Sequence) else RowStatistics(lse[0], mean[0])
 
 
-def scales_of(scale: float | Sequence[float]) -> list[float]:
-    """A scale or several, as a list of them."""
+def choose_implementation(implementation: str, queries: Tensor) -> str:
+    """Resolve `auto`, and check that triton can take the queries."""
+    native = queries.device.type == "cuda" and queries.dtype != torch.float64
+    if implementation == "auto":
+        return "triton" if native else "tiled"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and queries.dtype != torch.float64
+    if implementation == "triton" and not (native or interpreted):
+        given = f"{queries.dtype} on {queries.device}"
+        raise ValueError(f"triton can't take {given}: give a CUDA tensor of at most 32 bits, or use 'tiled'")
+    return implementation
+
+
+def as_list(scale: float | Sequence[float]) -> list[float]:
+    """Return a scale or several as a list."""
     if not isinstance(scale, int | float) and (isinstance(scale, str) or getattr(scale, "ndim", False)):
-        raise ValueError(f"scale is {type(scale).__name__}: give a number, or a list of numbers")
+        raise ValueError(f"scale is {type(scale).__name__}: give a number or a list of numbers")
     scales = [constant(a) for a in scale] if isinstance(scale, Sequence) else [constant(scale)]
     if not scales or not all(abs(a) < float("inf") for a in scales):
         raise ValueError(f"scale is {scale!r}: give a finite number, or a sequence of at least one")
@@ -71,63 +99,71 @@ def scales_of(scale: float | Sequence[float]) -> list[float]:
 
 
 def constant(number: float) -> float:
-    """The number itself. A compiler that met several takes it for a symbol, for which our operator would go on with the
-    number of the first trace; as the key of a dictionary it is made a constant, and each number has its own trace."""
+    """Return the number, as a constant of the compiled graph.
+
+    After several different numbers torch's compiler would pass a symbol, and the operator would keep using the number
+    of the first trace. The key of a dictionary can't be a symbol, so each number gets a trace of its own.
+    """
     return next(iter({float(number): None}))
 
 
-def check(
+def check_arguments(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None, implementation: str
 ) -> None:
-    """Say what is wrong with the arguments, by shape and type alone: values are never read, so nothing waits."""
+    """Check shapes and types. Values are never read, because that would wait for the device."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation is {implementation!r}: give one of {', '.join(IMPLEMENTATIONS)}")
     for name, rows in (("queries", queries), ("keys", keys)):
         if rows is None:
             continue
         if not isinstance(rows, Tensor):
-            raise ValueError(f"{name} are {type(rows).__name__}: give a tensor")
-        if rows.ndim != 2 or rows.shape[0] == 0 or rows.shape[1] == 0:
-            raise ValueError(f"{name} have shape {tuple(rows.shape)}: give rows by width, both at least 1")
-        if rows.dtype not in TYPES:
-            raise ValueError(f"{name} are {rows.dtype}: give float64, float32, bfloat16 or float16")
+            raise ValueError(f"{name} is {type(rows).__name__}: give a tensor")
+        if rows.ndim != 2 or rows.shape[0] == 0 or rows.shape[1] == 0 or rows.dtype not in TYPES:
+            given = f"shape {list(rows.shape)} and type {rows.dtype}"
+            raise ValueError(f"{name} has {given}: give [rows, width] of float64, float32, bfloat16 or float16")
     if keys is None:
         if key_ids is not None:
-            raise ValueError("key_ids were given without keys: where queries are keys, give query_ids alone")
+            raise ValueError("key_ids is given without keys: give query_ids alone if the queries are the keys")
     elif keys.shape[1] != queries.shape[1] or keys.dtype != queries.dtype or keys.device != queries.device:
         given = f"{list(queries.shape)} {queries.dtype} {queries.device}, {list(keys.shape)} {keys.dtype} {keys.device}"
         raise ValueError(f"queries and keys are {given}: give the same width, type and device")
     elif (query_ids is None) != (key_ids is None):
-        raise ValueError("ids were given for one side only: give both query_ids and key_ids, or neither")
+        raise ValueError("only one of query_ids and key_ids is given: give both or neither")
     for name, ids, rows in (("query_ids", query_ids, queries), ("key_ids", key_ids, keys)):
         if ids is None or rows is None:
             continue
         if ids.shape != rows.shape[:1] or ids.dtype != torch.int64 or ids.device != rows.device:
             given = f"{list(ids.shape)} {ids.dtype} on {ids.device}"
-            raise ValueError(f"{name} are {given}: give [{rows.shape[0]}] int64 on {rows.device}")
+            raise ValueError(f"{name} is {given}: give [{rows.shape[0]}] int64 on {rows.device}")
 
 
-def merge(
-    segments: Sequence[RowStatistics], scale: float | Sequence[float], *, detach_weights: bool = False
-) -> RowStatistics:
-    r"""Statistics over disjoint segments of columns, combined into those over all of them; differentiable.
+def merge(segments: Sequence[RowStatistics], *, detach_weights: bool = False) -> RowStatistics:
+    r"""Combine the statistics over disjoint segments of columns into those over all of them; differentiable.
 
         lse = log sum_c exp(lse_c)               mean = sum_c exp(lse_c - lse) mean_c
 
-    A segment with no pair (lse = -inf) is neutral. With `detach_weights` a segment's share of the mean is constant too.
+    A segment without pairs (lse = -inf) changes nothing.
+
+    Args:
+        segments: statistics of the same rows at the same scales, at least one.
+        detach_weights: treat the share of each segment in the mean as constant.
+
+    Shape:
+        lse and mean of each segment and of the result: the same shape, [M] or [S,M].
+
+    Example:
+        >>> halves = [RowStatistics(torch.zeros(3), torch.zeros(3)), RowStatistics(torch.zeros(3), torch.ones(3))]
+        >>> merge(halves).mean
+        tensor([0.5000, 0.5000, 0.5000])
     """
     if not segments:
-        raise ValueError("no segments to merge: give at least one")
-    dimensions = 2 if isinstance(scale, Sequence) else 1
-    if any(segment.lse.ndim != dimensions for segment in segments):
-        shapes = [list(segment.lse.shape) for segment in segments]
-        raise ValueError(f"segments have shapes {shapes} for scale {scale!r}: give [M] for a number, [S,M] for several")
+        raise ValueError("there are no segments to merge: give at least one")
     lses = torch.stack([segment.lse for segment in segments])
     top = lses.detach().amax(dim=0)
     empty = torch.isneginf(top)
     top = top.masked_fill(empty, 0.0)
     parts = torch.exp(lses - top)
-    # An empty row divides by one, not by zero, so that its gradient is zero and not NaN.
+    # A row without pairs is divided by one instead of zero, so that its gradient is zero and not NaN.
     total = parts.sum(dim=0).masked_fill(empty, 1.0)
     lse = (top + torch.log(total)).masked_fill(empty, -torch.inf)
     shares = parts / total

@@ -1,8 +1,8 @@
 """Row statistics tile by tile in plain torch: any device, any float type, memory linear in M + K.
 
 M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K], statistics [S,M]; a tile of the
-affinity is [rows, columns].  Where queries are keys only tiles on and above the diagonal are made: one tile serves its
-rows and, transposed, its columns.
+affinity is [rows, columns].  If the queries are the keys, only tiles on and above the diagonal are computed: a tile
+serves its rows and, transposed, its columns.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels.coefficients import Coefficients, coefficients
-from kontrast.kernels.dense import working_type
+from kontrast.kernels.dense import accumulation_type
 
 TILE = 512
 
-# exp(x) for |x| up to this is far from both ends of float32, also when a million of them are summed or one of them is
-# divided by another, so no maximum has to be subtracted.
+# exp(x) for |x| up to this stays far from the limits of float32, even if a million of them are summed or one is divided
+# by another, so the maximum need not be subtracted.
 SAFE_EXPONENT = 40.0
 
 
 class Affinity:
-    """The affinity matrix of queries and keys, handed out in tiles and never stored."""
+    """The affinity matrix of queries and keys, computed tile by tile and never stored."""
 
     def __init__(self, queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None):
         self.symmetric = keys is None
-        self.queries = queries.to(working_type(queries))
-        self.keys = self.queries if keys is None else keys.to(working_type(keys))
+        self.queries = queries.to(accumulation_type(queries))
+        self.keys = self.queries if keys is None else keys.to(accumulation_type(keys))
         self.query_ids = query_ids
         self.key_ids = query_ids if keys is None else key_ids
-        several = max(len(self.queries), len(self.keys)) > TILE
-        self.query_spans = id_spans(self.query_ids) if several else []
-        self.key_spans = self.query_spans if self.symmetric else id_spans(self.key_ids) if several else []
+        many = max(len(self.queries), len(self.keys)) > TILE
+        self.query_spans = id_spans(self.query_ids) if many else []
+        self.key_spans = self.query_spans if self.symmetric else id_spans(self.key_ids) if many else []
         self.buffers: dict[str, Tensor] = {}
 
     def bounded(self, scales: Sequence[float]) -> bool:
-        """Whether no exponent can leave the safe range; asked on the CPU alone: there is no device to wait for."""
+        """Return whether all exponents stay in the safe range; always False on a GPU, to avoid waiting for it."""
         if self.queries.device.type != "cpu":
             return False
         norms = torch.linalg.vector_norm(self.queries, dim=1).max()
@@ -53,23 +53,23 @@ class Affinity:
                 )
 
     def buffer(self, name: str, rows: slice, columns: slice) -> Tensor:
-        """Room for one tile, made once and used for every tile: fresh memory costs more than the arithmetic on it."""
+        """Return memory for one tile. It is reused for every tile: new memory costs more than the arithmetic."""
         if name not in self.buffers:
             self.buffers[name] = self.queries.new_empty(min(TILE, len(self.queries)) * min(TILE, len(self.keys)))
         shape = rows.stop - rows.start, columns.stop - columns.start
         return self.buffers[name][: shape[0] * shape[1]].view(shape)
 
     def tile(self, rows: slice, columns: slice, factor: float) -> Tensor:
-        """factor * s."""
+        """Compute factor * s."""
         tile = self.buffer("affinity", rows, columns)
         return torch.addmm(tile, self.queries[rows], self.keys[columns].T, beta=0, alpha=factor, out=tile)
 
     def scaled(self, tile: Tensor, scale: float, rows: slice, columns: slice) -> Tensor:
-        """scale * tile, in a buffer of its own that may be overwritten."""
+        """Compute scale * tile in a buffer that the caller may overwrite."""
         return torch.mul(tile, scale, out=self.buffer("parts", rows, columns))
 
-    def left_out(self, rows: slice, columns: slice) -> Tensor | None:
-        """Which pairs of the tile share an id; None where the ranges of ids say that none can."""
+    def excluded_pairs(self, rows: slice, columns: slice) -> Tensor | None:
+        """Return which pairs of the tile share an id, or None if the ranges of their ids don't overlap."""
         if self.query_ids is None or self.key_ids is None:
             return None
         if self.query_spans and self.key_spans:
@@ -81,14 +81,14 @@ class Affinity:
 
 
 def id_spans(ids: Tensor | None) -> list[tuple[int, int]]:
-    """Smallest and largest id of each tile, on the CPU; elsewhere reading them would be waited for."""
+    """Return the smallest and largest id of each tile; nothing on a GPU, to avoid waiting for it."""
     if ids is None or ids.device.type != "cpu":
         return []
     return [(int(part.min()), int(part.max())) for part in ids.split(TILE)]
 
 
 def common_factor(scales: Sequence[float]) -> float:
-    """A single scale is multiplied in by the matrix product itself, at no cost."""
+    """Return the scale if there is one: the matrix product then multiplies by it at no cost."""
     return scales[0] if len(scales) == 1 and scales[0] != 0 else 1.0
 
 
@@ -100,7 +100,7 @@ def tiled_forward(
     scales: Sequence[float],
     with_mean: bool,
 ) -> tuple[Tensor, Tensor]:
-    """lse [S,M] and mean [S,M] (or [S,0] where it is not wanted)."""
+    """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     affinity = Affinity(queries, keys, query_ids, key_ids)
     sums = plain_sums if affinity.bounded(scales) else running_sums
     top, total, weighted = sums(affinity, scales, with_mean)
@@ -110,20 +110,20 @@ def tiled_forward(
 
 
 def plain_sums(affinity: Affinity, scales: Sequence[float], with_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros, sum_j exp(a s_ij) and sum_j exp(a s_ij) s_ij: nothing is subtracted, since the exponents are bounded."""
+    """Return zeros, sum_j exp(a s_ij) and sum_j exp(a s_ij) s_ij, for bounded exponents."""
     total = affinity.queries.new_zeros(len(scales), len(affinity.queries))
     weighted = torch.zeros_like(total)
     factor = common_factor(scales)
     for rows, columns in affinity.tiles(triangle=affinity.symmetric):
-        tile, left_out = affinity.tile(rows, columns, factor), affinity.left_out(rows, columns)
+        tile, excluded = affinity.tile(rows, columns, factor), affinity.excluded_pairs(rows, columns)
         mirrored = affinity.symmetric and rows != columns
         for n, scale in enumerate(scales):
             if factor == 1:
                 parts = affinity.scaled(tile, scale, rows, columns).exp_()
             else:
                 parts = torch.exp(tile, out=affinity.buffer("parts", rows, columns) if with_mean else tile)
-            if left_out is not None:
-                parts.masked_fill_(left_out, 0)
+            if excluded is not None:
+                parts.masked_fill_(excluded, 0)
             add_sums(total[n], parts, rows, columns, mirrored)
             if with_mean:
                 add_sums(weighted[n], parts.mul_(tile), rows, columns, mirrored)
@@ -137,16 +137,16 @@ def add_sums(sums: Tensor, parts: Tensor, rows: slice, columns: slice, mirrored:
 
 
 def running_sums(affinity: Affinity, scales: Sequence[float], with_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The row's maximum exponent so far, and both sums relative to it, for exponents of any size."""
+    """Return the largest exponent of each row and both sums relative to it, for exponents of any size."""
     total = affinity.queries.new_zeros(len(scales), len(affinity.queries))
     weighted = torch.zeros_like(total)
     top = torch.full_like(total, -torch.inf)
     for rows, columns in affinity.tiles(triangle=False):
-        tile, left_out = affinity.tile(rows, columns, 1.0), affinity.left_out(rows, columns)
+        tile, excluded = affinity.tile(rows, columns, 1.0), affinity.excluded_pairs(rows, columns)
         for n, scale in enumerate(scales):
             exponent = affinity.scaled(tile, scale, rows, columns)
-            if left_out is not None:
-                exponent.masked_fill_(left_out, -torch.inf)
+            if excluded is not None:
+                exponent.masked_fill_(excluded, -torch.inf)
             new_top = torch.maximum(top[n, rows], exponent.amax(dim=1))
             shift = new_top.masked_fill(torch.isneginf(new_top), 0)
             parts = exponent.sub_(shift[:, None]).exp_()
@@ -172,11 +172,11 @@ def tiled_backward(
     need_queries: bool,
     need_keys: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients to queries and keys; where queries are keys, both sides' share in the first."""
+    """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
     affinity = Affinity(queries, keys, query_ids, key_ids)
     terms = coefficients(grad_lse, grad_mean, lse, mean, scales, detach_weights)
     if affinity.bounded(scales):
-        terms = [term.unshifted() for term in terms]
+        terms = [term.absorb_lse() for term in terms]
     grad_queries = torch.zeros_like(affinity.queries)
     grad_keys = grad_queries if affinity.symmetric else torch.zeros_like(affinity.keys) if need_keys else None
     for rows, columns in affinity.tiles(triangle=affinity.symmetric):
@@ -190,29 +190,32 @@ def tiled_backward(
 
 
 def affinity_gradient(affinity: Affinity, terms: list[Coefficients], rows: slice, columns: slice) -> Tensor:
-    """d loss / d s of one tile; where queries are keys, that of s_ij and of s_ji together."""
-    groups = [group for term in terms for group in one_exponential(term, rows, columns, affinity.symmetric)]
+    """Return d loss / d s of one tile; if the queries are the keys, the sum of those of s_ij and s_ji."""
+    groups = [group for term in terms for group in group_sides(term, rows, columns, affinity.symmetric)]
     alone = len(groups) == 1 and groups[0][0].beta is None
-    tile, left_out = affinity.tile(rows, columns, terms[0].scale if alone else 1.0), affinity.left_out(rows, columns)
+    tile, excluded = (
+        affinity.tile(rows, columns, terms[0].scale if alone else 1.0),
+        affinity.excluded_pairs(rows, columns),
+    )
     gradient = tile if alone else affinity.buffer("gradient", rows, columns).zero_()
     for group in groups:
         parts = tile if alone else affinity.scaled(tile, group[0].scale, rows, columns)
         if group[0].lse is not None:
             parts.sub_(group[0].lse)
-        parts.exp_().mul_(coefficient(affinity, tile, group, rows, columns))
+        parts.exp_().mul_(sum_sides(affinity, tile, group, rows, columns))
         if not alone:
             gradient += parts
-    return gradient if left_out is None else gradient.masked_fill_(left_out, 0)
+    return gradient if excluded is None else gradient.masked_fill_(excluded, 0)
 
 
-def one_exponential(term: Coefficients, rows: slice, columns: slice, symmetric: bool) -> list[list[Coefficients]]:
-    """The sides of a pair, grouped by those that share one exponential: both, unless the exponent has their lse."""
-    sides = [term.rows(rows), term.columns(columns)] if symmetric else [term.rows(rows)]
+def group_sides(term: Coefficients, rows: slice, columns: slice, symmetric: bool) -> list[list[Coefficients]]:
+    """Group the sides of a pair that share one exponential: both do, unless the exponent contains their lse."""
+    sides = [term.select((rows, None)), *([term.select((None, columns))] if symmetric else [])]
     return [sides] if term.lse is None else [[side] for side in sides]
 
 
-def coefficient(affinity: Affinity, tile: Tensor, group: list[Coefficients], rows: slice, columns: slice) -> Tensor:
-    """alpha + beta s, summed over the sides of a pair."""
+def sum_sides(affinity: Affinity, tile: Tensor, group: list[Coefficients], rows: slice, columns: slice) -> Tensor:
+    """Return alpha + beta s, summed over the sides of a pair."""
     total = group[0].alpha
     if len(group) == 2:
         total = torch.add(total, group[1].alpha, out=affinity.buffer("coefficients", rows, columns))

@@ -1,6 +1,6 @@
-"""Triton kernels of the gradient of the row statistics: tiles of the affinity are made again and used up at once.
+"""Triton kernels for the gradient of the row statistics: tiles of the affinity are recomputed and used at once.
 
-M rows, K columns, D width, S scales (one or two a launch).  alpha, beta, shift [scale, row]; names as in triton_rows.
+M rows, K columns, D width, S scales (one or two per launch).  alpha, beta, shift [scale, row]; names as in triton_rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ def gradient_coefficients(
     grad_lse, grad_mean, lse, mean, bound, alpha, beta, shift, rows, scale, second_scale, limit,
     HAS_LSE: tl.constexpr, HAS_MEAN: tl.constexpr, DETACHED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """w_ij (alpha_i + beta_i s_ij), w_ij = exp2(slope s_ij - shift_i); bounded, alpha and beta hold the shift."""
+    """Compute alpha, beta and shift: the gradient is w_ij (alpha_i + beta_i s_ij), w_ij = exp2(slope s_ij - shift_i).
+
+    If the exponents are bounded, alpha and beta contain the factor exp2(-shift_i) instead.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
     a = scale
@@ -37,7 +40,7 @@ def gradient_coefficients(
         else:
             first += (1 - a * tl.load(mean + place, mask=inside, other=0.0)) * incoming
             second = a * incoming
-    if GUARDED:  # noqa: SIM102 (the first is decided when the kernel is compiled)
+    if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
         if tl.load(bound) <= limit:
             factor = tl.exp2(-level)
             first *= factor
@@ -50,7 +53,7 @@ def gradient_coefficients(
 
 @triton.jit
 def side_of_pairs(s, slope, alpha, beta, shift, WITH_BETA: tl.constexpr):
-    """One side's share of the gradient; its coefficients come shaped to broadcast over the tile."""
+    """Return the gradient through one side of the pairs; its coefficients broadcast over the tile."""
     weight = tl.exp2(s * slope - shift)
     if WITH_BETA:
         return weight * (alpha + beta * s)
@@ -63,7 +66,7 @@ def tile_gradient(
     s, slope, row_alpha, row_beta, row_shift, alpha, beta, shift, column, inside,
     WITH_BETA: tl.constexpr, ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """d loss / d s of one tile at one scale, from its rows' statistics, its columns', or both."""
+    """Return d loss / d s of one tile at one scale, through the statistics of its rows, its columns, or both."""
     if COLUMN_SIDE:
         column_alpha = tl.load(alpha + column, mask=inside, other=0.0)[None, :]
         column_beta = column_alpha
@@ -89,7 +92,7 @@ def add_product(
     gradient, p, b, b1, b2,
     PARTS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """gradient + p b. The matrix units cut digits off as they add, so parts of float32 are summed tile by tile."""
+    """Return gradient + p b. Tensor cores truncate when they add, so parts of float32 are summed tile by tile."""
     if WIDE:
         return tl.dot(p, b.to(tl.float32), gradient, input_precision=PRECISION)
     elif PARTS == 3:
@@ -113,13 +116,14 @@ def rows_backward(
     PARTS: tl.constexpr, PRECISION: tl.constexpr, SECOND_PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient to one block of rows, one piece of their width, over one split of the columns: [split, row, width].
+    """Compute the gradient of one block of rows and one piece of their width over one split of the columns.
 
-    With the row side alone it is the queries' gradient; with rows and columns swapped and the column side alone, the
-    keys'; with both sides, where queries are keys, the whole. WIDE: the second product in tf32, whose exponents fp16
-    lacks. Beyond the last column the operand is zero, and what meets it must only be finite: bounded, it is.
+    The output is [split, row, width]. ROW_SIDE alone gives the gradient of the queries; COLUMN_SIDE alone, with rows
+    and columns swapped, that of the keys; both give the whole gradient if the queries are the keys. WIDE computes the
+    second product in tf32, because fp16 has too small a range. Beyond the last column the operand is zero, so the
+    factor there only has to be finite, which it is if BOUNDED.
     """
-    if GUARDED:  # noqa: SIM102 (the first is decided when the kernel is compiled)
+    if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
         if (tl.load(bound) <= limit) != BOUNDED:
             return
     start = tl.program_id(0) * BLOCK_M
@@ -159,7 +163,7 @@ def rows_backward(
                 alpha + columns, beta + columns, shift + columns, column, inside,
                 WITH_BETA, ROW_SIDE, COLUMN_SIDE, BOUNDED,
             )  # fmt: skip
-        if HAS_IDS:  # noqa: SIM102 (the first is decided when the kernel is compiled)
+        if HAS_IDS:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
             if (tl.load(low + tile) <= row_high) & (tl.load(high + tile) >= row_low):
                 p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, True, False)
         p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, False, RAGGED and not BOUNDED)

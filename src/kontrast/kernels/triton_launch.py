@@ -1,4 +1,4 @@
-"""Chooses and launches the Triton kernels of the row statistics. Nothing here reads a value off the device.
+"""Choose and launch the Triton kernels of the row statistics, without reading a value from the device.
 
 M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K], statistics and their gradients [S,M].
 """
@@ -20,13 +20,13 @@ LOG2_E = math.log2(math.e)
 
 
 def scale_groups(scales: Sequence[float]) -> Iterator[tuple[slice, list[float]]]:
-    """Scales two by two: those of one launch share each tile of the affinity."""
+    """Yield the scales in pairs: the two scales of one launch share each tile of the affinity."""
     for start in range(0, len(scales), 2):
         yield slice(start, start + 2), list(scales[start : start + 2])
 
 
 def splits_of(blocks: int, tiles: int, device: torch.device) -> tuple[int, int]:
-    """In how many splits the columns are walked, and the tiles of each: enough programs to fill the device."""
+    """Return the number of splits of the columns, enough to fill the device with programs, and the tiles per split."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     splits = max(1, min(triton.cdiv(2 * processors, blocks), tiles // 4))
     each = triton.cdiv(tiles, splits)
@@ -41,7 +41,7 @@ def triton_forward(
     scales: Sequence[float],
     with_mean: bool,
 ) -> tuple[Tensor, Tensor]:
-    """lse [S,M] and mean [S,M] (or [S,0] where it is not wanted)."""
+    """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     rows, keyed = Operand(queries, query_ids), None if keys is None else Operand(keys, key_ids)
     columns = keyed or rows
     guard = Guard(rows, keyed)
@@ -49,7 +49,7 @@ def triton_forward(
     mean = torch.empty_like(lse) if with_mean else lse.new_empty(len(scales), 0)
     for group, pair in scale_groups(scales):
         parts = lse[group], mean[group]
-        # Atomic sums come in any order, so a program that asks for the same bits every time walks the whole square.
+        # Atomic sums have no fixed order, so a program that needs deterministic bits computes the whole square.
         triangle = guard.used and keyed is None and not torch.are_deterministic_algorithms_enabled()
         if triangle:
             launch_triangle(rows, guard, pair, *parts)
@@ -61,7 +61,7 @@ def triton_forward(
 def launch_rows(
     rows: Operand, columns: Operand, guard: Guard, scales: list[float], lse: Tensor, mean: Tensor, bounded: bool
 ) -> None:
-    """Row sums over all columns, split where there are too few rows to fill the device."""
+    """Compute row sums over all columns; the columns are split if there are too few rows to fill the device."""
     shape, piece, pieces = shape_of("rows", rows.rows)
     blocks, tiles = triton.cdiv(rows.count, shape.rows), triton.cdiv(columns.count, shape.columns)
     splits, each = splits_of(blocks, tiles, rows.rows.device)
@@ -84,7 +84,7 @@ def launch_rows(
 
 
 def launch_triangle(rows: Operand, guard: Guard, scales: list[float], lse: Tensor, mean: Tensor) -> None:
-    """Row sums where queries are keys, from the tiles on and above the diagonal."""
+    """Compute row sums from the tiles on and above the diagonal, if the queries are the keys."""
     shape, piece, pieces = shape_of("triangle", rows.rows)
     sums = lse.new_zeros(2 if mean.shape[1] else 1, *lse.shape)
     blocks, tiles = triton.cdiv(rows.count, shape.columns), triton.cdiv(rows.count, shape.rows)
@@ -105,7 +105,7 @@ def launch_finish(
     tops: Tensor, totals: Tensor, weighteds: Tensor,
     guard: Guard, scales: list[float], lse: Tensor, mean: Tensor, bounded: bool, triangle: bool,
 ) -> None:  # fmt: skip
-    """lse and mean from the sums of all splits, by the kernel that goes with the one that made them."""
+    """Compute lse and mean from the sums of all splits."""
     splits = 1 if triangle else len(tops)
     forward_kernels.finish[(triton.cdiv(lse.numel(), 256),)](
         tops, totals, weighteds, guard.bound, lse, mean, lse.numel(), splits, guard.limit(scales),
@@ -127,10 +127,10 @@ def triton_backward(
     need_queries: bool,
     need_keys: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients to queries and keys; where queries are keys, both sides' share in the first."""
+    """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
     rows, keyed = Operand(queries, query_ids), None if keys is None else Operand(keys, key_ids)
     columns = keyed or rows
-    # One direction alone needs one exponential a pair either way, so only queries that are keys gain by the bound.
+    # With separate keys each direction needs its own exponential anyway, so the bound would not help.
     guard = Guard(rows, keyed, worthwhile=keyed is None)
     to_queries = to_keys = None
     for group, pair in scale_groups(scales):
@@ -153,7 +153,7 @@ def launch_coefficients(
     grad_lse: Tensor | None, grad_mean: Tensor | None, lse: Tensor, mean: Tensor,
     guard: Guard, scales: list[float], detach_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor, bool]:  # fmt: skip
-    """alpha, beta and shift [S,M], and whether beta is used at all."""
+    """Return alpha, beta and shift [S,M], and whether beta is used."""
     with_beta = grad_mean is not None and not detach_weights
     alpha, shift = torch.empty_like(lse), torch.empty_like(lse)
     beta = torch.empty_like(lse) if with_beta else alpha
@@ -170,7 +170,7 @@ def launch_gradient(
     rows: Operand, columns: Operand, terms: tuple[Tensor, Tensor, Tensor, bool],
     guard: Guard, scales: list[float], row_side: bool, column_side: bool,
 ) -> Tensor:  # fmt: skip
-    """Gradient to the rows [rows, D], from their own statistics, their columns', or both."""
+    """Return the gradient of the rows [rows, D], through their statistics, those of their columns, or both."""
     shape, piece, pieces = shape_of("gradient", rows.rows)
     blocks, tiles = triton.cdiv(rows.count, shape.rows), triton.cdiv(columns.count, shape.columns)
     splits, each = splits_of(blocks * pieces, tiles, rows.rows.device)

@@ -1,4 +1,4 @@
-"""What the Triton kernels are given: rows in the form they read, how they are cut, and whether the shortcuts hold.
+"""Inputs of the Triton kernels: rows in the layout they read, block sizes, and whether their shortcut is safe.
 
 M queries, K keys, D width.  queries [M,D], keys [K,D], ids [M] and [K].
 """
@@ -17,13 +17,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kontrast.kernels import triton_prepare
 from kontrast.kernels.tiled import SAFE_EXPONENT
 
-# From this many pairs on, the work outweighs the launches that let the device choose its own shortcut.
+# From this many pairs on, the work outweighs the extra launches that let the device choose the shortcut.
 LARGE = 2**24
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel is cut: block sizes, warps, pipeline stages, the widest piece of a row, a cap on registers."""
+    """The launch parameters of a kernel: block sizes, warps, pipeline stages, widest piece of a row, register limit."""
 
     rows: int
     columns: int
@@ -33,7 +33,7 @@ class Shape:
     registers: int | None = None
 
 
-# By bytes of a number: shapes for rows of one piece, and for wider ones. Chosen by benchmarks/kernels.py --tune.
+# By bytes per number: shapes for rows of one piece, and for wider rows. Chosen by benchmarks/kernels.py --tune.
 TABLE = {
     "rows": {2: Shape(64, 128, 4, 3), 4: Shape(128, 64, 8, 2)},
     "triangle": {2: Shape(128, 64, 8, 3), 4: Shape(64, 128, 4, 2)},
@@ -41,13 +41,13 @@ TABLE = {
 }
 WIDE_TABLE = {2: Shape(128, 64, 4, 2), 4: Shape(64, 64, 4, 2, 64)}
 
-# How each product is made on the matrix units: s, then the gradient. Wide float32 rows are cut into tf32 by the
-# compiler, others into three bf16 parts by `cut`; fp16 needs tf32's exponents for the gradient.
+# Precision of the two products on the tensor cores: s and the gradient. The compiler splits wide float32 rows into tf32
+# parts; `cut` splits narrow ones into three bf16 parts. The gradient of fp16 needs the range of tf32.
 PRECISIONS = {torch.float32: ("tf32x3", "tf32x3"), torch.float16: ("ieee", "tf32"), torch.bfloat16: ("ieee", "ieee")}
 
 
 def shape_of(kernel: str, tensor: Tensor) -> tuple[Shape, int, int]:
-    """The kernel's shape, and the piece and number of pieces that the width is cut into."""
+    """Return the shape of a kernel, the width of a piece of a row, and the number of pieces."""
     shape = TABLE[kernel][tensor.element_size()]
     if tensor.shape[1] > shape.piece:
         shape = WIDE_TABLE[tensor.element_size()]
@@ -56,13 +56,13 @@ def shape_of(kernel: str, tensor: Tensor) -> tuple[Shape, int, int]:
 
 
 class Operand:
-    """Rows as the kernels read them: contiguous, each starting on a multiple of 16 bytes; float32 in parts."""
+    """Rows in the layout that the kernels read: contiguous, each aligned to 16 bytes, float32 in three parts."""
 
     def __init__(self, rows: Tensor, ids: Tensor | None):
         self.count, self.width = rows.shape
         self.kind = rows.dtype
         self.ids = None if ids is None else ids.contiguous()
-        # The interpreter has no bf16 product; float32 holds each exactly.
+        # The interpreter can't multiply bf16; float32 represents each number exactly.
         rows = rows.float() if interpreting() and rows.dtype == torch.bfloat16 else rows
         excess = -self.width % 8
         rows = torch.nn.functional.pad(rows, (0, excess)) if excess else rows.contiguous()
@@ -72,7 +72,7 @@ class Operand:
         self.read = self.cut() if self.in_parts else self.rows
 
     def cut(self) -> Tensor:
-        """Three parts of bf16's precision that add up to the rows: [3 * stride, width]."""
+        """Split the rows into three parts of bf16 precision whose sum they are: [3 * stride, width]."""
         self.stride = triton.cdiv(self.count, 128) * 128
         width = self.rows.shape[1]
         parts = self.rows.new_empty(3 * self.stride, width, dtype=torch.float32 if interpreting() else torch.bfloat16)
@@ -82,11 +82,11 @@ class Operand:
         return parts
 
     def pointer(self, narrow: bool) -> Tensor:
-        """The ids (narrow: their lower halves), or any pointer where no kernel reads them."""
+        """Return the ids (their lower halves if `narrow`). Without ids, return any tensor: no kernel reads it."""
         return self.rows if self.ids is None else self.ids.to(torch.int32) if narrow else self.ids
 
     def spans(self, narrow: bool, block: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The ids, and the smallest and largest of each block; or any pointers where no kernel reads them."""
+        """Return the ids and the smallest and largest id of each block. Without ids, return any tensors."""
         ids = self.pointer(narrow)
         if self.ids is None:
             return ids, ids, ids
@@ -103,15 +103,15 @@ def interpreting() -> bool:
 
 
 class Guard:
-    """Whether the shortcuts hold, measured on the device, never read on the host.
+    """The test whether the shortcuts are safe, computed on the device and never read by the host.
 
-    `bound` is the largest |s| that the rows' norms allow; it is infinite where the lower halves of the ids are not
-    enough to tell them apart.
+    `bound` is the largest |s| that the norms of the rows allow. It is infinite if the lower halves of the ids are not
+    enough to distinguish them.
     """
 
     def __init__(self, queries: Operand, keys: Operand | None, worthwhile: bool = True):
         self.used = worthwhile and queries.count * (keys or queries).count >= LARGE
-        self.bound = queries.rows  # any pointer does where no kernel reads it
+        self.bound = queries.rows  # any tensor will do: no kernel reads it
         if not self.used:
             return
         sides = [queries] if keys is None else [queries, keys]

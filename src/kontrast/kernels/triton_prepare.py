@@ -1,4 +1,4 @@
-"""Triton kernels that prepare the rows for those of the statistics: float32 cut into parts, ids into spans.
+"""Triton kernels that prepare the inputs of the statistics: they split float32 rows into parts, and find id ranges.
 
 M rows, D width.  rows [M,D], ids [M].
 """
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["rows", "stride"])
 def cut(source, target, rows, stride, width, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A float32 row as three of bf16's precision that add up to it: [3, stride, width], zeros beyond the last row."""
+    """Split float32 rows into three parts of bf16 precision: [3, stride, width], with zeros after the last row."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     place = row[:, None] * width + d[None, :]
@@ -25,7 +25,7 @@ def cut(source, target, rows, stride, width, BLOCK: tl.constexpr, BLOCK_D: tl.co
 
 @triton.jit(do_not_specialize=["count"])
 def id_spans(ids, low, high, count, BLOCK: tl.constexpr):
-    """Smallest and largest id of each block: two blocks whose spans are apart hold no pair that is left out."""
+    """Find the smallest and largest id of each block: blocks whose ranges don't overlap have no excluded pairs."""
     block = tl.program_id(0)
     index = block * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(ids + index, mask=index < count, other=tl.load(ids + block * BLOCK))

@@ -1,11 +1,11 @@
-"""Triton kernels of the row statistics: tiles of the affinity live in registers and are never stored.
+"""Triton kernels of the row statistics: tiles of the affinity stay in registers and are never stored.
 
-M rows, K columns, D width, S scales (one or two a launch).  A tile of the affinity is [BLOCK_M, BLOCK_N]; a row of the
-operands is cut into D_BLOCKS pieces of BLOCK_D.  Exponents are kept in powers of two: `slope` = scale * log2(e).
+M rows, K columns, D width, S scales (one or two per launch).  A tile of the affinity is [BLOCK_M, BLOCK_N]; a row of an
+operand is split into D_BLOCKS pieces of BLOCK_D.  Exponents are powers of two: `slope` = scale * log2(e).
 
-BOUNDED says that |slope * s| can't leave the safe range, so that exp2(slope * s) is summed as it is. It holds where the
-largest norms, measured on the device, say so. With GUARDED both kinds are launched and the wrong one returns at once:
-the host never waits for the answer.
+BOUNDED means that |slope * s| stays in the safe range, so that exp2(slope * s) can be summed as it is. Whether it does
+follows from the largest norms, on the device. With GUARDED both variants are launched and the wrong one returns at
+once, so that the host never waits for the answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def load_parts(source, row, stride, d, PARTS: tl.constexpr):
-    """The parts of one block of rows; where there is one part it stands for all three and the others are not used."""
+    """Load the three parts of a block of rows. If there is only one part, it is returned three times."""
     first = source.load([row, d])
     if PARTS == 3:
         return first, source.load([row + stride, d]), source.load([row + 2 * stride, d])
@@ -26,7 +26,7 @@ def load_parts(source, row, stride, d, PARTS: tl.constexpr):
 
 @triton.jit
 def product(a, a1, a2, b, b1, b2, acc, PARTS: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + (a + a1 + a2)(b + b1 + b2), smallest first, without the terms that float32 could not hold."""
+    """Return acc + (a + a1 + a2)(b + b1 + b2), smallest terms first, without those below float32's precision."""
     if PARTS == 3:
         acc = tl.dot(a2, b, acc)
         acc = tl.dot(a, b2, acc)
@@ -40,7 +40,7 @@ def product(a, a1, a2, b, b1, b2, acc, PARTS: tl.constexpr, PRECISION: tl.conste
 def further_pieces(
     s, rows, columns, row, column, D_BLOCKS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """What the pieces of the width beyond the first add to s."""
+    """Add the products of the second and later pieces of the width to s."""
     if D_BLOCKS > 1:
         for d in range(1, D_BLOCKS):
             piece, other = rows.load([row, d * BLOCK_D]), columns.load([column, d * BLOCK_D])
@@ -50,7 +50,7 @@ def further_pieces(
 
 @triton.jit
 def drop_pairs(tile, value, row_ids, key_ids, column, columns, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr):
-    """The tile with `value` where a pair does not count: its ids are equal, or it lies beyond the last column."""
+    """Set pairs that don't count to `value`: those with equal ids, and those beyond the last column."""
     if HAS_IDS:
         column_ids = tl.load(key_ids + column, mask=column < columns, other=0)
         tile = tl.where(row_ids[:, None] == column_ids[None, :], value, tile)
@@ -64,7 +64,7 @@ def add_tile(
     s, top, total, weighted, slope, row_ids, key_ids, column, columns,
     HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """One tile into the sums of its rows: as they are, or relative to the largest exponent so far."""
+    """Add one tile to the sums of its rows, relative to the largest exponent so far unless BOUNDED."""
     if BOUNDED:
         parts = drop_pairs(tl.exp2(s * slope), 0.0, row_ids, key_ids, column, columns, HAS_IDS, RAGGED)
         shrink = 1.0
@@ -90,11 +90,11 @@ def rows_forward(
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of one block of rows over one split of the columns, into [split, scale, row].
+    """Compute the sums of one block of rows over one split of the columns: [split, scale, row].
 
-    DIRECT, where there is one split: lse and mean themselves, in the places of the tops and of the weighted sums.
+    DIRECT, for a single split, writes lse and mean to `tops` and `weighteds` instead.
     """
-    if GUARDED:  # noqa: SIM102 (the first is decided when the kernel is compiled)
+    if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
         if (tl.load(bound) <= limit) != BOUNDED:
             return
     start = tl.program_id(0) * BLOCK_M
@@ -151,10 +151,10 @@ def triangle_forward(
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Bounded sums where queries are keys: a tile above the diagonal gives its rows' sums and its columns' too.
+    """Compute bounded sums if the queries are the keys: a tile above the diagonal serves its rows and its columns.
 
-    One block of columns walks down a chunk of the rows above it, those that meet the diagonal last. The columns' sums
-    stay a tile until the end, since adding across a tile's rows is slow; both are added to [scale, row] atomically.
+    One block of columns visits a chunk of the rows above it, those at the diagonal last. The sums of the columns stay a
+    tile until the end, because adding across the rows of a tile is slow. Both are added to [scale, row] atomically.
     """
     if not (tl.load(bound) <= limit):
         return
@@ -199,7 +199,7 @@ def triangle_tile(
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """One tile's row sums go out, its columns' are kept, at each scale."""
+    """Write the row sums of one tile and add to its column sums, at each scale."""
     a, a1, a2 = load_parts(rows_of, top_row, stride, 0, PARTS)
     s = product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
     s = further_pieces(s, rows_of, columns_of, top_row, start, D_BLOCKS, BLOCK_D, PRECISION)
@@ -225,7 +225,7 @@ def add_both_ways(
     s, slope, row, column, row_ids, column_ids, totals, weighteds, rows, below, below_weighted,
     DIAGONAL: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
 ):  # fmt: skip
-    """A tile that meets the diagonal counts a pair in its row where row <= column, in its column where row < column."""
+    """Add a tile to its rows and columns. On the diagonal, row <= column counts for the row, row < column for both."""
     parts = tl.exp2(s * slope)
     if HAS_IDS:
         parts = tl.where(row_ids[:, None] == column_ids[None, :], 0.0, parts)
@@ -253,8 +253,8 @@ def finish(
     tops, totals, weighteds, bound, lse, mean, count, splits, limit,
     WITH_MEAN: tl.constexpr, HAS_TOPS: tl.constexpr, BOUNDED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """lse and mean [scale, row] from the sums of all splits [split, scale, row]."""
-    if GUARDED:  # noqa: SIM102 (the first is decided when the kernel is compiled)
+    """Compute lse and mean [scale, row] from the sums of all splits [split, scale, row]."""
+    if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
         if (tl.load(bound) <= limit) != BOUNDED:
             return
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -12,6 +12,7 @@ import torch.distributed as ranks
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+from kontrast.counters import mix_tensor
 from kontrast.errors import UsageError
 from kontrast.networks.batch_norm import AnyBatchNorm, BatchNorm, replace_batch_norm
 from kontrast.networks.catalog import Module, check_whole
@@ -90,16 +91,8 @@ def smallest_batch(module: nn.Module) -> int:
 def permutation(count: int, key: Tensor) -> Tensor:
     """Return a permutation of `count` numbers [count] that depends only on the 0-dim int64 key, on the key's device: it
     is the same on every rank, after a restart and in a captured graph."""
-    x = mix(mix(key) + torch.arange(count, device=key.device))
+    x = mix_tensor(mix_tensor(key) + torch.arange(count, device=key.device))
     return torch.argsort(x, stable=True)
-
-
-def mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 with wrap-around; the masks make the right shifts logical."""
-    x = x + -0x61C8864680B583EB
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
 def shuffle(images: Tensor, key: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:

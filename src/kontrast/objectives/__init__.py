@@ -1,7 +1,11 @@
 """Losses of contrastive representation learning, one file each; they need torch alone.
 
-from kontrast.objectives import objective
-loss = objective("dcl", temperature=0.1)(z1, z2)
+>>> import torch
+>>> from kontrast.objectives import NTXent, objective
+>>> NTXent(temperature=0.5)(torch.eye(4), torch.eye(4))
+tensor(0.5944)
+>>> objective("nt-xent", temperature=0.5)(torch.eye(4), torch.eye(4))
+tensor(0.5944)
 """
 
 from kontrast.objectives.align_uniform import AlignUniform

@@ -1,4 +1,4 @@
-"""A counter that moves on with the backward pass, for objectives that draw random numbers."""
+"""A counter that advances in the backward pass, for objectives that draw random numbers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.kernels.dense import transformed
+from kontrast.kernels.dense import in_torch_func
 
 
 def advance(x: Tensor, step: Tensor) -> Tensor:
-    """x; when its gradient is computed, `step` grows by one.
+    """Return x, and add one to `step` when the gradient of x is computed.
 
-    Calls without a backward pass (evaluation, `terms` after the loss, a numerical check of the gradient) see the same
-    draws, and each training step sees new ones, in a captured graph too. torch.func's transforms, of functions that
-    change nothing, leave it where it is.
+    Calls without a backward pass (evaluation, `terms` after the loss, a numerical check of the gradient) therefore use
+    the same draws, and each training step uses new ones, even in a captured graph. The transforms of torch.func leave
+    `step` unchanged, because they are for functions without side effects.
     """
-    return x if transformed() else _Advance.apply(x, step)
+    return x if in_torch_func() else _Advance.apply(x, step)
 
 
 class _Advance(torch.autograd.Function):

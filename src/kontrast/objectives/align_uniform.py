@@ -17,11 +17,26 @@ class AlignUniform(Objective):
         uniform = mean over views of log mean_{i != j} exp(-t ||z_i - z_j||^2)        i, j of one view
         loss    = align_weight align + uniform_weight uniform
 
-    With keys or a bank the pairs of `uniform` are queries with their negatives. CACR's AU-CL rows may have weights 0.98
-    and 0.96; the repository's are 1 and 1.
+    With keys or a bank, `uniform` is over pairs of a query and one of its negatives. The weights of CACR's AU-CL rows
+    may be 0.98 and 0.96; those of its repository are 1 and 1.
 
     Reference: Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on the
     Hypersphere, ICML 2020.
+
+    Args:
+        alpha: power of the distance of positives.
+        t: sharpness of the kernel between negatives.
+        align_weight: weight of the alignment, at least 0.
+        uniform_weight: weight of the uniformity, at least 0.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import AlignUniform
+        >>> AlignUniform(t=2.0)(torch.eye(4), torch.eye(4))
+        tensor(-4.)
     """
 
     paper = "CACR, table 1 (AU-CL)"
@@ -39,5 +54,5 @@ class AlignUniform(Objective):
         rows = (pairs.negatives if queried else pairs.same_view)(scale=2 * self.t)
         count = pairs.negative_count if queried else pairs.N - 1
         uniform = pairs.log_mean_exp(rows.lse).mean() - 2 * self.t - math.log(count)
-        align = pairs.per_anchor(pairs.distance(pairs.links, self.alpha))
+        align = pairs.mean_over_positives(pairs.distance(pairs.links, self.alpha))
         return Terms(attraction=self.align_weight * align, repulsion=self.uniform_weight * uniform)

@@ -9,15 +9,27 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("alignment")
 class Alignment(Objective):
-    r"""Attraction alone: BYOL and SimSiam with a predictor and keys without gradient.
+    r"""Attraction alone: BYOL and SimSiam, with a predictor and keys without gradient.
 
         loss_i = mean_{p: positives} ||z_i - z_p||^2 = 2 - 2 mean_p <z_i, z_p>
 
-    Without keys nothing keeps the representation from collapsing: BYOL's and SimSiam's keys are what does. `form`:
-    `squared-distance` (BYOL) or `negative-cosine` (SimSiam: -<z_i, z_p>, half of it less one).
+    Without keys nothing prevents the representation from collapsing; the keys of BYOL and SimSiam do.
 
     Reference: Grill et al., Bootstrap Your Own Latent, NeurIPS 2020; Chen and He, Exploring Simple Siamese
     Representation Learning, CVPR 2021.
+
+    Args:
+        form: `squared-distance` as above (BYOL), or `negative-cosine`, -mean_p <z_i, z_p> (SimSiam).
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import Alignment
+        >>> Alignment()(torch.eye(4), -torch.eye(4))
+        tensor(4.)
     """
 
     paper = "UniCLR, table 2 (BYOL, SimSiam)"

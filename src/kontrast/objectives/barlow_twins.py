@@ -13,15 +13,27 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("barlow-twins")
 class BarlowTwins(Objective):
-    r"""The correlation of two views' features drawn to the identity (Barlow Twins).
+    r"""Correlation between the features of two views, drawn to the identity matrix (Barlow Twins, equation 1).
 
-        C = correlation over the batch of view 1's features with view 2's
+        C    = correlation over the batch of the features of view 1 with those of view 2
         loss = sum_d (1 - C_dd)^2 + lambda sum_{d != e} C_de^2
 
-    Each view's features are standardized over the images of all ranks. More than two views: the mean over pairs of
-    views.
+    The features of each view are standardized over the images of all ranks. With more than two views, the loss is the
+    mean over pairs of views.
 
     Reference: Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, ICML 2021.
+
+    Args:
+        off_diagonal_weight: lambda, weight of the correlations between different features, at least 0.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import BarlowTwins
+        >>> BarlowTwins()(torch.eye(4), torch.eye(4))
+        tensor(0.0068)
     """
 
     paper = "UniCLR, table 2 (Barlow Twins)"
@@ -31,9 +43,9 @@ class BarlowTwins(Objective):
         self.off_diagonal_weight = weight("off_diagonal_weight", off_diagonal_weight)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        z = [self.standardized(x, pairs.N) for x in pairs.z]
-        k = [self.standardized(x, pairs.N) for x in pairs.k] if pairs.teacher else z
-        links = pairs.one_way()
+        z = [self.standardize(x, pairs.N) for x in pairs.z]
+        k = [self.standardize(x, pairs.N) for x in pairs.k] if pairs.teacher else z
+        links = pairs.one_way_links()
         C = torch.stack([distributed.total(z[v].T @ k[w]) / pairs.N for v, w in links])
         diagonal = C.diagonal(dim1=1, dim2=2)
         off_diagonal = C - torch.diag_embed(diagonal)
@@ -42,7 +54,7 @@ class BarlowTwins(Objective):
             repulsion=self.off_diagonal_weight * off_diagonal.square().sum() / len(links),
         )
 
-    def standardized(self, x: Tensor, N: int) -> Tensor:
-        """Features of mean 0 and variance 1 over all images, as batch normalisation has it (eps 1e-5)."""
-        centred = x - distributed.total(x.sum(0)) / N
-        return centred * torch.rsqrt(distributed.total(centred.square().sum(0)) / N + 1e-5)
+    def standardize(self, x: Tensor, N: int) -> Tensor:
+        """Scale features to mean 0 and variance 1 over all images, like batch normalization (eps 1e-5)."""
+        centered = x - distributed.total(x.sum(0)) / N
+        return centered * torch.rsqrt(distributed.total(centered.square().sum(0)) / N + 1e-5)

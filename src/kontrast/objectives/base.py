@@ -1,6 +1,7 @@
-"""The contract of every objective, and the registry of their names.
+"""The base class of every objective, and the registry of their names.
 
-V views, B images, W views of teacher keys, M rows of the bank, D width.  z [V,B,D], keys [W,B,D], bank [M,D], ids [B].
+V views, B images, W views of teacher keys, M rows of the bank, D width.  z [V,B,D], keys [W,B,D], bank [M,D], labels
+[B].
 """
 
 from __future__ import annotations
@@ -14,20 +15,29 @@ from torch import Tensor, nn
 
 from kontrast import distributed
 from kontrast.objectives.arguments import choice, switch
-from kontrast.objectives.inputs import Inputs, checked
+from kontrast.objectives.inputs import Inputs, check_inputs
 from kontrast.objectives.pairs import Pairs
 from kontrast.registry import Registry
 
-ELSEWHERE = {
-    "supcon": "SupCon is nt-xent with ids=labels",
+HINTS = {
+    "supcon": "SupCon is nt-xent with labels=",
     "simclr": "SimCLR's loss is nt-xent",
     "moco": "MoCo's loss is info-nce with keys= and bank=",
 }
-OBJECTIVES = Registry("objective", hints=ELSEWHERE)
+OBJECTIVES = Registry("objective", hints=HINTS)
 
 
 class Terms(dict[str, Tensor]):
-    """Named terms of a loss: `terms["attraction"]` or `terms.attraction`; their sum is the loss, `terms.total`."""
+    """The named terms of a loss, whose sum is the loss.
+
+    Args:
+        terms: tensors by name; read them as `terms["attraction"]` or `terms.attraction`.
+
+    Example:
+        >>> terms = Terms(attraction=torch.tensor(-2.0), repulsion=torch.tensor(3.0))
+        >>> terms.repulsion, terms.total
+        (tensor(3.), tensor(1.))
+    """
 
     def __init__(self, **terms: Tensor):
         super().__init__(terms)
@@ -40,28 +50,44 @@ class Terms(dict[str, Tensor]):
 
     @property
     def total(self) -> Tensor:
+        """The sum of all terms."""
         return functools.reduce(torch.add, self.values())
 
 
 class Objective(nn.Module):
-    """A loss of projections: attraction of each anchor to its positives, repulsion from the rest.
+    """A loss of projections: each anchor is attracted to its positives and repelled from the rest.
 
-    `objective(z)` takes the projections of V views, `objective(z1, z2)` those of two. `keys=` are a teacher's
-    projections of the same images and `bank=` rows of earlier keys; neither gets a gradient. Keys are put on the unit
-    sphere where z is, a bank is used as it is. With one query view every key view is another view of its image; with
-    more, key view w shows the same picture as query view w, so the positives of view v are the keys w != v.
-    `ids=` are one whole number an image: images with the same id are positives too. Where it is an argument,
-    `normalize` false takes the rows as they are, and `reduction` is over anchors: `mean`, `sum`, or `simclr_tf`, which
-    adds the means of the views.
+    `objective(z)` takes the projections of V views and `objective(z1, z2)` those of two views. Call it, `terms` and
+    `rows` with:
 
-    The value is the loss of all ranks' images together; distributed.py tells the gradient's convention. Sums are kept
-    in float32 at least, whatever the autocast; z of half precision is multiplied with the negatives in that type.
-    A subclass writes `contrast`.
+        keys    a teacher's projections of the same images; they get no gradient and are normalized if z is. With one
+                query view, every key view is a positive. With more, key view w shows the same crop as query view w, so
+                the positives of view v are the keys w != v.
+        bank    earlier keys as negatives, used as they are; they get no gradient
+        labels  one whole number per image: images with the same label are positives too
+
+    The value is the loss over the images of all ranks; distributed.py explains the gradient. Sums are float32 at least,
+    also under autocast; z of half precision is multiplied with the negatives in that type. A subclass defines
+    `contrast`.
+
+    Args:
+        normalize: scale the rows of z and keys to length one. False takes them as they are.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, which adds the means of the views.
+
+    Shape:
+        z [V,B,D] or two tensors [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar, `rows` [V,B].
+
+    Example:
+        >>> class Pull(Objective):
+        ...     def contrast(self, pairs):
+        ...         return Terms(attraction=-pairs.positive)
+        >>> Pull()(torch.eye(3), torch.eye(3))
+        tensor(-1.)
     """
 
     paper: str
     takes_bank = False
-    takes_ids = False
+    takes_labels = False
     no_bank = "it has no negatives to take from there"
 
     def __init__(self, *, normalize: bool = True, reduction: str = "mean"):
@@ -70,8 +96,8 @@ class Objective(nn.Module):
         self.reduction = choice("reduction", reduction, ("mean", "sum", "simclr_tf"))
 
     def contrast(self, pairs: Pairs) -> Terms:
-        """The terms: rows of the anchors, of which the loss is the mean, or scalars over the images of all ranks."""
-        raise NotImplementedError(f"{type(self).__name__} has no contrast(pairs): write it, and return its Terms")
+        """Return the terms, each a tensor of rows per anchor, or a scalar over the images of all ranks."""
+        raise NotImplementedError(f"{type(self).__name__} has no contrast(pairs): define it and return its Terms")
 
     def forward(
         self,
@@ -80,10 +106,10 @@ class Objective(nn.Module):
         *,
         keys: Tensor | None = None,
         bank: Tensor | None = None,
-        ids: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss, a scalar."""
-        return self.terms(z, z2, keys=keys, bank=bank, ids=ids).total
+        """Return the loss, a scalar."""
+        return self.terms(z, z2, keys=keys, bank=bank, labels=labels).total
 
     def terms(
         self,
@@ -92,31 +118,23 @@ class Objective(nn.Module):
         *,
         keys: Tensor | None = None,
         bank: Tensor | None = None,
-        ids: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Terms:
-        """The named terms, scalars whose sum is the loss; a repulsion of 0 where nothing is repelled."""
-        inputs = self._inputs(z, z2, keys, bank, ids)
+        """Return the named terms, scalars whose sum is the loss. The repulsion is 0 if nothing is repelled."""
+        inputs = self._check(z, z2, keys, bank, labels)
         with torch.autocast(z.device.type, enabled=False):
             pairs = self.pairs(inputs)
-            terms = Terms(**self.contrast(pairs))  # one of the user's own may be a plain dict
+            terms = Terms(**self.contrast(pairs))  # a user's own objective may return a plain dict
             empty = [name for name, term in terms.items() if not term.numel()]
             if empty:
-                raise ValueError(f"{self}: its {' and '.join(empty)} is empty; means are made where with_mean=True")
+                raise ValueError(f"{self}: {' and '.join(empty)} is empty; with_mean=True computes means")
             means = {name: term.mean() for name, term in terms.items() if term.ndim}
             if self.reduction != "mean":
-                means = self._scaled(means, terms, pairs.N)
-            terms.update(joined(means))
+                means = self._scale_means(means, terms, pairs.N)
+            terms.update(average_over_ranks(means))
             if "repulsion" not in terms:
                 terms["repulsion"] = torch.zeros_like(next(iter(terms.values())))
         return terms
-
-    def _scaled(self, means: dict[str, Tensor], terms: Terms, images: int) -> dict[str, Tensor]:
-        """The means times the number of anchors, or of views alone; all by one factor, so that the loss is scaled."""
-        if len(means) < len(terms):
-            raise ValueError(f"{self} has a term of the batch as a whole, which has no {self.reduction}: use mean")
-        views = max(len(term) for term in terms.values())
-        factor = views * images if self.reduction == "sum" else views
-        return {name: mean * factor for name, mean in means.items()}
 
     def rows(
         self,
@@ -125,51 +143,65 @@ class Objective(nn.Module):
         *,
         keys: Tensor | None = None,
         bank: Tensor | None = None,
-        ids: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss of each anchor of this rank [V,B], whatever the reduction; only query views have rows."""
-        inputs = self._inputs(z, z2, keys, bank, ids)
+        """Return the loss of each anchor of this rank [V,B], whatever the reduction; only query views have rows."""
+        inputs = self._check(z, z2, keys, bank, labels)
         with torch.autocast(z.device.type, enabled=False):
             terms = self.contrast(self.pairs(inputs))
-        whole = [name for name, term in terms.items() if not term.ndim]
-        if whole:
-            raise ValueError(f"{self} has no loss per anchor: its {' and '.join(whole)} is of the batch as a whole")
+        scalars = [name for name, term in terms.items() if not term.ndim]
+        if scalars:
+            raise ValueError(f"{self} has no loss per anchor: {' and '.join(scalars)} is a term of the whole batch")
         V = max(len(term) for term in terms.values())
-        # Views that are queries in some terms only: the rows are scaled so that the mean over [V,B] stays the loss.
+        # Some views may be queries in some terms only. Rows are scaled so that the mean over [V,B] stays the loss.
         padded = [nn.functional.pad(t * (V / len(t)), (0, 0, 0, V - len(t))) for t in terms.values()]
         return torch.stack(padded).sum(0)
 
     def pairs(self, inputs: Inputs) -> Pairs:
-        """Anchors, positives and negatives, of unit length where the paper normalises."""
+        """Return anchors, positives and negatives, normalized if the paper does so."""
         return Pairs(inputs, normalize=self.normalize)
 
-    def _inputs(
-        self, z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | None, ids: Tensor | None
+    def _scale_means(self, means: dict[str, Tensor], terms: Terms, images: int) -> dict[str, Tensor]:
+        """Multiply all means by the number of anchors, or of views for `simclr_tf`."""
+        if len(means) < len(terms):
+            raise ValueError(f"{self} has a term of the whole batch, which has no {self.reduction}: use mean")
+        views = max(len(term) for term in terms.values())
+        factor = views * images if self.reduction == "sum" else views
+        return {name: mean * factor for name, mean in means.items()}
+
+    def _check(
+        self, z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | None, labels: Tensor | None
     ) -> Inputs:
-        name = type(self).__name__
-        for given, takes, what in (
-            (bank, self.takes_bank, f"bank: {self.no_bank}"),
-            (ids, self.takes_ids, "ids: its positives are the views of one image"),
-        ):
-            if given is not None and not takes:
-                raise ValueError(f"{name} takes no {what}")
-        if ids is not None and (keys is not None or bank is not None):
-            raise ValueError("ids were given with keys or a bank, whose rows have none: give ids with z alone")
-        return checked(z, z2, keys, bank, ids)
+        if bank is not None and not self.takes_bank:
+            raise ValueError(f"{type(self).__name__} takes no bank: {self.no_bank}")
+        if labels is not None and not self.takes_labels:
+            raise ValueError(f"{type(self).__name__} takes no labels: its positives are the views of one image")
+        if labels is not None and (keys is not None or bank is not None):
+            raise ValueError("labels don't go with keys or a bank, whose rows have none: give labels with z alone")
+        return check_inputs(z, z2, keys, bank, labels)
 
     def extra_repr(self) -> str:
         names: Any = inspect.signature(type(self).__init__).parameters
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if name != "self")
 
 
-def joined(means: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each rank's means as those of all ranks' rows, by one message."""
+def average_over_ranks(means: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Average each rank's means over all ranks, in one message."""
     if distributed.world() == 1 or not means:
         return means
     return dict(zip(means, distributed.mean(torch.stack(list(means.values()))).unbind()))
 
 
 def objective(name: str, **arguments: Any) -> Objective:
-    """Build an objective by its name: `objective("cacr", t_plus=1.0, t_minus=2.0)`."""
+    """Build an objective by its name.
+
+    Args:
+        name: a registered name, for example `nt-xent`, `dcl` or `cacr`.
+        arguments: arguments of its class.
+
+    Example:
+        >>> objective("cacr", t_plus=1.0).t_minus
+        2.0
+    """
     built: Objective = OBJECTIVES.build(name, **arguments)
     return built

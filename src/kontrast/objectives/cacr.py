@@ -17,13 +17,31 @@ class CACR(Objective):
         loss = mean_i sum_k w+_ik c_ik - mean_i sum_j w-_ij c_ij,      c = ||z - z'||^2 = 2 - 2 <z, z'>
         w+   = softmax_k(t_plus c_ik),  w- = softmax_j(-t_minus c_ij)
 
-    `attraction`, `repulsion`: `uniform` takes plain means (both: UAUR), `reversed` flips a sign (tables 10, 11). `cost`
-    rbf has repulsion log mean_i sum_j w- exp(-rbf_t c_ij), equation 14. `negatives`: other images of each later view,
-    as the code, or of the same view, as the text. With keys or a bank: the bank, else keys of other images, beside
-    other images' same view. Weights keep their gradient, but w+ with keys does not (None is that rule), and w- where
-    `detach_negative_weights`; `bank`: in w- that of the bank or keys alone is constant, as in the momentum code.
+    With keys or a bank, the negatives are the bank, or the keys of other images without one, together with the same
+    view of other images; `negatives` is then ignored.
 
     Reference: Zheng et al., Contrastive Attraction and Contrastive Repulsion for Representation Learning, TMLR 2023.
+
+    Args:
+        t_plus: sharpness of the weights of positives, at least 0.
+        t_minus: sharpness of the weights of negatives, at least 0.
+        negatives: other images of each later view (`cross-view`, the paper's code) or of the `same-view` (its text).
+        cost: `euclidean` as above, or `rbf`: repulsion log mean_i sum_j w- exp(-rbf_t c_ij) (equation 14).
+        attraction: `contrastive`, `uniform` (a plain mean), or `reversed` (-t_plus; tables 10 and 11).
+        repulsion: `contrastive`, `uniform` (a plain mean), or `reversed` (-t_minus). Both uniform: UAUR.
+        rbf_t: sharpness of the rbf cost.
+        detach_positive_weights: treat w+ as constant in the gradient. None: only with keys.
+        detach_negative_weights: treat w- as constant. `bank`: only that of bank or keys, as the momentum code.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import CACR
+        >>> CACR(t_plus=1.0)(torch.eye(4), torch.eye(4))
+        tensor(-2.)
     """
 
     paper = "CACR, equation 2"
@@ -49,7 +67,7 @@ class CACR(Objective):
     def contrast(self, pairs: Pairs) -> Terms:
         t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights
         detach = pairs.teacher if detach is None else detach
-        attraction = pairs.over_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
+        attraction = pairs.reduce_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
         a, constant = 2 * SIGNS[self.repulsion] * self.t_minus, self.detach_negative_weights
         if self.cost == "rbf":
             repulsion = rbf_repulsion(pairs, self.negatives, a, self.rbf_t, constant)

@@ -11,43 +11,43 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import RowStatistics
-from kontrast.objectives.pairs import How, Pairs, Scale
+from kontrast.objectives.pairs import Options, Pairs, Scale
 
 
 def conditional_mean(c: Tensor, t: float, detach: bool) -> Tensor:
-    """sum_k w_k c_k, w = softmax_k(t c_k), constant where `detach`: [...,K] to [...]."""
+    """Return sum_k w_k c_k with w = softmax_k(t c_k), constant if `detach`: [...,K] to [...]."""
     w = torch.softmax(t * (c.detach() if detach else c), dim=-1)
     return (w * c).sum(-1)
 
 
-def against(pairs: Pairs, negatives: str, scale: Scale, **how: Unpack[How]) -> RowStatistics:
-    """The statistics of the negatives, by their kind; with a teacher or a bank there is one kind."""
+def negative_statistics(pairs: Pairs, negatives: str, scale: Scale, **options: Unpack[Options]) -> RowStatistics:
+    """Return the statistics of `cross-view` or `same-view` negatives; a teacher or a bank allows one kind only."""
     if pairs.teacher or pairs.bank is not None:
-        return pairs.negatives_and_same_view(scale, **how)
+        return pairs.negatives_and_same_view(scale, **options)
     if negatives == "same-view":
-        return pairs.same_view(scale, **how)
-    return pairs.across(scale, pairs.one_way(), **how)
+        return pairs.same_view(scale, **options)
+    return pairs.link_negatives(scale, pairs.one_way_links(), **options)
 
 
 def euclidean_repulsion(pairs: Pairs, negatives: str, a: float, detach: bool | str) -> Tensor:
-    """-sum_j w_ij c_ij of each anchor, w = softmax_j(a s_ij), constant where `detach`, or for the `bank` alone."""
+    """Return -sum_j w_ij c_ij of each anchor, w = softmax_j(a s_ij), constant if `detach`, or for the `bank` only."""
     if isinstance(detach, str):
         if not pairs.teacher and pairs.bank is None:
             raise ValueError("detach_negative_weights is 'bank': give keys or a bank, or set it to true or false")
         return 2 * pairs.constant_negatives_and_same_view(a).mean - 2
-    c = 2 - 2 * against(pairs, negatives, a, with_mean=True, detach_weights=detach).mean
-    across = negatives == "cross-view" and not pairs.teacher and pairs.bank is None
-    return pairs.by_anchor(-c, pairs.one_way()) if across else -c
+    c = 2 - 2 * negative_statistics(pairs, negatives, a, with_mean=True, detach_weights=detach).mean
+    cross_view = negatives == "cross-view" and not pairs.teacher and pairs.bank is None
+    return pairs.sum_by_query(-c, pairs.one_way_links()) if cross_view else -c
 
 
 def rbf_repulsion(pairs: Pairs, negatives: str, a: float, t: float, detach: bool | str) -> Tensor:
-    """log mean_i sum_j w_ij exp(-t c_ij), w = softmax_j(a s_ij), and of that the mean over views: a scalar.
+    """Return log mean_i sum_j w_ij exp(-t c_ij), w = softmax_j(a s_ij), averaged over views: a scalar.
 
-    Where w is constant, the gradient of the log of the sum over j is 2t times that of the mean at the scale a + 2t.
+    If w is constant, the gradient of the log of the sum over j is 2t times that of the mean at the scale a + 2t.
     """
     if isinstance(detach, str):
         raise ValueError(f"detach_negative_weights is {detach!r}: with cost rbf give true or false")
-    rows = against(pairs, negatives, [a + 2 * t, a], with_mean=detach, detach_weights=detach)
+    rows = negative_statistics(pairs, negatives, [a + 2 * t, a], with_mean=detach, detach_weights=detach)
     value = rows.lse[0] - rows.lse[1]
     if detach:
         value = value.detach() + 2 * t * (rows.mean[0] - rows.mean[0].detach())

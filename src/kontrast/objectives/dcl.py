@@ -9,20 +9,34 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("dcl")
 class DCL(Objective):
-    r"""Decoupled contrastive loss: NT-Xent with the positive left out of the denominator (DCL, proposition 2).
+    r"""Decoupled contrastive loss: NT-Xent without the positive in the denominator (DCL, proposition 2).
 
         loss_i = -<z_i, z_i+>/tau + log sum_{j: other images} exp(<z_i, z_j>/tau)
 
-    It can be negative: its bound is -2/tau + log of the number of negatives, and NT-Xent_i = softplus(DCL_i). With a
-    bank the negatives are the bank's alone. `reduction`: `mean` over anchors (the default, so that a learning rate
-    carries over from NT-Xent), the paper's `sum`, or `simclr_tf`, which adds the means of the views.
+    NT-Xent_i = softplus(DCL_i). The loss can be negative; its lower bound is -2/tau plus the log of the number of
+    negatives. With a bank, the negatives are the rows of the bank. The paper's reduction is `sum`; the default is
+    `mean`, so that a learning rate can be reused from NT-Xent.
 
     Reference: Yeh et al., Decoupled Contrastive Learning, ECCV 2022.
+
+    Args:
+        temperature: tau, divides the similarities. Small values concentrate the repulsion on near negatives.
+        normalize: scale the rows of z and keys to length one. False takes them as they are.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import DCL
+        >>> DCL(temperature=0.5)(torch.eye(4), torch.eye(4))
+        tensor(-0.2082)
     """
 
     paper = "DCL, proposition 2"
     takes_bank = True
-    takes_ids = True
+    takes_labels = True
 
     def __init__(self, temperature: float = 0.1, *, normalize: bool = True, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)

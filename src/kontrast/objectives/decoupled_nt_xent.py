@@ -11,22 +11,39 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("decoupled-nt-xent")
 class DecoupledNTXent(Objective):
-    r"""NT-Xent whose two uses of the temperature are taken apart (GCL, equation 4); not DCL: the positive stays below.
+    r"""NT-Xent with separate weights of attraction and distribution (GCL, equation 4).
 
         loss_i = -<z_i, z_i+> + lambda log sum_{k != i} exp(<z_i, z_k>/tau)
 
-    At lambda = tau it is tau times NT-Xent. The paper's lambda = 0.1 goes with its code, whose attraction is the mean
-    over dimensions, (1 - <z_i, z_i+>)/D: that is `align_reduction="mean"`. With equation 4 as written (`"sum"`) such a
-    weight lets the representation collapse; 0.1 D is its equal there. `loss_scale` multiplies all; the paper takes 1000
-    where attraction is that mean, which is small for unit z. `include_self` counts k = i below too, as that code does,
-    which then subtracts the constant lambda log D; z alone has such a pair, keys and banks have none.
+    Unlike DCL, it keeps the positive in the sum. At lambda = tau it is tau times NT-Xent. The paper's lambda = 0.1
+    belongs to its code, whose attraction is the mean over dimensions, (1 - <z_i, z_i+>)/D: use `align_reduction="mean"`
+    with it. With equation 4 as written (`"sum"`) such a small weight lets the representation collapse; the equivalent
+    there is 0.1 D.
 
     Reference: Chen, Luo and Li, Intriguing Properties of Contrastive Losses, NeurIPS 2021.
+
+    Args:
+        temperature: tau, divides the similarities.
+        distribution_weight: lambda, at least 0.
+        align_reduction: attraction as written (`sum`) or its mean over dimensions (`mean`).
+        loss_scale: multiplies the loss. The paper uses 1000 with `mean`, which is small for unit z.
+        include_self: count k = i too, as that code does before subtracting lambda log D. Only for z alone.
+        normalize: scale the rows of z and keys to length one. False takes them as they are.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import DecoupledNTXent
+        >>> DecoupledNTXent()(torch.eye(4), torch.eye(4))
+        tensor(-0.7835)
     """
 
     paper = "GCL, equation 4"
     takes_bank = True
-    takes_ids = True
+    takes_labels = True
 
     def __init__(
         self, temperature: float = 1.0, distribution_weight: float = 0.1, *, align_reduction: str = "sum",

@@ -14,17 +14,31 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("hard-negative")
 class HardNegative(Objective):
-    r"""Negatives weighted by hardness and debiased (HN-CL, or HCL).
+    r"""Debiased negatives, weighted by their hardness (HN-CL, also called HCL).
 
         R_i    = sum_j w_j exp(s_ij/tau),  w_j = exp(beta s_ij/tau) / mean_j exp(beta s_ij/tau)
         N_i    = max( (R_i - tau_plus n exp(s_i+/tau)) / (1 - tau_plus), n exp(-1/tau) )
         loss_i = -log( exp(s_i+/tau) / (exp(s_i+/tau) + N_i) )
 
-    The gradient goes through w. At tau_plus = 0, log R = lse((1+beta)/tau) - lse(beta/tau) + log n; at beta = 0 too,
-    and with two views, it is NT-Xent. With more views the loss is the mean over the positives, each alone above and
-    below.
+    The weights w have a gradient. At tau_plus = 0, log R = lse((1+beta)/tau) - lse(beta/tau) + log n; if also beta = 0
+    and there are two views, it is NT-Xent. With more views, the loss is the mean over the positives, each taken alone.
 
     Reference: Robinson et al., Contrastive Learning with Hard Negative Samples, ICLR 2021.
+
+    Args:
+        temperature: tau, divides the similarities.
+        beta: concentration on hard negatives, at least 0.
+        tau_plus: probability that a negative has the anchor's class, from 0 to below 1.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import HardNegative
+        >>> HardNegative()(torch.eye(4), torch.eye(4))
+        tensor(0.2115)
     """
 
     paper = "CACR, table 1 (HN-CL)"
@@ -40,13 +54,13 @@ class HardNegative(Objective):
         n, links = pairs.negative_count, pairs.links
         hard, easy = pairs.negatives(scale=[(1 + self.beta) / self.temperature, self.beta / self.temperature]).lse
         log_R = hard - easy + math.log(n)
-        s = pairs.linked(links) / self.temperature
-        log_N = self.debiased(torch.stack([log_R[v] for v, _ in links]), s, n)
+        s = pairs.similarity(links) / self.temperature
+        log_N = self.log_debiased(torch.stack([log_R[v] for v, _ in links]), s, n)
         repulsion = torch.logaddexp(s, log_N)
-        return Terms(attraction=pairs.by_anchor(-s, links), repulsion=pairs.by_anchor(repulsion, links))
+        return Terms(attraction=pairs.sum_by_query(-s, links), repulsion=pairs.sum_by_query(repulsion, links))
 
-    def debiased(self, log_R: Tensor, s: Tensor, n: int) -> Tensor:
-        """log N_i, wholly in logarithms: R may overflow where its logarithm does not."""
+    def log_debiased(self, log_R: Tensor, s: Tensor, n: int) -> Tensor:
+        """Return log N_i, computed in logarithms because R itself may overflow."""
         if self.tau_plus == 0:
             return log_R
         share = math.log(self.tau_plus * n) + s - log_R

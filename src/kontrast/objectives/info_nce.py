@@ -11,16 +11,31 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("info-nce")
 class InfoNCE(Objective):
-    r"""Find the query's key among the negatives: MoCo with a bank, MoCo v3 with keys alone (JCL, equation 1).
+    r"""Find the key of a query among the negatives: MoCo with a bank, MoCo v3 with keys alone (JCL, equation 1).
 
         loss_i = -<q_i, k_i>/tau + log( exp(<q_i, k_i>/tau) + sum_j exp(<q_i, n_j>/tau) )
 
-    The negatives n are the bank, else the same key view of the other images. Several positive keys have a loss each,
-    and the loss is their mean. Without keys each pair of views is taken once, the earlier view as the query and the
-    later as the keys, both with gradient (CLIP in one direction); `symmetric` takes both directions.
+    The negatives n are the bank, or without one the same key view of the other images. With several positive keys the
+    loss is the mean of theirs. Without keys, the earlier view of each pair of views is the query and the later one the
+    keys, both with gradient (CLIP in one direction).
 
     Reference: van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018; He et al.,
     Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020.
+
+    Args:
+        temperature: tau, divides the similarities.
+        symmetric: without keys, use both directions of each pair of views.
+        normalize: scale the rows of z and keys to length one. False takes them as they are.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import InfoNCE
+        >>> InfoNCE(temperature=0.5)(torch.eye(4), torch.eye(4))
+        tensor(0.3408)
     """
 
     paper = "JCL, equation 1"
@@ -34,7 +49,7 @@ class InfoNCE(Objective):
         self.symmetric = switch("symmetric", symmetric)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links = pairs.one_way(self.symmetric)
-        similarity = pairs.linked(links) / self.temperature
-        repulsion = torch.logaddexp(pairs.across(1 / self.temperature, links).lse, similarity)
-        return Terms(attraction=pairs.by_anchor(-similarity, links), repulsion=pairs.by_anchor(repulsion, links))
+        links = pairs.one_way_links(self.symmetric)
+        similarity = pairs.similarity(links) / self.temperature
+        repulsion = torch.logaddexp(pairs.link_negatives(1 / self.temperature, links).lse, similarity)
+        return Terms(attraction=pairs.sum_by_query(-similarity, links), repulsion=pairs.sum_by_query(repulsion, links))

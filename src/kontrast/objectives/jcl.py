@@ -13,21 +13,36 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("jcl")
 class JCL(Objective):
-    r"""Joint contrastive learning: infinitely many positive keys, drawn from a Gaussian of M' (JCL, equation 8).
+    r"""Joint contrastive learning: infinitely many positive keys from a Gaussian fitted to M' keys (JCL, equation 8).
 
         loss_i = -q mu/tau + log( exp(q mu/tau + lambda/(2 tau^2) q^T Sigma q) + sum_j exp(q n_j/tau) )
 
-    mu and Sigma (biased) are the mean and covariance of the image's keys, so the first exponent is mean l + lambda/2
-    var l with l_m = q k_m/tau. Gradient goes to q alone. The negatives are the bank, which holds means mu as they are,
-    else the other images' means. Without keys the first view is the query and the other views are its keys.
-    `covariance_weight` (lambda) may be set during training, in a captured graph too.
+    mu and Sigma (biased) are the mean and covariance of the keys of the image, so the first exponent is mean l +
+    lambda/2 var l with l_m = q k_m/tau. Only q gets a gradient. The negatives are the bank, which holds means mu as
+    they are, or without one the means of the other images. Without keys, the first view is the query and the other
+    views are its keys.
 
     Reference: Cai et al., Joint Contrastive Learning with Infinite Possibilities, NeurIPS 2020.
+
+    Args:
+        temperature: tau, divides the similarities.
+        covariance_weight: lambda, at least 0. It may be changed during training, also in a captured graph.
+        normalize: scale the rows of z and keys to length one. False takes them as they are.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import JCL
+        >>> JCL(covariance_weight=4.0)(torch.eye(4), torch.eye(4))
+        tensor(0.0200)
     """
 
     paper = "JCL, equation 8"
     takes_bank = True
-    _lambda: Tensor  # the bits of a float64 as int64: casts of the module would round a float
+    _lambda: Tensor  # the bits of a float64 as int64, because casting the module would round a float
 
     def __init__(self, temperature: float = 0.2, covariance_weight: float = 4.0, *,
                  normalize: bool = True, reduction: str = "mean"):  # fmt: skip
@@ -51,8 +66,8 @@ class JCL(Objective):
         return super().pairs(inputs)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        mean = pairs.over_positives(lambda s: s.mean(-1)) / self.temperature
+        mean = pairs.reduce_positives(lambda s: s.mean(-1)) / self.temperature
         half = self._lambda.view(torch.float64) / (2 * self.temperature**2)
-        variance = half * pairs.over_positives(lambda s: s.var(-1, correction=0))
-        negatives = pairs.mean_keys(1 / self.temperature).lse
+        variance = half * pairs.reduce_positives(lambda s: s.var(-1, correction=0))
+        negatives = pairs.mean_key_negatives(1 / self.temperature)
         return Terms(attraction=-mean, repulsion=torch.logaddexp(negatives, mean + variance))

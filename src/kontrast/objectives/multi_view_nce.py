@@ -11,15 +11,30 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("multi-view-nce")
 class MultiViewNCE(Objective):
-    r"""InfoNCE between all pairs of views (CMC), or from the query to each of its keys (JCL's vanilla, equation 3).
+    r"""InfoNCE between all pairs of views (CMC), or from the query to each of its keys (JCL, equation 3).
 
         loss = mean_{a < b} [ InfoNCE(a -> b) + InfoNCE(b -> a) ]            without keys: the sum of both directions
         loss = mean_m InfoNCE(q -> k_m)                                      with keys, over the same bank
 
-    InfoNCE(a -> b) finds each image's view b among the views b of all images; with a bank, among it and the bank. At
-    two views it is twice the symmetric InfoNCE. CACR's CMC rows have K + 1 views, temperature 0.07 on ImageNet.
+    InfoNCE(a -> b) finds view b of each image among the views b of all images; with a bank, among that view and the
+    bank. With two views it is twice the symmetric InfoNCE. CACR's CMC rows have K + 1 views and temperature 0.07 on
+    ImageNet.
 
     Reference: Tian, Krishnan and Isola, Contrastive Multiview Coding, ECCV 2020.
+
+    Args:
+        temperature: tau, divides the similarities.
+        normalize: scale the rows of z and keys to length one. False takes them as they are.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import MultiViewNCE
+        >>> MultiViewNCE(temperature=0.5)(torch.eye(4), torch.eye(4))
+        tensor(0.6815)
     """
 
     paper = "JCL, equation 3; CACR, table 1 (CMC)"
@@ -31,9 +46,9 @@ class MultiViewNCE(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         directions, links = 1 if pairs.teacher else 2, pairs.links
-        similarity = pairs.linked(links) / self.temperature
-        repulsion = torch.logaddexp(pairs.across(1 / self.temperature, links).lse, similarity)
+        similarity = pairs.similarity(links) / self.temperature
+        repulsion = torch.logaddexp(pairs.link_negatives(1 / self.temperature, links).lse, similarity)
         return Terms(
-            attraction=directions * pairs.by_anchor(-similarity, links),
-            repulsion=directions * pairs.by_anchor(repulsion, links),
+            attraction=directions * pairs.sum_by_query(-similarity, links),
+            repulsion=directions * pairs.sum_by_query(repulsion, links),
         )

@@ -15,12 +15,27 @@ class SimAffinity(Objective):
 
         A = Z Z'^T / tau,   loss = mean_i [ -A_ii + log sum_j exp(A_ij) ] + gamma ||A - A^T||_F
 
-    Without the penalty it is InfoNCE with the batch as keys. One direction, as in algorithm 1; `symmetric` takes the
-    mean of both, and so do keys of several views, where the released code adds both. `symmetry_on_scaled`: the penalty
-    is on A as above, or on Z Z'^T. The norm grows with N; `normalize_by_n` divides it by N. With a bank its rows are
-    the negatives. More than two views: the mean over pairs of views.
+    Without the penalty it is InfoNCE with the batch as keys, in one direction as in algorithm 1. Keys of several views
+    give the mean of both directions, which the released code adds. With a bank, its rows are the negatives. With more
+    than two views, the loss is the mean over pairs of views.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
+
+    Args:
+        temperature: tau, divides the similarities.
+        symmetry_weight: gamma, at least 0.
+        symmetric: without keys, take the mean of both directions.
+        symmetry_on_scaled: penalize A as above. False: penalize Z Z'^T.
+        normalize_by_n: divide the norm, which grows with the number N of images, by N.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import SimAffinity
+        >>> SimAffinity(temperature=0.5)(torch.eye(4), torch.eye(4))
+        tensor(0.3408)
     """
 
     paper = "UniCLR, equations 1 and 6"
@@ -46,12 +61,12 @@ class SimAffinity(Objective):
         return 1 / self.temperature
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links, scale = pairs.one_way(self.symmetric), self.scale(pairs)
-        similarity = scale * pairs.linked(links)
-        repulsion = torch.logaddexp(pairs.across(scale, links).lse, similarity)
-        terms = Terms(attraction=pairs.by_anchor(-similarity, links), repulsion=pairs.by_anchor(repulsion, links))
+        links, scale = pairs.one_way_links(self.symmetric), self.scale(pairs)
+        similarity = scale * pairs.similarity(links)
+        repulsion = torch.logaddexp(pairs.link_negatives(scale, links).lse, similarity)
+        terms = Terms(attraction=pairs.sum_by_query(-similarity, links), repulsion=pairs.sum_by_query(repulsion, links))
         if self.symmetry_weight:
-            once = pairs.one_way()
+            once = pairs.one_way_links()
             asymmetry = torch.stack([pairs.asymmetry(link) for link in once]).mean()
             factor = (scale if self.symmetry_on_scaled else 1.0) / (pairs.N if self.normalize_by_n else 1)
             terms["symmetry"] = self.symmetry_weight * factor * asymmetry

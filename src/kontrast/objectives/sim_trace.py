@@ -10,17 +10,30 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("sim-trace")
 class SimTrace(Objective):
-    r"""Maximise the trace of the whitened affinity matrix (UniCLR, equation 3).
+    r"""Maximize the trace of the whitened affinity matrix (UniCLR, equation 3).
 
         loss = -1/N trace( (Z - mu) Sigma^-1 (Z' - mu)^T ) = -1/N sum_i <y_i, y_i'>
 
-    mu and Sigma (unbiased) are of all views (and keys) together, so the loss can't gain by a collapse: it is -D/2
-    (2N-1)/N plus half the whitened mean squared error. `variant`: `paper` has gradient through Sigma and a relative
-    ridge (1e-3 where None); `mocov3`, the released code, has unit rows, mu and Sigma constant, with keys those of each
-    query view and key view, and Sigma + ridge I (0.01 where None); `auto` is mocov3 with keys and paper without.
-    `scaling="sum"` is the text's: Sigma a sum, no 1/N, so the loss is between -D/2 and D/2.
+    mu and Sigma (unbiased) are those of all views and keys together, so a collapse gains nothing: the loss is -D/2
+    (2N-1)/N plus half the whitened mean squared error. `paper` has a gradient through Sigma and a relative ridge.
+    `mocov3`, the released code, has unit rows, constant mu and Sigma (with keys: of each query view with its key view),
+    and Sigma + ridge I.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
+
+    Args:
+        ridge: regularizes Sigma, at least 0. None: 1e-3 for `paper`, 0.01 for `mocov3`.
+        variant: `paper`, `mocov3`, or `auto`: mocov3 with keys and paper without.
+        scaling: `mean` as above, or `sum`, the paper's text: Sigma a sum and no 1/N, so that |loss| <= D/2.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import SimTrace
+        >>> SimTrace()(torch.eye(4), torch.eye(4))
+        tensor(-2.6257)
     """
 
     paper = "UniCLR, equation 3"
@@ -34,9 +47,9 @@ class SimTrace(Objective):
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3" or (self.variant == "auto" and inputs.keys is not None)
         ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
-        return Pairs(inputs, normalize=code).whitened(ridge, absolute=code, detach=code, by_link=code)
+        return Pairs(inputs, normalize=code).whiten(ridge, absolute=code, detach=code, by_link=code)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links = pairs.one_way()
+        links = pairs.one_way_links()
         factor = 1.0 if self.scaling == "mean" else pairs.N / (pairs.pooled_count - 1)
-        return Terms(attraction=-factor * pairs.by_anchor(pairs.linked(links), links))
+        return Terms(attraction=-factor * pairs.sum_by_query(pairs.similarity(links), links))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from kontrast.objectives.arguments import choice, optional_weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
-from kontrast.objectives.pairs import Pairs
-from kontrast.objectives.positives import unit
+from kontrast.objectives.pairs import Pairs, unit
 from kontrast.objectives.sim_affinity import SimAffinity
 
 
@@ -16,12 +15,30 @@ class SimWhitening(SimAffinity):
 
         y = Sigma^(-1/2) (z - mu), of unit length;   A = Y Y'^T / tau;   loss as SimAffinity's
 
-    mu and Sigma are of all views (and keys) together. Sigma has a relative ridge: (1 - ridge) Sigma + ridge tr(Sigma)/D
-    I, 1e-3 where None. `variant="mocov3"` is the released code: unit length before whitening and not after, with keys
-    mu and Sigma of each query view and key view, Sigma + ridge I (0.01 where None), A divided by N. Table 1 has
-    temperature 0.5, table 2 none, which is 1.
+    mu and Sigma are those of all views and keys together, with a relative ridge: (1 - ridge) Sigma + ridge tr(Sigma)/D
+    I. `mocov3`, the released code, normalizes before whitening instead of after, uses Sigma + ridge I (with keys: mu
+    and Sigma of each query view with its key view) and divides A by N. The paper's temperature is 0.5 in table 1 and 1
+    in table 2.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
+
+    Args:
+        temperature: tau, divides the similarities.
+        symmetry_weight: gamma, weight of the penalty on the asymmetry of A, at least 0.
+        ridge: regularizes Sigma, at least 0. None: 1e-3 for `paper`, 0.01 for `mocov3`.
+        variant: `paper` or `mocov3`.
+        symmetric: without keys, take the mean of both directions.
+        symmetry_on_scaled: penalize A as above. False: penalize Y Y'^T.
+        normalize_by_n: divide the norm, which grows with the number N of images, by N.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import SimWhitening
+        >>> SimWhitening()(torch.eye(4), torch.eye(4))
+        tensor(0.1893)
     """
 
     paper = "UniCLR, equations 2 and 6"
@@ -50,7 +67,7 @@ class SimWhitening(SimAffinity):
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3"
         ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
-        pairs = Pairs(inputs, normalize=code).whitened(ridge, absolute=code, by_link=code)
+        pairs = Pairs(inputs, normalize=code).whiten(ridge, absolute=code, by_link=code)
         if not code:
             # A row at the mean has no direction: under 1e-6 it counts as zero, other whitened rows are near sqrt(D).
             pairs.z, pairs.k = unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6)

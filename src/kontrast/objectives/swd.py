@@ -14,16 +14,32 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("swd")
 class SWD(Objective):
-    r"""Alignment, and a distribution matched to a prior by sliced Wasserstein distance (GCL, table 1 and algorithm 1).
+    r"""Alignment, and a sliced Wasserstein distance of the projections to a prior (GCL, table 1 and algorithm 1).
 
         loss = 1/2 mean_{i,d} (z_id - z_id+)^2 + lambda mean_{r,d} (sort(Z W)_rd - sort(P W)_rd)^2
 
-    P are draws of the prior and W is a random orthogonal matrix, both fresh after each backward pass, by the counter
-    `step`: the same on each rank and after a resume (but others where activation checkpointing computes them again).
-    z is of unit length for the `hypersphere` alone. `align_weight`: 1/2 is the code's, 1 table 1's. `divisor="paper"`
-    divides by the width twice, not by rows and width. `loss_scale` multiplies all: 1000 for the paper's hypersphere.
+    P are draws from the prior and W is a random orthogonal matrix. Both are drawn anew after each backward pass, from
+    the counter `step`, and are the same on each rank and after resuming. (Activation checkpointing, which computes the
+    loss again, sees different draws.) Only the `hypersphere` normalizes z.
 
     Reference: Chen, Luo and Li, Intriguing Properties of Contrastive Losses, NeurIPS 2021.
+
+    Args:
+        prior: `hypersphere`, `hypercube` or `normal`.
+        distribution_weight: lambda, at least 0.
+        align_weight: weight of the alignment: 1/2 in the paper's code, 1 in table 1.
+        loss_scale: multiplies the loss. The paper uses 1000 for the hypersphere.
+        divisor: `mean` as above, or `paper`: divide by the width twice instead of by rows and width.
+        seed: seed of the draws, a whole number.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import SWD
+        >>> SWD(prior="normal", distribution_weight=0.0)(torch.eye(4), -torch.eye(4))
+        tensor(0.5000)
     """
 
     paper = "GCL, table 1 and algorithm 1"
@@ -54,6 +70,6 @@ class SWD(Objective):
         if self.divisor == "paper":
             distance = distance * (len(states) / pairs.D)
         return Terms(
-            attraction=self.loss_scale * self.align_weight * pairs.by_anchor(torch.stack(apart), pairs.links),
+            attraction=self.loss_scale * self.align_weight * pairs.sum_by_query(torch.stack(apart), pairs.links),
             repulsion=self.loss_scale * self.distribution_weight * distance,
         )

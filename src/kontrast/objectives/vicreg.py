@@ -13,18 +13,32 @@ from kontrast.objectives.pairs import Pairs
 
 @OBJECTIVES.register("vicreg")
 class VICReg(Objective):
-    r"""Variance, invariance, covariance (VICReg, equation 6, with the means of its code).
+    r"""Variance, invariance and covariance of the features (VICReg, equation 6, with the means of its code).
 
         invariance = mean_{i,d} (z_id - z_id')^2
         variance   = mean over views and d of max(0, 1 - sqrt(var z_d + 1e-4))
         covariance = 2 mean over views of sum_{d != e} cov(z)_de^2 / D
 
-    As in the released code: the equation sums the invariance over d and the variance over the two views, so as written
-    it has an `invariance_weight` of 25 D and a `variance_weight` of 50. The covariance is the sum of two views, and as
-    much in the mean where there are more. Terms: attraction is the invariance, repulsion the variance, decorrelation
-    the covariance, each times its weight.
+    These are the means of the released code. The equation sums the invariance over d and the variance over the two
+    views, so as written it has an `invariance_weight` of 25 D and a `variance_weight` of 50. The covariance is the sum
+    over two views, and twice the mean over more. Terms: attraction is the invariance, repulsion the variance and
+    decorrelation the covariance, each times its weight.
 
     Reference: Bardes, Ponce and LeCun, VICReg: Variance-Invariance-Covariance Regularization, ICLR 2022.
+
+    Args:
+        invariance_weight: weight of the invariance, at least 0.
+        variance_weight: weight of the variance, at least 0.
+        covariance_weight: weight of the covariance, at least 0.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import VICReg
+        >>> VICReg()(torch.eye(4), torch.eye(4))
+        tensor(12.5392)
     """
 
     paper = "UniCLR, table 2 (VICReg)"
@@ -36,7 +50,7 @@ class VICReg(Objective):
         self.covariance_weight = weight("covariance_weight", covariance_weight)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links, total = pairs.one_way(), distributed.total
+        links, total = pairs.one_way_links(), distributed.total
         apart = torch.stack([(pairs.z[v] - pairs.k[w]).square().mean(-1) for v, w in links])
         views = list(pairs.z) + (list(pairs.k) if pairs.teacher else [])
         covariance = torch.stack([mean_and_covariance(x, count=pairs.N, total=total)[1] for x in views])
@@ -44,7 +58,7 @@ class VICReg(Objective):
         hinge = torch.relu(1 - torch.sqrt(diagonal + 1e-4))
         off_diagonal = covariance - torch.diag_embed(diagonal)
         return Terms(
-            attraction=self.invariance_weight * pairs.by_anchor(apart, links),
+            attraction=self.invariance_weight * pairs.sum_by_query(apart, links),
             repulsion=self.variance_weight * hinge.mean(),
             decorrelation=self.covariance_weight * 2 * off_diagonal.square().sum() / (len(views) * pairs.D),
         )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from kontrast.objectives.arguments import switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
-from kontrast.objectives.pairs import Pairs
-from kontrast.objectives.positives import unit
+from kontrast.objectives.pairs import Pairs, unit
 
 
 @OBJECTIVES.register("w-mse")
@@ -15,10 +14,24 @@ class WMSE(Objective):
 
         y = L^-1 (z - mu),  L L^T = Sigma,  of unit length;   loss = mean_i ||y_i - y_i'||^2
 
-    Each view is whitened by itself, over the images of all ranks, as in the original; `pooled` whitens all views
-    together. `normalize` false leaves the length of y. Sigma (unbiased) has a relative ridge.
+    Sigma is unbiased and has a relative ridge: (1 - ridge) Sigma + ridge tr(Sigma)/D I.
 
     Reference: Ermolov et al., Whitening for Self-Supervised Representation Learning, ICML 2021.
+
+    Args:
+        ridge: regularizes Sigma, from 0 to 1.
+        normalize: scale the whitened rows y to length one.
+        pooled: whiten all views together. False, as the original: each view, over the images of all ranks.
+        reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
+
+    Shape:
+        z [V,B,D] or two views [B,D], keys [W,B,D]; the loss is a scalar.
+
+    Example:
+        >>> import torch
+        >>> from kontrast.objectives import WMSE
+        >>> WMSE()(torch.eye(4), -torch.eye(4))
+        tensor(4.)
     """
 
     paper = "UniCLR, table 2 (W-MSE)"
@@ -30,10 +43,10 @@ class WMSE(Objective):
 
     def pairs(self, inputs: Inputs) -> Pairs:
         pairs = Pairs(inputs, normalize=False)
-        pairs = pairs.whitened(self.ridge) if self.pooled else pairs.whitened_by_view(self.ridge)
+        pairs = pairs.whiten(self.ridge) if self.pooled else pairs.whiten_by_view(self.ridge)
         if self.normalize:
             pairs.z, pairs.k = unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6)
         return pairs
 
     def contrast(self, pairs: Pairs) -> Terms:
-        return Terms(attraction=pairs.by_anchor(pairs.squared_distance(pairs.links), pairs.links))
+        return Terms(attraction=pairs.sum_by_query(pairs.squared_distance(pairs.links), pairs.links))

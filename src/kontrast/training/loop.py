@@ -16,6 +16,7 @@ from torch import nn
 
 from kontrast import distributed
 from kontrast.config.recipe import Recipe, fingerprint
+from kontrast.counters import GOLDEN
 from kontrast.data import Batch, ImageSet
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault
 from kontrast.optim.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
@@ -219,7 +220,7 @@ class Loop:
             setattr(self.learner.objective, recipe.objective.ramp, value)
         if self.device.type == "cpu":  # for encoders with dropout; torch.manual_seed itself takes 200 times as long
             draw = position.step * distributed.world() + distributed.rank()
-            torch.default_generator.manual_seed((recipe.seed * 0x9E3779B97F4A7C15 + draw) % 2**63)
+            torch.default_generator.manual_seed((recipe.seed * GOLDEN + draw) % 2**63)
         view_keys = keys(recipe.seed, position.epoch, batch.indices)
         self.step(batch.images, view_keys, batch.sizes, self.learning_rate(position.step), momentum)
         position.step += 1

@@ -13,13 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kontrast.counters import GOLDEN, finalize_tensor, signed
 from kontrast.errors import UsageError
 from kontrast.views.policies import Policy
-
-GOLDEN = 0x9E3779B97F4A7C15
-FIRST = 0xBF58476D1CE4E5B9
-SECOND = 0x94D049BB133111EB
-WORD = 2**64 - 1
 
 ATTEMPTS = 10
 AREA, RATIO, TOP, LEFT, FLIP = 0, ATTEMPTS, 2 * ATTEMPTS, 2 * ATTEMPTS + 1, 2 * ATTEMPTS + 2
@@ -61,19 +57,6 @@ class Draws(NamedTuple):
         return torch.stack([self.order >> shift & 3 for shift in (0, 2, 4, 6)], -1)
 
 
-def signed(word: int) -> int:
-    """The int64 that has the same 64 bits: torch has no arithmetic on uint64."""
-    word &= WORD
-    return word - 2**64 if word >= 2**63 else word
-
-
-def mix(state: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64: every input bit changes every output bit with probability near one half."""
-    state = (state ^ (state >> 30 & (1 << 34) - 1)) * signed(FIRST)  # the masks make torch's signed shift a logical one
-    state = (state ^ (state >> 27 & (1 << 37) - 1)) * signed(SECOND)
-    return state ^ (state >> 31 & (1 << 33) - 1)
-
-
 def keys(seed: int | Tensor, epoch: int | Tensor, indices: Tensor) -> Tensor:
     """Return one key per image, from which all its random draws follow.
 
@@ -94,14 +77,14 @@ def keys(seed: int | Tensor, epoch: int | Tensor, indices: Tensor) -> Tensor:
         raise UsageError(f"indices must be an int64 tensor, got {given}")
     state = torch.zeros_like(indices)
     for part in (seed, epoch, indices):
-        state = mix(state + signed(GOLDEN) + (signed(part) if isinstance(part, int) else part))
+        state = finalize_tensor(state + signed(GOLDEN) + (signed(part) if isinstance(part, int) else part))
     return state
 
 
 def bits(keys: Tensor, views: Tensor, slots: Tensor) -> Tensor:
     """Return 24 random bits per (view, image, slot), int64 [V, B, S], from keys [B], view numbers [V], slots [S]."""
-    stream = mix(keys[None, :] + (views[:, None] + 1) * signed(GOLDEN))
-    return mix(stream[..., None] + (slots + 1) * signed(GOLDEN)) >> 40 & (1 << 24) - 1
+    stream = finalize_tensor(keys[None, :] + (views[:, None] + 1) * signed(GOLDEN))
+    return finalize_tensor(stream[..., None] + (slots + 1) * signed(GOLDEN)) >> 40 & (1 << 24) - 1
 
 
 # Columns of the table.

@@ -8,12 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kontrast import counters
 from kontrast.views import draws
 
-GOLDEN = tl.constexpr(draws.GOLDEN)
-FIRST = tl.constexpr(draws.FIRST)
-SECOND = tl.constexpr(draws.SECOND)
-WORD = tl.constexpr(draws.WORD)
+GOLDEN = tl.constexpr(counters.GOLDEN)
+FIRST = tl.constexpr(counters.FIRST_FACTOR)
+SECOND = tl.constexpr(counters.SECOND_FACTOR)
+WORD = tl.constexpr(2**64 - 1)
 ATTEMPTS = tl.constexpr(draws.ATTEMPTS)
 AREA, RATIO, TOP, LEFT, FLIP, JITTER, ORDER, GRAY, BLUR, SOLARIZE = (
     tl.constexpr(getattr(draws, name))
@@ -34,6 +35,7 @@ PARAMETERS = tl.constexpr(24)
 
 @triton.jit
 def mix(state):
+    """Triton's own copy of `counters.finalize_tensor`: a kernel is compiled from its source and can't call that."""
     state = (state ^ (state >> 30)) * FIRST
     state = (state ^ (state >> 27)) * SECOND
     return state ^ (state >> 31)

@@ -1,4 +1,4 @@
-"""Decoupled NT-Xent and SWD: the identities of the generalised contrastive loss (GCL)."""
+"""Decoupled NT-Xent and SWD: the identities of the generalized contrastive loss (GCL)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_linear_in_the_weight(projections) -> None:
     torch.testing.assert_close(five - one, 4 * (two - one))
 
 
-def test_attraction_per_dimension_is_the_code(projections) -> None:
+def test_attraction_per_dimension_as_in_the_code(projections) -> None:
     """The released code: mean((h1 - h2)^2)/2 = (1 - cos)/d; then lambda is d times smaller for the same balance."""
     x = normalize(projections, dim=-1)
     mean = DecoupledNTXent(1.0, 0.1, align_reduction="mean")
@@ -32,15 +32,15 @@ def test_attraction_per_dimension_is_the_code(projections) -> None:
     torch.testing.assert_close(mean(projections) * 5, literal + 1)
 
 
-def test_a_row_can_be_counted_against_itself_as_in_the_code(projections, keys) -> None:
+def test_include_self_as_in_the_code(projections, keys) -> None:
     z = projections.requires_grad_()
     for normalized in (True, False):
         x = (normalize(z, dim=-1) if normalized else z).flatten(0, 1)
         given = {"align_reduction": "mean", "loss_scale": 1000.0, "include_self": True, "normalize": normalized}
         value = DecoupledNTXent(0.5, 0.1, **given).terms(z).repulsion
-        book = 100 * torch.logsumexp(x @ x.T / 0.5, 1).mean()
-        torch.testing.assert_close(value, book)
-        torch.testing.assert_close(torch.autograd.grad(value, z)[0], torch.autograd.grad(book, z)[0])
+        expected = 100 * torch.logsumexp(x @ x.T / 0.5, 1).mean()
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(torch.autograd.grad(value, z)[0], torch.autograd.grad(expected, z)[0])
     with pytest.raises(ValueError, match="without keys"):
         DecoupledNTXent(include_self=True)(z, keys=keys[:2])
 
@@ -54,16 +54,16 @@ def test_swd_is_algorithm_1(projections, prior) -> None:
     h = normalize(z, dim=-1) if prior == "hypersphere" else z
     projected, aimed = h.reshape(14, 5) @ W, P @ W
     swd = sum((projected[:, j].sort().values - aimed[:, j].sort().values).square().sum() for j in range(5)) / (14 * 5)
-    book = 10 * ((h[0] - h[1]).square().mean() / 2 + 5 * swd)
-    torch.testing.assert_close(loss(z), book)
-    torch.testing.assert_close(torch.autograd.grad(loss(z), z)[0], torch.autograd.grad(book, z)[0])
+    expected = 10 * ((h[0] - h[1]).square().mean() / 2 + 5 * swd)
+    torch.testing.assert_close(loss(z), expected)
+    torch.testing.assert_close(torch.autograd.grad(loss(z), z)[0], torch.autograd.grad(expected, z)[0])
     paper = SWD(prior, divisor="paper").terms(z).repulsion
     loss.step.zero_()
     torch.testing.assert_close(paper, SWD(prior).terms(z).repulsion * 14 / 5)
 
 
-def test_draws_stay_until_the_backward_pass(projections) -> None:
-    """A loss and its terms see the same draws; each training step sees new ones; the counter is in the state."""
+def test_draws_change_with_the_backward_pass(projections) -> None:
+    """A loss and its terms use the same draws; each training step uses new ones; the counter is in the state."""
     z = projections.requires_grad_()
     loss = SWD()
     first = loss(z)
@@ -78,14 +78,14 @@ def test_draws_stay_until_the_backward_pass(projections) -> None:
     assert (SWD(seed=1)(z) - SWD(seed=0)(z)).abs() > 1e-6
 
 
-def test_a_batch_that_is_its_prior_has_no_distance() -> None:
+def test_distance_of_the_prior_to_itself_is_zero() -> None:
     P = prior_rows("hypersphere", 16, 5, 0, ZERO)
     shuffled = P[torch.randperm(16, generator=torch.Generator().manual_seed(0))].view(2, 8, 5)
     assert SWD().terms(shuffled).repulsion.item() < 1e-20
     assert sliced_wasserstein(P, P, orthogonal_directions(5, 0, ZERO)).item() == 0
 
 
-def test_the_decoupled_loss_is_scaled_as_a_whole():
+def test_loss_scale_multiplies_all_terms():
     z = normalize(torch.randn(2, 8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3)), dim=-1)
     plain, scaled = (DecoupledNTXent(align_reduction="mean", loss_scale=s).terms(z) for s in (1.0, 1000.0))
     for name in ("attraction", "repulsion"):
