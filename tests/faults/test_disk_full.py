@@ -53,9 +53,9 @@ def test_disk_full_at_a_checkpoint(small_disk, tmp_path):
     """Exit 6 has the checkpoint's path and size. Older ones remain; with room again, it resumes to equal bits."""
     run = small_disk / "run"
     said = Command(tmp_path / "log", *LARGE, "--out", str(run)).ended(6)
-    told = re.search(r"(\S+)/checkpoints/step-(\d+) .*?([\d,]+) bytes", said)
-    assert told and told[1] == str(run), said
-    assert int(told[3].replace(",", "")) > 100_000
+    match = re.search(r"(\S+)/checkpoints/step-(\d+) .*?([\d,]+) bytes", said)
+    assert match and match[1] == str(run), said
+    assert int(match[3].replace(",", "")) > 100_000
     assert not half_written(small_disk)
     saved = checkpoints.checkpoints(run / "checkpoints")
     assert saved and all(checkpoints.load(path) for path in saved)

@@ -31,8 +31,8 @@ def vectors(tmp_path):
 
 
 def neighbors(path):
-    asked = sorted(tiny_run.images().rglob("*.png"))[0]
-    return kontrast("neighbors", str(tiny_run.trained()), str(asked), "--embeddings", str(path), "--device", "cpu")
+    image = sorted(tiny_run.images().rglob("*.png"))[0]
+    return kontrast("neighbors", str(tiny_run.trained()), str(image), "--embeddings", str(path), "--device", "cpu")
 
 
 @pytest.mark.fault(38)

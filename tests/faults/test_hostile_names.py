@@ -120,10 +120,10 @@ def test_strange_names_in_embeddings(strange, run, tmp_path, kind):
     done = kontrast("embed", str(run), str(strange), "--out", str(out), "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert sorted(map(os.fsencode, read_embeddings(out).names)) == originals()
-    asked = folder_of(tmp_path / "one", 1) / "0000.png"
-    argv = ["neighbors", str(run), str(asked), "--embeddings", str(out), "-k", "40", "--device", "cpu"]
-    told = json.loads(kontrast(*argv, "--json").stdout)["neighbors"]
-    assert sorted(os.fsencode(one["name"]) for one in told) == originals()
+    image = folder_of(tmp_path / "one", 1) / "0000.png"
+    argv = ["neighbors", str(run), str(image), "--embeddings", str(out), "-k", "40", "--device", "cpu"]
+    found = json.loads(kontrast(*argv, "--json").stdout)["neighbors"]
+    assert sorted(os.fsencode(one["name"]) for one in found) == originals()
     shown = kontrast(*argv).stdout
     assert len(shown.splitlines()) == 40 and all(c.isprintable() or c == "\n" for c in shown)
 
@@ -251,8 +251,8 @@ def test_browser_shows_strange_names_as_text(run, tmp_path):
         assert browser.execute_script("return document.documentElement.dataset.ready") == "yes"
         assert not browser.find_elements("css selector", "[onclick], [onerror]")
         assert "<b onclick=alert(3)>cats" in browser.find_element("tag name", "body").text
-        asked = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-        addresses = [m["params"]["request"]["url"] for m in asked if m["method"] == "Network.requestWillBeSent"]
+        messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        addresses = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
         assert all(a.startswith(("file:", "data:")) for a in addresses), addresses
         assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     finally:

@@ -273,14 +273,14 @@ def test_encoders_of_other_libraries_load_no_weights(run, tmp_path, monkeypatch,
     torch.save(Payload(canary), tmp_path / "CANARY.pt")
     import socket
 
-    asked: list[object] = []
+    requests: list[object] = []
     monkeypatch.setattr(
-        socket.socket, "connect", lambda self, address: asked.append(address) or (_ for _ in ()).throw(OSError)
+        socket.socket, "connect", lambda self, address: requests.append(address) or (_ for _ in ()).throw(OSError)
     )
     change_recipe(run, f'name = "{library}"')
     change_recipe(run, line.replace("CANARY", str(tmp_path / "CANARY")))
     one_line(kontrast("probe", str(run), "knn", "--device", "cpu"), 2, line.split(" ")[0])
-    assert not asked and not canary.exists()
+    assert not requests and not canary.exists()
 
 
 @pytest.mark.fault(34)

@@ -66,9 +66,9 @@ def test_closed_or_broken_streams(tmp_path, way, streams):
 def on_a_terminal(argv: list[str], environment: dict[str, str]) -> tuple[int, bytes]:
     """Return the exit code and what a terminal received."""
     leader, follower = pty.openpty()
-    told = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", **environment}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", **environment}
     command = [sys.executable, "-m", "kontrast", *argv]
-    process = subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, env=told)
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, env=variables)
     os.close(follower)
     seen = b""
     while True:
