@@ -139,7 +139,7 @@ def test_missing_file_carries_its_errno(tmp_path):
 def test_a_signal_while_decoding_is_no_damage_to_the_image(monkeypatch):
     """Whatever its handler raises ends the work: an error with words, or the watch's own ways."""
     content = encoded(Image.fromarray(RAMP), "PNG")
-    read = decode_module._pixels
+    read = decode_module.pixels_of
 
     def asked_to_stop(*arguments):
         signal.raise_signal(signal.SIGTERM)
@@ -148,7 +148,7 @@ def test_a_signal_while_decoding_is_no_damage_to_the_image(monkeypatch):
     def handler(*_):
         raise Stopped("asked to")
 
-    monkeypatch.setattr(decode_module, "_pixels", asked_to_stop)
+    monkeypatch.setattr(decode_module, "pixels_of", asked_to_stop)
     with pytest.raises(Stopped, match="nothing is lost"), StopSignals("nothing is lost"):
         decode(content)
     with pytest.raises(Cut), StopSignals() as stop, stop.cutting():

@@ -108,7 +108,7 @@ def decode(content: bytes, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                return _pixels(image, limits)
+                return pixels_of(image, limits)
     except (BadImage, KontrastError):  # a signal's handler may raise here too, and that is no fault of the image
         raise
     except Image.DecompressionBombError:
@@ -134,7 +134,8 @@ def sniff(content: bytes) -> str:
     return "text" if text.isprintable() or any(c in text for c in "\n\r\t") else "unknown bytes"
 
 
-def _pixels(image: Image.Image, limits: Limits) -> tuple[np.ndarray, str]:
+def pixels_of(image: Image.Image, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
+    """uint8 [3,h,w] of an opened image, and a note on what was done to it; raises `BadImage`."""
     width, height = image.size
     if width * height > limits.max_pixels or max(width, height) > MAX_SIDE:
         raise BadImage(

@@ -243,9 +243,9 @@ def _disk_faults(out: Path) -> Iterator[None]:
         ) from None
 
 
-def pack_images(images: Any, out: Path, facts: dict[str, Any], origin: dict[str, Any], size: int | None = None,
+def pack_images(images: Any, out: Path, facts: dict[str, Any], origin: dict[str, Any] | None, size: int | None = None,
                 progress: ProgressCallback | None = None) -> Path:  # fmt: skip
-    """Pack an image set that is in memory already (a named or the embedded one)."""
+    """Pack an image set that is decoded already: a named set, the embedded one, or images of the user's program."""
     from safetensors.torch import save
 
     if size is not None and images.typical_side > size:
@@ -261,12 +261,12 @@ def pack_images(images: Any, out: Path, facts: dict[str, Any], origin: dict[str,
         chunks, total = [], len(images)
         with open(work / "images.u8", "wb") as file:
             for start in range(0, total, CHUNK):
-                content = images[start : start + CHUNK].contiguous().numpy().tobytes()
+                content = _bytes_of(images.images, range(start, min(start + CHUNK, total)))
                 file.write(content)
                 chunks.append((len(content), hashlib.sha256(content).hexdigest()))
                 if progress:
                     progress(min(start + CHUNK, total), total)
-        sizes = np.tile(np.array(images.images.shape[-2:], dtype="<i8"), (total, 1))
+        sizes = np.array([images.images[i].shape[-2:] for i in range(total)])
         labels = None if images.labels is None else images.labels.numpy()
         made = (
             {"factors.safetensors": save({k: v.contiguous() for k, v in images.factors.items()})}
@@ -276,3 +276,7 @@ def pack_images(images: Any, out: Path, facts: dict[str, Any], origin: dict[str,
         facts = {**facts, "key": key, "fingerprint": images.fingerprint, "origin": origin}
         _finish(work, out, facts, chunks, sizes, list(images.names), labels, images.bad, made)
     return out
+
+
+def _bytes_of(pictures: Any, positions: range) -> bytes:
+    return b"".join(pictures[i].contiguous().numpy().tobytes() for i in positions)

@@ -1,0 +1,195 @@
+"""Images in memory, as a tensor, an array or a map-style dataset, to a packed store that a run can open again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from kontrast.data.decode import BadImage, pixels_of
+from kontrast.data.image_set import ImageSet
+from kontrast.data.listing import held_out
+from kontrast.data.store import shape_up
+from kontrast.data.store_writer import pack_images
+from kontrast.errors import DataError, UsageError
+
+ALLOWED = "allowed: a PIL image, or uint8 [C,H,W], [H,W,C] or [H,W]; a label may follow in a tuple: (image, int)"
+
+
+def pack_in_memory(images: Any, folder: Path, *, test_share: float = 0.2) -> Path:
+    """Write images that are in memory into a packed store, which `open_data` opens like any other.
+
+    Packing the same images into the same folder again changes nothing; other images replace those that are there.
+
+    Args:
+        images: uint8 tensor or array [N,C,H,W], or a map-style dataset (`len` and `[i]`) whose items are PIL images or
+            uint8 tensors or arrays [C,H,W], [H,W,C] or [H,W], alone or first in a tuple. An int that comes second is
+            the label; the dataset's `classes`, if it has them, are the names of the labels.
+        folder: where the store is written; created if it does not exist.
+        test_share: share of each class that becomes the test split, if every image has a label; 0 for none.
+
+    Returns:
+        The folder. It has a `train` split, and a `test` split if the images have labels.
+
+    Example:
+        >>> import tempfile, torch, kontrast.data
+        >>> images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+        >>> store = pack_in_memory(images, tempfile.mkdtemp())
+        >>> len(kontrast.data.open_data(store))
+        8
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as spool:  # a dataset may be larger than memory
+        try:
+            whole = _image_set(images, spool)
+        except BaseException:
+            with contextlib.suppress(OSError):  # it holds something
+                folder.rmdir()
+            raise
+        splits = {"train": whole}
+        if whole.labels is not None:
+            held = torch.from_numpy(held_out(list(whole.names), whole.labels.numpy(), test_share))
+            if held.any():
+                splits = {"train": whole.subset((~held).nonzero()[:, 0]), "test": whole.subset(held.nonzero()[:, 0])}
+        if "test" not in splits:
+            shutil.rmtree(folder / "test", ignore_errors=True)
+        for split, part in splits.items():
+            fingerprint = hashlib.sha256(
+                f"{split} {test_share if 'test' in splits else 0} {whole.fingerprint}".encode()
+            )
+            object.__setattr__(part, "fingerprint", fingerprint.hexdigest())
+            facts = {"name": whole.name, "split": split, "has_test": "test" in splits}
+            pack_images(part, folder / split, facts, origin=None)
+    return folder
+
+
+def _image_set(images: Any, spool: Any) -> ImageSet:
+    """All images with their labels. The pixels of a dataset go through the file `spool`."""
+    if isinstance(images, Tensor | np.ndarray):
+        pixels: Any = _checked_array(images)
+        labels, classes = None, None
+        digest = hashlib.sha256(str(tuple(pixels.shape)).encode())
+        for part in pixels.split(256):
+            digest.update(part.numpy().tobytes())
+    else:
+        pixels, labels, classes, digest = _read_dataset(images, spool)
+    digest.update(repr((None if labels is None else labels.tolist(), classes)).encode())
+    names = [f"{i:08d}" for i in range(len(pixels))]
+    fingerprint = digest.hexdigest()
+    return ImageSet(pixels, names, labels, classes, name="images in memory", fingerprint=fingerprint)
+
+
+def _checked_array(images: Tensor | np.ndarray) -> Tensor:
+    """uint8 [N,C,H,W] on the CPU."""
+    shape = list(images.shape)
+    _check_uint8(images, "the images are")
+    if len(shape) != 4:
+        raise DataError(f"the images have the shape {shape}; allowed: [N,C,H,W], 4 dimensions")
+    if 0 in shape:
+        raise DataError(f"the images are empty: shape {shape}, [N,C,H,W]")
+    if shape[3] in (1, 3, 4) and shape[1] > 4:
+        raise DataError(
+            f"the images have the shape {shape}, channels last; allowed: [N,C,H,W], as permute(0,3,1,2) makes"
+        )
+    return _tensor(images)
+
+
+def _tensor(pixels: Tensor | np.ndarray) -> Tensor:
+    if isinstance(pixels, np.ndarray):
+        return torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
+    return pixels.detach().cpu().contiguous()
+
+
+def _check_uint8(pixels: Tensor | np.ndarray, subject: str) -> None:
+    kind = str(pixels.dtype).removeprefix("torch.")
+    if kind != "uint8":
+        raise DataError(
+            f"{subject} {kind}; allowed: uint8, 0 to 255. Leave out transforms (kontrast makes the views itself), "
+            "or convert values in 0 to 1 with (images * 255).round().to(torch.uint8)"
+        )
+
+
+def _read_dataset(dataset: Any, spool: Any) -> tuple[Any, Tensor | None, list[str] | None, Any]:
+    """Pixels (a tensor if all sizes agree), labels, class names and a digest that has seen the pixels and sizes."""
+    sizes: list[tuple[int, int]] = []
+    labels: list[int | None] = []
+    channels, digest = 0, hashlib.sha256()
+    for number, (pixels, label) in enumerate(_items(dataset)):
+        channels = channels or len(pixels)
+        if len(pixels) != channels:
+            raise DataError(
+                f"item {number} has {len(pixels)} channels, item 0 has {channels}; allowed: the same in all"
+            )
+        content = pixels.numpy().tobytes()
+        spool.write(content)
+        digest.update(content)
+        sizes.append((pixels.shape[1], pixels.shape[2]))
+        labels.append(label)
+    spool.flush()
+    digest.update(repr((channels, sizes)).encode())
+    flat = torch.from_numpy(np.memmap(spool, dtype=np.uint8, mode="r+"))
+    return shape_up(flat, torch.tensor(sizes), channels), *_classes(labels, getattr(dataset, "classes", None)), digest
+
+
+def _items(dataset: Any) -> Iterator[tuple[Tensor, int | None]]:
+    """Every item as uint8 [C,h,w] and its label."""
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or isinstance(dataset, Mapping | str):
+        raise UsageError(
+            f"data is {type(dataset).__module__}.{type(dataset).__qualname__}; allowed: a path, a name of a data set, "
+            "uint8 images [N,C,H,W], or a map-style dataset of images (with len() and [i])"
+        )
+    if len(dataset) == 0:
+        raise DataError("the dataset is empty: it has 0 items")
+    for number in range(len(dataset)):
+        item = dataset[number]
+        image, label = item, None
+        if isinstance(item, tuple | list) and len(item):
+            image, label = item[0], _label(item[1]) if len(item) > 1 else None
+        yield _pixels(image, number), label
+
+
+def _label(given: Any) -> int | None:
+    """The label as an int; None if it is something else, such as a mask or a dict of boxes, or negative."""
+    if isinstance(given, Tensor) and given.ndim == 0 and not given.is_floating_point():
+        given = given.item()
+    known = isinstance(given, int | np.integer) and not isinstance(given, bool) and given >= 0
+    return int(given) if known else None
+
+
+def _pixels(image: Any, number: int) -> Tensor:
+    """uint8 [C,h,w] of an item's image."""
+    if isinstance(image, Image.Image):
+        try:
+            return torch.from_numpy(pixels_of(image)[0])
+        except BadImage as error:
+            raise DataError(f"item {number} can't be used: {error.reason}") from None
+    if not isinstance(image, Tensor | np.ndarray):
+        raise DataError(f"item {number} is {type(image).__module__}.{type(image).__qualname__}; {ALLOWED}")
+    _check_uint8(image, f"item {number} is")
+    pixels, shape = _tensor(image), list(image.shape)
+    if pixels.ndim == 2:
+        pixels = pixels[None]
+    if pixels.ndim != 3 or 0 in shape or not {pixels.shape[0], pixels.shape[2]} & {1, 3, 4}:
+        raise DataError(f"item {number} has the shape {shape}; {ALLOWED}, with 1, 3 or 4 channels")
+    return pixels if pixels.shape[0] in (1, 3, 4) else pixels.permute(2, 0, 1).contiguous()
+
+
+def _classes(labels: list[int | None], names: Any) -> tuple[Tensor | None, list[str] | None]:
+    """Labels and class names, if every image has a label and there are two or more."""
+    numbers = [label for label in labels if label is not None]
+    if len(numbers) < len(labels) or len(set(numbers)) < 2:
+        return None, None
+    classes = [str(name) for name in names] if isinstance(names, list | tuple) else []
+    if len(classes) <= max(numbers):
+        classes = [str(i) for i in range(max(numbers) + 1)]
+    return torch.tensor(numbers), classes
