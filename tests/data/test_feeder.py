@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kontrast.data import Feeder, ImageSet, Ragged
+from kontrast.data import Feeder, ImageSet, RaggedImages
 from kontrast.data.competing_features import random_bits
 from kontrast.errors import DataError, UsageError
 
@@ -62,7 +62,7 @@ def test_images_belong_to_their_indices_after_a_subset():
 def test_ragged_images_are_padded_with_their_sizes():
     sizes = torch.tensor([[2, 3], [4, 1], [3, 3]])
     flat = torch.cat([torch.full((int(3 * h * w),), i + 1, dtype=torch.uint8) for i, (h, w) in enumerate(sizes)])
-    data = ImageSet(images=Ragged(flat, sizes), names=["a", "b", "c"])
+    data = ImageSet(images=RaggedImages(flat, sizes), names=["a", "b", "c"])
     batch = next(iter(Feeder(data, 3, resident="no").batches(0)))
     assert batch.images.shape == (3, 3, 4, 3)
     for image, (h, w), index in zip(batch.images, batch.sizes.tolist(), batch.indices.tolist()):

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from kontrast.data import open_data, read_labels
+from kontrast.data.bad_images import check_bad
 from kontrast.data.listing import cache_home
-from kontrast.data.store_writer import check_bad
 from kontrast.errors import DataError, EnvironmentFault, UsageError
 
 

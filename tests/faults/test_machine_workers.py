@@ -77,13 +77,13 @@ def test_a_decoding_process_that_hangs_is_given_up_with_the_files_in_flight(shar
 
 
 def stopped_from_birth(argv: list[str]) -> int:
-    start = workers.Child.__init__
+    start = workers.Worker.__init__
 
-    def stop(self: workers.Child) -> None:
+    def stop(self: workers.Worker) -> None:
         start(self)
         self.process.send_signal(signal.SIGSTOP)
 
-    workers.Child.__init__ = stop
+    workers.Worker.__init__ = stop
     return impatient(argv)
 
 

@@ -140,8 +140,8 @@ def test_directions_of_very_large_and_very_small_rows(features):
 
 
 def test_what_a_kill_leaves_is_swept_on_resuming(tmp_path, monkeypatch):
-    """The name of the half-written file is one that the run's holder removes (training.checkpoints.sweep)."""
-    from kontrast.training.checkpoints import sweep
+    """The name of the half-written file is one that the run's holder removes (files.sweep)."""
+    from kontrast.files import sweep
 
     with monkeypatch.context() as killed:
         killed.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

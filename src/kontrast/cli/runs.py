@@ -135,7 +135,7 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Write the vectors of all images of DATA, with id and path; run it again to go on after a kill."""
-    from kontrast.data.store_writer import skipped
+    from kontrast.data.bad_images import skipped
     from kontrast.runs.embed import embed as work
     from kontrast.runs.embed import open_run
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from kontrast.data.decode import BadImage, pixels_of
 from kontrast.data.image_set import ImageSet
 from kontrast.data.listing import held_out
-from kontrast.data.store import shape_up
-from kontrast.data.store_writer import pack_images
+from kontrast.data.store import shape_images
+from kontrast.data.store_writer import pack_split
 from kontrast.errors import DataError, UsageError
 
 ALLOWED = "allowed: a PIL image, or uint8 [C,H,W], [H,W,C] or [H,W]; a label may follow in a tuple: (image, int)"
@@ -69,7 +69,7 @@ def pack_in_memory(images: Any, folder: Path, *, test_share: float = 0.2) -> Pat
             )
             object.__setattr__(part, "fingerprint", fingerprint.hexdigest())
             facts = {"name": whole.name, "split": split, "has_test": "test" in splits}
-            pack_images(part, folder / split, facts, origin=None)
+            pack_split(part, folder / split, facts, origin=None)
     return folder
 
 
@@ -138,7 +138,11 @@ def _read_dataset(dataset: Any, spool: Any) -> tuple[Any, Tensor | None, list[st
     spool.flush()
     digest.update(repr((channels, sizes)).encode())
     flat = torch.from_numpy(np.memmap(spool, dtype=np.uint8, mode="r+"))
-    return shape_up(flat, torch.tensor(sizes), channels), *_classes(labels, getattr(dataset, "classes", None)), digest
+    return (
+        shape_images(flat, torch.tensor(sizes), channels),
+        *_classes(labels, getattr(dataset, "classes", None)),
+        digest,
+    )
 
 
 def _items(dataset: Any) -> Iterator[tuple[Tensor, int | None]]:

@@ -9,11 +9,9 @@ Shapes: N test images, T train images, F features, Q queries, R neighbours of ea
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.errors import EnvironmentFault
+from kontrast.files import write_atomic
 from kontrast.lens.map_2d import FEWEST, LIMIT, embed_2d
 from kontrast.lens.measures import directions
 
@@ -215,27 +213,6 @@ def _asked(
 
 
 def replace(path: Path, content: bytes) -> Path:
-    """Write beside the place, then rename: a reader sees the old file or the new one, never half of one.
-
-    A resumed run sweeps `.tmp-*` out of its folder, so that is the name of what a kill leaves.
-    """
-    beside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    try:
-        try:
-            with beside.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise _refused(path, len(content), error) from None
+    """Write a file atomically and return its path."""
+    write_atomic(path, content)
     return path
-
-
-def _refused(path: Path, needed: int, error: OSError) -> EnvironmentFault:
-    """The disk's refusal in one line that names the path; the run itself stands, so the same command may go on."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return EnvironmentFault(f"no space left to write {path} ({needed:,} bytes needed): free some, then try again")
-    return EnvironmentFault(f"can't write {path}: {error.strerror or error}")

@@ -7,7 +7,6 @@ kept apart under `changed`. Nothing is in the file that was not run.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import statistics
@@ -17,7 +16,7 @@ from typing import Any
 
 from kontrast.config.recipe import Recipe
 from kontrast.errors import UsageError
-from kontrast.files import disk_faults, read_json, write_atomic, write_json
+from kontrast.files import disk_faults, read_json, take_lock, write_atomic, write_json
 from kontrast.papers.figures import figures
 from kontrast.papers.result_records import VERSION, checked
 from kontrast.papers.tables import Table, TableCell, settings_of
@@ -82,9 +81,8 @@ def changing(out: Path, table: Table) -> Iterator[Record]:
     add to the same file, and nothing is written where something goes wrong on the way."""
     with disk_faults(out):
         out.mkdir(parents=True, exist_ok=True)
-        handle = os.open(out, os.O_RDONLY)
+        handle = take_lock(out)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         tree = stored(out, table)
         yield tree
         order = {c.name: place for place, c in enumerate(table.cells)}

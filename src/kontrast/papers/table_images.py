@@ -5,8 +5,6 @@ Looked for under the given folder, else under KONTRAST_DATA or ./data, else unde
 
 from __future__ import annotations
 
-import os
-import shutil
 import tarfile
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from kontrast.data import ImageSet
 from kontrast.data.listing import cache_home
 from kontrast.data.named_sets import data_root
 from kontrast.errors import DataError
-from kontrast.files import disk_faults
+from kontrast.files import atomic_folder, disk_faults
 
 BESIDE = Path("../shared/data")
 ORIGINALS = {
@@ -56,18 +54,14 @@ def unpacked(archive: Path, source: str) -> Path:
     """The archive's folder in the cache, unpacked once and whole."""
     home = cache_home() / "unpacked" / archive.name
     if not (home / source).is_dir():
-        aside = home.with_name(f".tmp-{os.getpid()}-{archive.name}")
         with disk_faults(home):
+            home.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(home, synced=False) as temporary:
             try:
-                aside.mkdir(parents=True, exist_ok=True)
                 with tarfile.open(archive) as tar:
-                    tar.extractall(aside, filter="data")
-                if not (home / source).is_dir():
-                    os.replace(aside, home)
+                    tar.extractall(temporary, filter="data")
             except (tarfile.TarError, EOFError) as error:
                 raise DataError(f"{archive} is damaged ({error}): fetch it again") from None
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
     if not (home / source / "train").is_dir():
         raise DataError(f"{archive} has no folder {source}/train: is it the right archive?")
     return home / source

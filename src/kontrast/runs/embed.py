@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kontrast.data import ImageSet
-from kontrast.data.store_writer import check_bad
+from kontrast.data.bad_images import check_bad
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import disk_faults, read_json, write_atomic, write_json
 from kontrast.networks import Encoder

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kontrast.counters import permutation
 from kontrast.data import ImageSet, read_labels
-from kontrast.data.store_writer import skipped
+from kontrast.data.bad_images import skipped
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
 from kontrast.lens.gallery import write_gallery
@@ -28,7 +28,7 @@ from kontrast.runs.run import Run
 from kontrast.training.build import build_views, precision
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
-from kontrast.training.splits import Splits, _changes, _words, open_split
+from kontrast.training.splits import Splits, find_changes, open_split
 from kontrast.views import Views, keys
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
@@ -203,7 +203,7 @@ def _labelled_sets(
     except DataError as error:
         raise error if data else DataError(f"{error}; are the run's images elsewhere? give them with --data") from None
     run.fitting(train)
-    test = open_split(settings, "test", seed=run.recipe.seed, beside=train.bad) if train.has_test else None
+    test = open_split(settings, "test", seed=run.recipe.seed, other_bad=train.bad) if train.has_test else None
     if data is None and test is not None and (changed := changed_since(run, train, test)):
         say(changed)
     if labels is not None:
@@ -361,8 +361,8 @@ def changed_since(run: Run, train: ImageSet, test: ImageSet) -> str:
         return ""
     found = None
     with contextlib.suppress(DataError):  # a damaged listing can't tell, and keeps nobody from probing
-        found = _changes(run.folder, Splits(train, train, train, test), whole=True)
-    told = "the images changed since the run was trained" + _words(found)
+        found = find_changes(run.folder, Splits(train, train, train, test), whole=True)
+    told = "the images changed since the run was trained" + ("" if found is None else f": {found}")
     if found is not None and not found.added and not found.removed:  # who is held out goes by names
         return told
     return f"{told}; it may know some of those it is tested by"

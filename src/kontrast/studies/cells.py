@@ -94,7 +94,7 @@ def images_at_hand(recipes: Sequence[Recipe]) -> list[Marks]:
 
 def read_marks(data: DataSettings) -> Marks:
     train = open_split(data, "train")
-    test = open_split(data, "test", beside=train.bad) if train.has_test else None
+    test = open_split(data, "test", other_bad=train.bad) if train.has_test else None
     plain = data.split == "train" and data.imbalance == "none"
     trained = train if plain else open_split(data, "train", pretraining=True)
     return {**marks_of(train, test), TRAINED: trained.fingerprint}

@@ -16,13 +16,13 @@ import torch
 from kontrast import distributed
 from kontrast.config.recipe import Recipe, fingerprint, to_toml
 from kontrast.data import ImageSet
-from kontrast.data.store_writer import skipped
+from kontrast.data.bad_images import skipped
 from kontrast.errors import UsageError
-from kontrast.files import write_atomic
+from kontrast.files import sweep, write_atomic
 from kontrast.plugins import program
 from kontrast.sharding import whole_state
 from kontrast.training import checkpoints
-from kontrast.training.auto_recipe import beside_train
+from kontrast.training.auto_recipe import unread_folders
 from kontrast.training.build import algorithms
 from kontrast.training.device import choose_device, device_words
 from kontrast.training.failures import check_choice, is_out_of_memory, lost_rank, out_of_memory
@@ -103,7 +103,7 @@ def held(folder: RunFolder) -> Iterator[None]:
         if distributed.is_main():
             folder.hold()
             for place in (folder.path, folder / "checkpoints"):
-                checkpoints.sweep(place)
+                sweep(place)
         yield
     finally:
         folder.abandon()
@@ -183,7 +183,7 @@ def tell(
     """What a person may not expect of the training that is about to begin; not before, lest it stand over an error."""
     if asked == "auto" and device.type == "cpu":
         say("no usable NVIDIA GPU: training on the CPU")
-    for line in [*beside_train(recipe), *(unread(recipe.training) | out_of_reach(recipe.training, epochs)).values()]:
+    for line in [*unread_folders(recipe), *(unread(recipe.training) | out_of_reach(recipe.training, epochs)).values()]:
         say(line)
     warn_of_bank(recipe, train, say)
 
