@@ -183,7 +183,9 @@ def test_a_chunk_may_take_longer_than_the_patience_if_the_worker_shows_life(make
     monkeypatch.setattr("kontrast.data.decode_workers.PATIENCE", 2.0)
     script = tmp_path / "slow.sh"
     head = '{"bytes": 0, "sizes": [], "kept": [], "bad": [[0, "slow"]], "notes": {}, "lost": []}'
-    script.write_text(f"#!/bin/sh\nread task\nfor i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.2; echo; done\necho '{head}'\n")
+    script.write_text(
+        f"#!/bin/sh\nread task\nfor i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.2; echo; done\necho '{head}'\n"
+    )
     script.chmod(0o755)
     monkeypatch.setattr("kontrast.data.decode_workers.sys.executable", str(script))
     decoders = Decoders(PLAIN, 2)

@@ -51,7 +51,7 @@ def trained() -> Path:
     run = pretrain(
         images(), recipe="quickstart", overrides=overrides, out=home() / "run", device="cpu", say=lambda _: None
     )
-    return run.path
+    return Path(run)
 
 
 def copy(target: Path) -> Path:
