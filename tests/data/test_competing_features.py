@@ -64,7 +64,7 @@ def test_overlay_is_a_maximum_and_fixed_by_index():
     again = overlay_digits(base.subset([5, 11]), 16, seed=1)
     assert torch.equal(again.images, images.images[[5, 11]])
     assert len(images.factors["overlay"].unique()) > 8
-    with pytest.raises(UsageError, match="overlay_digits is .* allowed: 1 to"):
+    with pytest.raises(UsageError, match=r"overlay_digits is .* allowed: 1 to"):
         overlay_digits(base, 0)
     with pytest.raises(DataError, match="8 pixels or more: these have 7 x 7"):
         overlay_digits(black(4, 7), 16)

@@ -124,8 +124,6 @@ def test_the_feeder_reads_shards_in_windows(shards):
     assert plain.tolist() == Feeder(open_data(shards, "all"), 16, seed=3).order(0).tolist() != feeder.order(0).tolist()
     with pytest.raises(UsageError, match="pack=false"):
         Feeder(open_data(shards, "all"), 16, order="blocks")
-    with pytest.raises(UsageError, match="unknown order"):
-        Feeder(undecoded(shards), 16, order="block")
     with pytest.raises(UsageError, match=r"data\.pack=true"):
         Feeder(undecoded(shards), 16, resident="yes")
 
@@ -183,9 +181,8 @@ def test_a_chunk_may_take_longer_than_the_patience_if_the_worker_shows_life(make
     monkeypatch.setattr("kontrast.data.decode_workers.PATIENCE", 2.0)
     script = tmp_path / "slow.sh"
     head = '{"bytes": 0, "sizes": [], "kept": [], "bad": [[0, "slow"]], "notes": {}, "lost": []}'
-    script.write_text(
-        f"#!/bin/sh\nread task\nfor i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.2; echo; done\necho '{head}'\n"
-    )
+    signs = "sleep 0.2; echo; " * 12
+    script.write_text(f"#!/bin/sh\nread task\n{signs}\necho '{head}'\n")
     script.chmod(0o755)
     monkeypatch.setattr("kontrast.data.decode_workers.sys.executable", str(script))
     decoders = Decoders(PLAIN, 2)

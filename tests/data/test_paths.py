@@ -63,7 +63,7 @@ def test_a_preview_has_the_size_of_the_opened_images_without_decoding(tmp_path, 
 def test_a_preview_of_what_is_no_image_names_the_reason(tmp_path):
     (tmp_path / "1.png").write_bytes(b"<html>")
     (tmp_path / "2.png").write_bytes(b"")
-    with pytest.raises(DataError, match="none of the 2 images .*1.png .*HTML"):
+    with pytest.raises(DataError, match=r"none of the 2 images .*1.png .*HTML"):
         preview_data(tmp_path)
 
 

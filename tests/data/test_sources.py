@@ -74,7 +74,7 @@ def test_flat_folder_has_no_labels_and_no_test_part(make_folder):
 def test_classes_too_small_to_hold_any_out_have_no_test_part(make_folder, pack):
     root = make_folder(classes=2, each=2)
     assert not open_data(root, pack=pack).has_test
-    with pytest.raises(DataError, match="test_share of 0.2 .* 4 images"):
+    with pytest.raises(DataError, match=r"test_share of 0.2 .* 4 images"):
         open_data(root, "test", pack=pack)
 
 

@@ -197,7 +197,7 @@ def test_damage_without_the_source_is_an_error(make_folder, tmp_path):
 def test_a_place_that_is_taken_is_kept(make_folder, tmp_path):
     (tmp_path / "taken" / "train").mkdir(parents=True)
     (tmp_path / "taken" / "train" / "thesis.txt").write_text("precious")
-    with pytest.raises(EnvironmentFault, match="taken/train .*packed store"):
+    with pytest.raises(EnvironmentFault, match=r"taken/train .*packed store"):
         pack(make_folder(), tmp_path / "taken")
     assert (tmp_path / "taken" / "train" / "thesis.txt").read_text() == "precious"
 

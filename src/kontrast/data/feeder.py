@@ -19,7 +19,6 @@ from kontrast.counters import block_permutation, permutation
 from kontrast.data.image_set import ExtraChannels, ImageSet, pad
 from kontrast.data.lazy_images import LazyImages, PendingBatch
 from kontrast.errors import DataError, UsageError
-from kontrast.registry import nearest
 
 _ORDER = 0x0FEED
 RESIDENT_SHARE = 0.4
@@ -89,10 +88,8 @@ class Feeder:
         prefetch: int = 3,
         order: str = "auto",
     ):
-        if batch < 1:
-            raise UsageError(f"batch is {batch}; allowed: 1 or more")
-        if not 0 <= rank < world:
-            raise UsageError(f"rank {rank} of {world} ranks; allowed: 0 to {world - 1}")
+        assert batch >= 1 and 0 <= rank < world
+        assert order in ("auto", "shuffled", "blocks") and resident in ("auto", "yes", "no")
         if len(images) < batch:
             if len(images) < 2:
                 raise DataError(f"{len(images)} image in {images.name or 'the data'}: contrast needs at least 2")
@@ -127,8 +124,6 @@ class Feeder:
 
     def positions(self, epoch: int, step: int) -> Tensor:
         """int64 [b]: the positions of this rank's images in one step."""
-        if not 0 <= step < self.steps_per_epoch:
-            raise UsageError(f"step {step} of an epoch of {self.steps_per_epoch} steps")
         return self.order(epoch)[self._slots(step)]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -179,8 +174,6 @@ class Feeder:
         raise DataError(f"none of the images in {self.data.name or 'the data'} can be read")
 
     def _in_blocks(self, wanted: str) -> bool:
-        if wanted not in ("auto", "shuffled", "blocks"):
-            raise UsageError(f"unknown order {wanted!r}: {nearest(wanted, ('auto', 'shuffled', 'blocks'))}")
         if wanted == "blocks" and self.lazy is None:
             raise UsageError("order=blocks is for images that are decoded as needed: open shards with data.pack=false")
         return wanted != "shuffled" and self.lazy is not None
@@ -193,8 +186,6 @@ class Feeder:
         return None if tensor is None else tensor.to(self.device, non_blocking=True)
 
     def _is_resident(self, wanted: str) -> bool:
-        if wanted not in ("auto", "yes", "no"):
-            raise UsageError(f"unknown resident {wanted!r}: {nearest(wanted, ('auto', 'yes', 'no'))}")
         base = self.data.base
         whole = isinstance(base, Tensor)
         if self.lazy is not None:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +19,6 @@ PIXELS = 64_000_000
 """Bytes of pixels that `iter_chunks` prepares at once, after padding to the largest image."""
 GROUP = 64
 """Images that `iter_chunks` decodes together."""
-
-
-class ImageArray(Protocol):
-    """The pixels of an image set: a uint8 tensor [N,C,H,W] (perhaps memory-mapped) or a class that is indexed like one,
-    which is `RaggedImages`, `LazyImages` or `ExtraChannels`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any) -> Tensor: ...
 
 
 class RaggedImages:
@@ -159,7 +150,7 @@ class ImageSet:
     """A split of a data source: images, names, labels and where they came from.
 
     Attributes:
-        images: uint8 [N,C,H,W], or another `ImageArray`.
+        images: uint8 [N,C,H,W] (perhaps memory-mapped), `RaggedImages`, `LazyImages` or `ExtraChannels`.
         names: N names; of files, paths relative to `place`.
         labels: int64 [N], or None.
         classes: the names of the labels, or None.
