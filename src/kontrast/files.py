@@ -1,18 +1,17 @@
-"""The run folder: the only thing that passes between commands, readable after a crash at any moment.
+"""Files that are whole or absent: atomic writes, locks and JSON lines, for the whole program.
 
-    recipe.toml  run.json  metrics.jsonl  speed.jsonl  checkpoints/  encoder.safetensors  probes.json  report.html
-    bad.jsonl (images that could not be read)
-
-metrics.jsonl holds what the recipe and seed determine, so a resumed run writes the same bytes as an undisturbed one;
-what the machine determines (images/s, seconds, memory) goes to speed.jsonl.
+What is being written is called `.tmp-<pid>-<name>` and stands beside its final name, so that `sweep` can remove what a
+killed process left behind.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,13 @@ from kontrast.errors import CheckpointError, EnvironmentFault
 
 @contextlib.contextmanager
 def disk_faults(path: Path, needed: int = 0) -> Iterator[None]:
-    """Turn the disk's refusals into one line that names the path, and where they are known the bytes needed."""
+    """Turn an `OSError` into one line that names the path and, if known, the number of bytes needed."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             size = f" ({needed:,} bytes needed)" if needed else ""
-            text = f"no space left to write {path}{size}: free some, then go on (pretrain: --resume)"
+            text = f"no space left to write {path}{size}: free some, then repeat the command (pretrain: add --resume)"
             raise EnvironmentFault(text) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise EnvironmentFault(f"can't write {path}: {error.strerror}; choose another place") from None
@@ -37,30 +36,117 @@ def disk_faults(path: Path, needed: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
-    """A place beside `path` to write to, which is synced and takes its name when all went well: under its name a file
-    is whole or absent."""
-    place = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    """Yield a temporary path; if no error occurs, sync the file that was written there and rename it to `path`."""
+    temporary = _temporary(path)
     with disk_faults(path, needed):
         try:
-            yield place
-            with open(place, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(place, path)
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
         finally:
-            place.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, needed: int = 0, synced: bool = True) -> Iterator[Path]:
+    """Yield a temporary folder; if no error occurs, sync its files (unless `synced` is false) and rename it to `path`.
+
+    If another process has meanwhile made `path`, that folder stays and this one is dropped.
+    """
+    temporary = _temporary(path)
+    with disk_faults(path, needed):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            yield temporary
+            for inside in (*temporary.rglob("*"), temporary) if synced else ():
+                sync(inside)
+            try:
+                os.rename(temporary, path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".tmp-{os.getpid()}-{path.name}")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written (`.tmp-*`) or half-deleted (`.del-*`). Call it under a lock."""
+    for path in folder.glob(".*"):
+        if path.name.startswith((".tmp-", ".del-")):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def exchange_folder(new: Path, path: Path) -> None:
+    """Rename the folder `new` to `path`. A folder that is there is removed only after the new one has its name."""
+    old = replaced_folder(path)
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        os.rename(path, old)
+    os.rename(new, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def replaced_folder(path: Path) -> Path:
+    """Where `exchange_folder` keeps the old folder in between: a kill between its two renames leaves it there."""
+    return path.with_name(path.name + ".replaced")
+
+
+class LockHeld(Exception):
+    """Another process has the lock."""
+
+
+def take_lock(path: Path, wait: bool = True) -> int:
+    """Lock a file, which is created, or a folder; returns the descriptor, whose closing releases the lock.
+
+    The system releases the lock of a process that dies. If the file was removed while this process waited, a new one is
+    created: a lock on a removed file excludes nobody. Raises `LockHeld` if it may not wait and another process has the
+    lock.
+    """
+    while True:
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(path)):
+                    return handle
+            os.close(handle)
+        except BlockingIOError:
+            os.close(handle)
+            raise LockHeld from None
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old content or the new one, never a part."""
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    with atomic_path(path, needed=len(data)) as place:
-        place.write_bytes(data)
+    with atomic_path(path, needed=len(data)) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, tree: Any) -> None:
+    """Write JSON atomically; NaN and infinity are refused."""
     write_atomic(path, json.dumps(tree, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file of a run folder."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -72,16 +158,19 @@ def read_json(path: Path) -> Any:
 
 
 class JsonLines:
-    """An append-only JSON-lines file whose torn last line, after a crash, is dropped on opening."""
+    """An append-only JSON-lines file. Opening it drops a last line that a crash cut short."""
 
     def __init__(self, path: Path):
         self.path = path
         self._file: Any = None
 
     def open(self, keep_until_step: int | None = None, owed: bool = False) -> int:
-        """Open for appending; with a step, lines of later steps (written after the checkpoint) are dropped, and where
-        its evaluation is owed, what an earlier resumption wrote of it. How many lines were damaged and are left out:
-        any but the last, which a crash may have cut."""
+        """Open for appending and return how many damaged lines were dropped, not counting a last one that was cut.
+
+        Args:
+            keep_until_step: drop the records of later steps, which were written after the checkpoint; None keeps all.
+            owed: the evaluation of that step is about to be repeated, so also drop its records without a loss.
+        """
         damaged = 0
         if self.path.exists():
             records = read_json_lines(self.path)
@@ -110,7 +199,7 @@ class JsonLines:
 
 
 def _step(record: dict[str, Any]) -> float:
-    """Where a record stands; one whose step is no number is of no step that was kept."""
+    """The step of a record; infinity, so that it is dropped, if it is not a number."""
     step = record.get("step", 0)
     return step if isinstance(step, int | float) else float("inf")
 
@@ -120,7 +209,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a JSON-lines file; anything torn or not a table is left out."""
+    """Read the records of a JSON-lines file; lines that are cut or not objects are skipped."""
     records = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(ValueError, RecursionError):

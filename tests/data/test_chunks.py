@@ -7,7 +7,7 @@ import torch
 
 from kontrast.config.recipe_files import resolve
 from kontrast.data import ImageSet
-from kontrast.data.image_set import Ragged, WithPlanes
+from kontrast.data.image_set import ExtraChannels, RaggedImages
 from kontrast.probes import extract_features
 from kontrast.runs.embed import encode
 from kontrast.training.build import evaluation_view
@@ -16,9 +16,11 @@ from kontrast.training.build import evaluation_view
 def ragged_set(sizes: list[tuple[int, int]], planes: int = 0) -> ImageSet:
     made = torch.Generator().manual_seed(0)
     images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=made) for size in sizes]
-    pictures = Ragged(torch.cat([image.flatten() for image in images]), torch.tensor(sizes))
+    pictures = RaggedImages(torch.cat([image.flatten() for image in images]), torch.tensor(sizes))
     if planes:
-        pictures = WithPlanes(pictures, torch.randint(0, 256, (len(sizes), planes), dtype=torch.uint8, generator=made))
+        pictures = ExtraChannels(
+            pictures, torch.randint(0, 256, (len(sizes), planes), dtype=torch.uint8, generator=made)
+        )
     return ImageSet(pictures, [str(n) for n in range(len(sizes))])
 
 

@@ -95,7 +95,7 @@ def test_the_same_images_are_kept_and_others_replace_them(tmp_path):
         (np.zeros((4, 3, 8, 8)), ["float64", "uint8"]),
         (random_images(4, 8, 8), ["[4, 8, 8]", "[N,C,H,W]"]),
         (random_images(4, 8, 8, 3), ["[4, 8, 8, 3]", "permute"]),
-        (random_images(0, 3, 8, 8), ["empty"]),
+        (random_images(0, 3, 8, 8), ["[0, 3, 8, 8]", "one image or more"]),
         ([], ["0 items"]),
         ([random_images(3, 8, 8), torch.rand(3, 8, 8)], ["item 1", "float32"]),
         ([random_images(5, 8, 8)], ["item 0", "[5, 8, 8]"]),

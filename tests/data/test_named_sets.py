@@ -100,9 +100,9 @@ def test_mnist_layouts(tmp_path, name, folder, zipped):
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        (((5, 28, 28), (4,)), "train-labels-idx1-ubyte holds 4 labels, train-images-idx3-ubyte 5 images"),
-        (((5, 28), (5,)), "train-images-idx3-ubyte is damaged .dimensions: 2 where 3 belong"),
-        (((5, 28, 28), (5, 1)), "train-labels-idx1-ubyte is damaged .dimensions: 2 where 1 belong"),
+        (((5, 28, 28), (4,)), "train-labels-idx1-ubyte has 4 labels .*train-images-idx3-ubyte has 5 images"),
+        (((5, 28), (5,)), "train-images-idx3-ubyte is damaged .2 dimensions instead of 3"),
+        (((5, 28, 28), (5, 1)), "train-labels-idx1-ubyte is damaged .2 dimensions instead of 1"),
     ],
     ids=["counts", "images", "labels"],
 )
@@ -124,7 +124,7 @@ def test_an_archive_of_changed_bytes_is_refused(tmp_path):
 def test_stl10_with_fewer_labels_than_images_is_refused(tmp_path):
     (tmp_path / "train_X.bin").write_bytes(bytes(3 * 3 * 96 * 96))
     (tmp_path / "train_y.bin").write_bytes(bytes([1, 2]))
-    with pytest.raises(DataError, match=r"train_y\.bin holds 2 labels, train_X\.bin 3 images"):
+    with pytest.raises(DataError, match=r"train_y\.bin has 2 labels .*train_X\.bin has 3 images"):
         open_data("stl10", root=tmp_path)
 
 

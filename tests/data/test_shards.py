@@ -45,7 +45,7 @@ def test_a_folder_of_images_beside_an_archive_is_not_taken_for_its_shards(shards
     (shards / "train" / "cat").mkdir(parents=True)
     assert len(open_data(shards, "all")) == 30
     picture(0).save(shards / "train" / "cat" / "1.png")
-    with pytest.raises(DataError, match=r"holds shards \(train-000..tar\) and images \(train/cat/1.png\) alike"):
+    with pytest.raises(DataError, match=r"shards \(train-000..tar\) and images \(train/cat/1.png\)"):
         open_data(shards)
     assert len(open_data(f"{shards}/train-{{0000..0002}}.tar", "all")) == 30
 
@@ -56,5 +56,5 @@ def test_missing_shards_and_commands(tmp_path):
     with pytest.raises(UsageError, match="not run or fetched"):
         open_data("pipe:touch owned; cat x.tar")
     assert expand("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
-    with pytest.raises(UsageError, match="rising range"):
+    with pytest.raises(UsageError, match=r"0\.\.99999999999"):
         expand("a-{0..99999999999}.tar")

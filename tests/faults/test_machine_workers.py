@@ -89,13 +89,13 @@ def test_hanging_decoding_process(shards, tmp_path):
 
 
 def run_with_hanging_workers(argv: list[str], hung: Path) -> int:
-    start = workers.Child.__init__
+    start = workers.Worker.__init__
 
-    def stop(self: workers.Child) -> None:
+    def stop(self: workers.Worker) -> None:
         start(self)
         self.process.send_signal(signal.SIGSTOP)
 
-    workers.Child.__init__ = stop
+    workers.Worker.__init__ = stop
     return run_impatiently(argv, hung)
 
 

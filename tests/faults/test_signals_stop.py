@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kontrast import files
 from kontrast.cli import main as cli
 from kontrast.runs import probe as evaluation
 from kontrast.training import checkpoints
@@ -115,16 +116,17 @@ def test_signal_interrupts_evaluation_and_probes(tmp_path, where, number, code):
 
 def train_with_slow_saves(out: Path, seconds: float) -> int:
     """Train; every save but the first takes this long, and the file `saving` shows that one has begun."""
-    sync = checkpoints._sync
+    sync = files.sync
 
     def slow(path: Path) -> None:
-        (out / "saving").write_text("")
-        due = time.monotonic() + (seconds if list((out / "checkpoints").glob("step-*")) else 1.0) / 4
-        while time.monotonic() < due:
-            time.sleep(0.01)
+        if "step-" in str(path):
+            (out / "saving").write_text("")
+            due = time.monotonic() + (seconds if list((out / "checkpoints").glob("step-*")) else 1.0) / 4
+            while time.monotonic() < due:
+                time.sleep(0.01)
         sync(path)
 
-    checkpoints._sync = slow
+    files.sync = slow
     argv = [*LONG, "checkpoints.every=0.02", "--out", str(out)]
     return cli.run(["pretrain", *argv, "--device", "cpu", "--no-probes"])
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kontrast.data import ImageSet
-from kontrast.data.image_set import Ragged
+from kontrast.data.image_set import RaggedImages
 from kontrast.errors import DataError, UsageError
 from kontrast.networks import encoder
 from kontrast.probes import PROTOCOLS, extract_features, few_per_class, few_shot, finetune, linear
@@ -170,7 +170,7 @@ def test_features_come_through_views_and_image_sets():
         return torch.stack([images.float() / 255, images.float() * 0])
 
     images = pictures(6)[0]
-    ragged = ImageSet(Ragged(images.flatten(), torch.full((6, 2), 16)), list("abcdef"))
+    ragged = ImageSet(RaggedImages(images.flatten(), torch.full((6, 2), 16)), list("abcdef"))
     network = encoder("small-conv", size=16, width=16)
     features = extract_features(network, ragged, views, batch=4)
     torch.testing.assert_close(features, extract_features(network, images))

@@ -97,8 +97,8 @@ def test_a_finished_run(run, tmp_path):
 
 
 def test_what_a_kill_leaves_is_swept_on_resuming(run, monkeypatch):
-    """The name of the half-written page is one that the run's holder removes (training.checkpoints.sweep)."""
-    from kontrast.training.checkpoints import sweep
+    """The name of the half-written page is one that the run's holder removes (files.sweep)."""
+    from kontrast.files import sweep
 
     with monkeypatch.context() as killed:
         killed.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -9,7 +9,7 @@ from kontrast.config.recipe import TrainingSettings
 from kontrast.config.recipe_files import resolve
 from kontrast.data.pack import pack
 from kontrast.training import progress
-from kontrast.training.auto_recipe import beside_train, length, taken_for
+from kontrast.training.auto_recipe import describe_folder, describe_length, unread_folders
 from kontrast.training.pretrain import bank_warnings
 from kontrast.training.progress import PackingBar, Progress
 from kontrast.training.splits import open_split
@@ -22,11 +22,11 @@ def test_a_folder_s_labels_and_other_files_are_told(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name, format="PNG")
     recipe = resolve("folder", [f'data.source="{tmp_path}"', "data.pack=false"])
-    labels, others = taken_for(recipe, open_split(recipe.data, "train"))
+    labels, others = describe_folder(recipe, open_split(recipe.data, "train"))
     assert "2 sub-folders (2021 sea, garden)" in labels and "held out" in labels and "data.test_share=0" in labels
     assert "1 other files" in others and "jpg" in others
     whole = resolve("folder", [f'data.source="{tmp_path}"', "data.pack=false", "data.test_share=0.0"])
-    labels, _ = taken_for(whole, open_split(whole.data, "train"))
+    labels, _ = describe_folder(whole, open_split(whole.data, "train"))
     assert "held out" not in labels
 
 
@@ -39,26 +39,26 @@ def folder_of(root, *names):
 
 def test_a_class_called_test_is_a_class_and_told_as_one(tmp_path):
     recipe = folder_of(tmp_path, "bus", "test", "tram")
-    (labels,) = taken_for(recipe, open_split(recipe.data, "train"))
-    assert "3 sub-folders (bus, test, tram)" in labels and "held out" in labels and beside_train(recipe) == []
+    (labels,) = describe_folder(recipe, open_split(recipe.data, "train"))
+    assert "3 sub-folders (bus, test, tram)" in labels and "held out" in labels and unread_folders(recipe) == []
 
 
 def test_what_lies_beside_a_folder_called_train_is_told(tmp_path):
     """A class of that name would leave the other classes out without a word."""
-    (line,) = beside_train(folder_of(tmp_path / "a", "bus", "train", "tram"))
+    (line,) = unread_folders(folder_of(tmp_path / "a", "bus", "train", "tram"))
     assert line.startswith("not read: bus, tram beside ") and "rename it" in line
     recipe = folder_of(tmp_path / "b", "train/x", "train/y", "test/x", "val/y")
     (tmp_path / "b" / "notes").mkdir()
-    assert beside_train(recipe) == [] == taken_for(recipe, open_split(recipe.data, "train"))
+    assert unread_folders(recipe) == [] == describe_folder(recipe, open_split(recipe.data, "train"))
     recipe = folder_of(tmp_path / "c", "train/x", "train/y")
-    assert "2 sub-folders (x, y)" in taken_for(recipe, open_split(recipe.data, "train"))[0]
+    assert "2 sub-folders (x, y)" in describe_folder(recipe, open_split(recipe.data, "train"))[0]
 
 
 @pytest.mark.parametrize(
     ("steps", "words"), [(0, "epochs: 5 (about 500"), (6, "steps: 6 (about 60 "), (99, "epochs: 5 (about 500")]
 )
 def test_a_length_in_steps_is_told_where_it_ends_the_training(steps, words):
-    line = length(TrainingSettings(epochs=5, batch=10, max_steps=steps), 100)
+    line = describe_length(TrainingSettings(epochs=5, batch=10, max_steps=steps), 100)
     assert line.startswith(words) and f"training.{'max_steps' if steps == 6 else 'epochs'}=N" in line
 
 
@@ -70,7 +70,7 @@ def test_labels_in_shards_and_stores_are_no_sub_folders(tmp_path):
     for source in (tmp_path / "shards", tmp_path / "store" / "train"):
         recipe = resolve("folder", [f'data.source="{source}"', "data.pack=false"])
         images = open_split(recipe.data, "train")
-        assert images.classes == ["0", "1"] and taken_for(recipe, images) == []
+        assert images.classes == ["0", "1"] and describe_folder(recipe, images) == []
 
 
 def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kontrast.errors import CheckpointError, EnvironmentFault
+from kontrast.files import sweep
 from kontrast.training import checkpoints
 
 TENSORS = {"learner.weight": torch.arange(6.0).view(2, 3), "window": torch.zeros(0), "learner.count": torch.tensor(7)}
@@ -65,7 +66,7 @@ def test_incomplete_checkpoints_are_ignored_and_removed(tmp_path):
     (tmp_path / ".tmp-123-9").mkdir()
     (tmp_path / ".tmp-123-9" / "state.json").write_text("{}")
     assert checkpoints.newest(tmp_path)[1] == {"step": 1}
-    checkpoints.sweep(tmp_path)
+    sweep(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -75,7 +76,7 @@ def test_a_failed_write_leaves_nothing_and_names_the_path(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "_sync", full)
+    monkeypatch.setattr("kontrast.files.sync", full)
     with pytest.raises(EnvironmentFault, match="no space left"):
         save(tmp_path, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]

@@ -90,7 +90,7 @@ def emit_study(found: Comparison | AuditResult, as_json: bool) -> None:
 def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]:
     """Split the arguments into recipes or objectives, at most one DATA, and overrides."""
     from kontrast.config.recipe_files import recipe_names
-    from kontrast.data.sources import SOURCES
+    from kontrast.data.paths import describe_source
     from kontrast.objectives import OBJECTIVES
     from kontrast.registry import unknown
     from kontrast.studies.compare.comparison_plan import is_method
@@ -100,7 +100,7 @@ def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]
     names = [word for word in words if is_method(word)]
     rest = [word for word in words if word not in names]
     for word in rest:
-        if not os.path.exists(word) and word not in SOURCES and "{" not in word:
+        if describe_source(word).kind == "missing":
             known = unknown(word, [*OBJECTIVES, *recipe_names()], OBJECTIVES.hint(word))
             raise UsageError(f"{word!r} is not a recipe, an objective or data: {known}")
     data, overrides = split_arguments([*rest, *overrides])

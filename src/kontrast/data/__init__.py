@@ -1,7 +1,7 @@
-"""Images on disk, in shards or embedded, to uint8 batches; label imbalance; competing features.
+"""Data sources to uint8 batches: named sets, folders, shards, packed stores and images in memory.
 
-`open_data(spec, split)` gives an `ImageSet`; `Feeder` gives its batches, in an order that is a pure function of seed
-and epoch; `pack` decodes once into a memory-mapped store.
+`open_data(spec, split)` gives an `ImageSet`; a `Feeder` makes its batches; `pack.pack` decodes a source once into a
+memory-mapped store; `in_memory.pack_in_memory` does so with a tensor or a dataset.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kontrast.data.changes import Changes, file_listing
     from kontrast.data.feeder import Batch, Feeder
-    from kontrast.data.image_set import ImageSet, Ragged
+    from kontrast.data.image_set import ImageSet, RaggedImages
     from kontrast.data.labels import read_labels
-    from kontrast.data.lazy_images import Lazy
+    from kontrast.data.lazy_images import LazyImages
     from kontrast.data.sources import open_data
 
 _HOMES = {
@@ -22,17 +22,19 @@ _HOMES = {
     "Changes": "changes",
     "Feeder": "feeder",
     "ImageSet": "image_set",
-    "Lazy": "lazy_images",
-    "Ragged": "image_set",
+    "LazyImages": "lazy_images",
+    "RaggedImages": "image_set",
     "file_listing": "changes",
     "open_data": "sources",
     "read_labels": "labels",
 }
-__all__ = ["Batch", "Changes", "Feeder", "ImageSet", "Lazy", "Ragged", "file_listing", "open_data", "read_labels"]
+__all__ = [
+    "Batch", "Changes", "Feeder", "ImageSet", "LazyImages", "RaggedImages", "file_listing", "open_data", "read_labels",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    # The decoding processes import this package too; they must not wait for torch.
+    # Decoding processes import this package too, and must not wait for torch.
     if name not in _HOMES:
         raise AttributeError(f"module 'kontrast.data' has no attribute {name!r}")
     return getattr(import_module(f"kontrast.data.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Which files a set was made of and which of them changed since: a listing small enough for a run's folder."""
+"""Record which files a run was trained on, and tell which of them have changed since."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from kontrast.data.image_set import ImageSet
 from kontrast.errors import DataError, printable
 
 SHOWN = 3
-LONGEST = 70_000
-"""Bytes of a line: a path of 4,096 bytes takes at most six times as many in JSON."""
+LONGEST_LINE = 70_000
+"""Bytes; a path has at most 4,096, and JSON takes at most six times as many."""
 
 
 class Changes(NamedTuple):
-    """Names of files, in order."""
+    """The names of the files that were added, removed or modified."""
 
     added: list[str]
     removed: list[str]
     modified: list[str]
 
     def __str__(self) -> str:
-        """Counts, and the first names of each: `2 added (a.png, b.png), 1 modified (c.png)`."""
-        words = []
+        """Counts and first names: `2 added (a.png, b.png), 1 modified (c.png)`."""
+        parts = []
         for what, names in self._asdict().items():
             if names:
                 shown = ", ".join(printable(name) for name in names[:SHOWN])
-                words.append(f"{len(names)} {what} ({shown}{', ...' if len(names) > SHOWN else ''})")
-        return ", ".join(words) or "no image, but labels, class names or files that are skipped"
+                parts.append(f"{len(names)} {what} ({shown}{', ...' if len(names) > SHOWN else ''})")
+        return ", ".join(parts) or "only labels, class names or skipped files"
 
 
 def file_listing(*parts: ImageSet, placed: bool = False) -> bytes | None:
-    """A compressed text, a line for each image: 16 hexadecimal digits that stand for its file's place, size and date,
-    and its name as JSON. None for sets that were not read from single files. placed: names are relative to the source,
-    so that train/1.png and test/1.png are two, and a file that changes parts is one."""
+    """Compressed text with a line per image: 16 hexadecimal digits (a hash of the file's position, size and date) and
+    the name as JSON. None for images that did not come from files.
+
+    placed: names are relative to the source, which distinguishes train/1.png from test/1.png and recognizes a file
+    that moves from one split to the other.
+    """
     known = [part for part in parts if part.stamps is not None]
     if not known:
         return None
@@ -53,7 +56,7 @@ def _lines(part: ImageSet, placed: bool) -> Iterator[str]:
 
 
 def changes(before: bytes, *parts: ImageSet, placed: bool = False) -> Changes:
-    """What changed between a listing and the images of today."""
+    """Compare an earlier listing with the images of today."""
     now = file_listing(*parts, placed=placed)
     if now is None:
         raise DataError(f"{parts[0].name} has no files to compare")
@@ -69,8 +72,8 @@ def _read(listing: bytes) -> dict[str, str]:
     try:
         found = {}
         with gzip.GzipFile(fileobj=io.BytesIO(listing)) as file:
-            while line := file.readline(LONGEST):  # a line at a time: a small file may unpack to anything
+            while line := file.readline(LONGEST_LINE):  # line by line: a small file may unpack to gigabytes
                 found[json.loads(line[17:])] = line[:16].decode("ascii")
         return found
     except (OSError, EOFError, zlib.error, ValueError, TypeError):
-        raise DataError("the run's listing of its files is damaged") from None
+        raise DataError("files.txt.gz, the list of the run's images, is damaged") from None

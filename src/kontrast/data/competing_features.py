@@ -1,6 +1,6 @@
-"""Competing features (paper GCL): easy information laid over images, to see what an objective suppresses.
+"""Competing features (paper GCL): easy information added to images, to see which features an objective suppresses.
 
-Everything is fixed by an image's stable index, its split and a seed, so both views of an image and every epoch agree.
+What is added depends only on the image's index, its split and a seed, so all views and epochs agree.
 Legend: N images, C channels, H x W pixels, n bits or digits.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kontrast.counters import integers, words
-from kontrast.data.image_set import ImageSet, WithPlanes
+from kontrast.data.image_set import ExtraChannels, ImageSet
 from kontrast.errors import DataError, UsageError
 
 OFFSETS = (0.15, 0.45, 0.75)
@@ -23,19 +23,19 @@ _BITS, _DIGIT, _BINARY = 0xB175, 0xD161, 0xB1A2
 
 
 def bits_of(index: Tensor, bits: int, seed: int = 0, part: tuple[int, ...] = ()) -> Tensor:
-    """uint8 [N,n] of 0 and 1: a seeded hash of each index, every value of n bits equally likely."""
+    """uint8 [N,n] of 0 and 1: a seeded hash of each index; all values of n bits are equally likely."""
     if not 0 <= bits <= 64:
-        raise UsageError(f"random bits are {bits}; allowed: 0 to 64")
+        raise UsageError(f"data.random_bits is {bits}; allowed: 0 to 64")
     hashed = words(index.numpy(), seed, _BITS, *part)
     shifts = np.arange(bits, dtype=np.uint64)
     return torch.from_numpy(((hashed[:, None] >> shifts) & np.uint64(1)).astype(np.uint8))
 
 
 def random_bits(images: ImageSet, bits: int, seed: int = 0) -> ImageSet:
-    """RandBit: n constant channels of 0 or 255 behind the image's own. Views pass them untouched."""
-    planes = 255 * bits_of(images.index, bits, seed, _part(images))  # type: ignore[arg-type]
+    """RandBit: add n constant channels of 0 or 255, which views leave unchanged."""
+    planes = 255 * bits_of(images.index, bits, seed, _split_key(images))  # type: ignore[arg-type]
     factors = {**images.factors, "bits": planes // 255}
-    return dataclasses.replace(images, images=WithPlanes(images.images, planes), factors=factors)
+    return dataclasses.replace(images, images=ExtraChannels(images.images, planes), factors=factors)
 
 
 def overlay_digits(
@@ -45,29 +45,37 @@ def overlay_digits(
     digits: tuple[Tensor, Tensor] | None = None,
     root: str | None = None,
 ) -> ImageSet:
-    """DigitOnImageNet: nine copies of one digit by element-wise maximum, at .15, .45 and .75 of height and width.
+    """DigitOnImageNet: put nine copies of one digit on each image, by maximum, at .15, .45 and .75 of height and width.
 
-    unique: how many different digits there are, None for all; each image's is fixed by its index. A copy takes an
-    eighth of the shorter side, as 28 of 224, and 8 pixels at least. digits: (uint8 [n,h,w], labels [n]); without, the
-    first n of MNIST where its files are (under `root`), else of scikit-learn's scans.
+    A copy takes an eighth of the shorter side, as 28 of 224 pixels, and at least 8 pixels.
+
+    Args:
+        images: the images, which must have the same size.
+        unique: how many different digits there are; None for all. The index of an image decides which one it gets.
+        seed: decides too.
+        digits: (uint8 [n,h,w], labels [n]); default: the first n digits of MNIST if its files are found, else of
+            scikit-learn's scans.
+        root: where MNIST's files are looked for.
     """
     if images.ragged:
         raise DataError(
-            "digit overlay needs images of one size: cut them square, and give data.size=N, the least side of any, "
-            "where their sizes differ"
+            "data.overlay_digits needs images of one size: crop them to squares, and set data.size=N to the shortest "
+            "side of any"
         )
     scans, classes = digits if digits is not None else first_digits(unique, root)
     unique = len(scans) if unique is None else unique
     if not 1 <= unique <= len(scans):
-        raise UsageError(f"overlay of {unique} different digits; allowed: 1 to {len(scans)}")
-    drawn = integers(images.index.numpy(), unique, seed, _DIGIT, *_part(images))  # type: ignore[union-attr]
+        raise UsageError(f"data.overlay_digits is {unique}; allowed: 1 to {len(scans)}")
+    drawn = integers(images.index.numpy(), unique, seed, _DIGIT, *_split_key(images))  # type: ignore[union-attr]
     which = torch.from_numpy(drawn)
     pixels = images.images.clone()
     height, width = pixels.shape[-2:]
     if min(height, width) < SMALLEST_DIGIT:
-        raise DataError(f"digit overlay needs images of {SMALLEST_DIGIT} pixels or more: these have {width} x {height}")
+        raise DataError(
+            f"data.overlay_digits needs images of {SMALLEST_DIGIT} pixels or more: these have {width} x {height}"
+        )
     side = max(SMALLEST_DIGIT, round(min(height, width) * DIGIT_SHARE))
-    small = _shrunk(scans[:unique], side)[which][:, None]
+    small = _resize(scans[:unique], side)[which][:, None]
     for down in OFFSETS:
         for across in OFFSETS:
             top, left = min(int(height * down), height - side), min(int(width * across), width - side)
@@ -77,20 +85,20 @@ def overlay_digits(
     return dataclasses.replace(images, images=pixels, factors=factors)
 
 
-def _part(images: ImageSet) -> tuple[int, ...]:
-    """Indices begin at 0 in every split: without the split, a test image would wear what a train image wears, and in
-    folders that are ordered by class that tells the class."""
+def _split_key(images: ImageSet) -> tuple[int, ...]:
+    """Makes the hash depend on the split. Otherwise the test image of an index would get what the train image of that
+    index gets, which in a folder sorted by class gives the class away."""
     return (1,) if images.split == "test" else ()
 
 
-def _shrunk(scans: Tensor, side: int) -> Tensor:
+def _resize(scans: Tensor, side: int) -> Tensor:
     """uint8 [n,side,side], antialiased."""
     small = torch.nn.functional.interpolate(scans[:, None].float(), (side, side), mode="bilinear", antialias=True)
     return small[:, 0].round().clamp(0, 255).to(torch.uint8)
 
 
 def first_digits(count: int | None, root: str | None = None) -> tuple[Tensor, Tensor]:
-    """The first digits uint8 [n,h,w] of MNIST's training part with their labels, else of scikit-learn's 1,797 scans."""
+    """The first digits uint8 [n,h,w] of MNIST's train split, or of scikit-learn's 1,797 scans, and their labels."""
     from kontrast.data.named_sets import mnist
 
     try:
@@ -105,7 +113,7 @@ def first_digits(count: int | None, root: str | None = None) -> tuple[Tensor, Te
 
 
 def binary_channels(count: int, bits: int, size: int = 32, seed: int = 0) -> ImageSet:
-    """The saturation study's images: k channels of 0 or 255, constant over space: k bits of entropy."""
+    """Images for the saturation study: k channels, each all 0 or all 255, which is k bits of entropy."""
     if bits < 1:
         raise UsageError(f"binary channels are {bits}; allowed: 1 to 64")
     index = torch.arange(count)

@@ -1,19 +1,20 @@
-"""One image file to uint8 [3,h,w], or a reason why not. Decoding processes import it: no torch.
+"""Decode one image file to uint8 [3,h,w], or say why that is impossible. Decoding processes import it: no torch.
 
-What is done to which mode is stated here and nowhere else: 16-bit grey is divided by 257, alpha is laid on white, the
-EXIF turn is applied, the first frame stands for an animation, and floats need a stated range.
+How each mode is converted: 16-bit gray is divided by 257, transparent images are put on white, EXIF orientation is
+applied, an animation gives its first frame, and floats need a range from the user.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import stat
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -24,6 +25,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535
+ORIENTATION = 0x0112
+"""The EXIF tag."""
 MAX_BYTES = 1 << 29
 NO_RANGE = (
     "float or 32-bit values: state their range with data.float_range=[low,high] "
@@ -38,7 +41,7 @@ _MAGIC = (
 
 
 class BadImage(Exception):
-    """A file that gives no image: the reason in words, and the errno where the system gave one."""
+    """A file that can't be decoded: the reason, and the errno if the operating system reported one."""
 
     def __init__(self, reason: str, number: int | None = None):
         super().__init__(reason)
@@ -47,7 +50,13 @@ class BadImage(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a decoder may do: bound the shorter side, how many pixels it opens, which range floats have."""
+    """How images are decoded.
+
+    Attributes:
+        bound: larger images are reduced until their shorter side has this many pixels; None for no reduction.
+        max_pixels: images with more pixels are refused.
+        float_range: the values (low, high) that become 0 and 255 in images of floats.
+    """
 
     bound: int | None = None
     max_pixels: int = MAX_PIXELS
@@ -55,7 +64,7 @@ class Limits:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Limits:
-        """From their fields as JSON gives them back."""
+        """From the fields, as read from JSON."""
         span = fields["float_range"]
         return cls(fields["bound"], fields["max_pixels"], None if span is None else (span[0], span[1]))
 
@@ -68,18 +77,50 @@ PLAIN = Limits()
 
 
 def checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:
-    """The range of float images: none, or two rising numbers."""
+    """Check a `float_range` option: none, or two increasing numbers."""
     if not given:
         return None
     if len(given) != 2 or not given[0] < given[1]:
-        raise UsageError(f"data.float_range must be two rising numbers, for example [0,1], not {list(given)}")
+        raise UsageError(f"data.float_range must be two increasing numbers, for example [0,1], not {list(given)}")
     return given[0], given[1]
 
 
 def decode_file(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
-    """uint8 [3,h,w] from a file or a stretch of one, and a note ("" or what was done); raises `BadImage`."""
+    """Decode a file, or `length` bytes of one from `offset`: uint8 [3,h,w] and a note ("" or what was done to it)."""
+    with _open(path, offset, length) as file:
+        content = file.read(length)
+    if length >= 0 and len(content) < length:
+        raise BadImage("the archive ends before the file does")
+    return decode(content, limits)
+
+
+def decode(content: bytes, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
+    """Decode the content of an image file: uint8 [3,h,w] and a note. Raises `BadImage`."""
+    with _read_image(io.BytesIO(content), limits) as image:
+        return pixels_of(image, limits)
+
+
+def read_sides(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[int, int]:
+    """The shorter and the longer side that an image will have when it is decoded, from its header alone.
+
+    EXIF orientation may swap height and width, and for PNG Pillow decodes the whole image to learn it: so the sides
+    come sorted.
+    """
+    with _open(path, offset, length) as file:
+        source = file if length < 0 else io.BytesIO(file.read(length))
+        with _read_image(source, limits) as image:
+            _check_size(image, limits)
+            shorter, longer = sorted(image.size)
+    if limits.bound and shorter > limits.bound:
+        return limits.bound, max(1, round(longer * limits.bound / shorter))
+    return shorter, longer
+
+
+@contextlib.contextmanager
+def _open(path: str, offset: int, length: int) -> Iterator[BinaryIO]:
+    """A regular file of a reasonable size, opened at `offset`; what the system refuses becomes `BadImage`."""
     try:
-        with open(path, "rb", opener=_at_once) as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadImage("not a regular file")
@@ -87,44 +128,44 @@ def decode_file(path: str, offset: int = 0, length: int = -1, limits: Limits = P
             if size > MAX_BYTES:
                 raise BadImage(f"{size:,} bytes: more than {MAX_BYTES:,}")
             file.seek(offset)
-            content = file.read(length)
+            yield file
     except OSError as error:
         raise BadImage(f"{os.strerror(error.errno or errno.EIO)} ({error.errno})", error.errno) from None
-    if length >= 0 and len(content) < length:
-        raise BadImage("the archive ends before the file does")
-    return decode(content, limits)
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open without waiting: a pipe that nobody writes to would never open."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a named pipe without waiting for a writer, who may never come."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def decode(content: bytes, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
-    """uint8 [3,h,w] and a note; raises `BadImage`."""
-    if not content:
-        raise BadImage("empty file")
+@contextlib.contextmanager
+def _read_image(source: BinaryIO, limits: Limits) -> Iterator[Image.Image]:
+    """Open an image of an allowed format; whatever Pillow raises inside the context becomes `BadImage`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                return pixels_of(image, limits)
-    except (BadImage, KontrastError):  # a signal's handler may raise here too, and that is no fault of the image
+            if not source.read(1):
+                raise BadImage("empty file")
+            source.seek(0)
+            with Image.open(source, formats=FORMATS) as image:
+                yield image
+    except (BadImage, KontrastError):  # a signal handler may raise here too, which is no fault of the image
         raise
     except Image.DecompressionBombError:
         raise BadImage(f"more than {limits.max_pixels / 1e6:g} million pixels") from None
     except Image.UnidentifiedImageError:
-        raise BadImage(f"not an image: {sniff(content)}") from None
+        source.seek(0)
+        raise BadImage(f"not an image: {sniff(source.read(512))}") from None
     except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged files
         raise BadImage(f"damaged: {type(error).__name__}: {str(error)[:100] or 'no message'}") from None
 
 
 def sniff(content: bytes) -> str:
-    """What a file that is no image really is, in words."""
+    """A guess, from its first bytes, of what a file is that is not an image."""
     head = content[:512].lstrip()
-    for magic, words in _MAGIC:
+    for magic, what in _MAGIC:
         if head.startswith(magic) or head.lower().startswith(magic):
-            return words
+            return what
     if content[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
         return "HEIC or AVIF"
     try:
@@ -136,6 +177,26 @@ def sniff(content: bytes) -> str:
 
 def pixels_of(image: Image.Image, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
     """uint8 [3,h,w] of an opened image, and a note on what was done to it; raises `BadImage`."""
+    _check_size(image, limits)
+    width, height = image.size
+    note = "first frame" if getattr(image, "is_animated", False) else ""
+    if image.format in ("JPEG", "MPO") and limits.bound and min(width, height) > limits.bound:
+        ratio = limits.bound / min(width, height)
+        image.draft(None, (round(width * ratio), round(height * ratio)))
+    in_file = image.getexif().get(ORIENTATION, 1)
+    image.load()
+    left = image.getexif().get(ORIENTATION, 1)  # Pillow rotates a TIFF as it loads it, and removes the tag
+    picture = _rgb(image, limits)
+    picture = _reduce(picture, limits.bound)
+    if left in range(2, 9):
+        picture.getexif()[ORIENTATION] = left
+        picture = ImageOps.exif_transpose(picture)
+    if in_file in range(2, 9):
+        note = note or "turned"
+    return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1)), note
+
+
+def _check_size(image: Image.Image, limits: Limits) -> None:
     width, height = image.size
     if width * height > limits.max_pixels or max(width, height) > MAX_SIDE:
         raise BadImage(
@@ -143,40 +204,25 @@ def pixels_of(image: Image.Image, limits: Limits = PLAIN) -> tuple[np.ndarray, s
         )
     if width < 1 or height < 1:
         raise BadImage(f"{width} x {height} pixels")
-    note = "first frame" if getattr(image, "is_animated", False) else ""
-    if image.format in ("JPEG", "MPO") and limits.bound and min(width, height) > limits.bound:
-        ratio = limits.bound / min(width, height)
-        image.draft(None, (round(width * ratio), round(height * ratio)))
-    marked = image.getexif().get(0x0112, 1)
-    image.load()
-    turn = image.getexif().get(0x0112, 1)  # Pillow turns a TIFF itself as it loads it, and takes the mark away
-    picture = _rgb(image, limits)
-    picture = _bounded(picture, limits.bound)
-    if turn in (2, 3, 4, 5, 6, 7, 8):
-        picture.getexif()[0x0112] = turn
-        picture = ImageOps.exif_transpose(picture)
-    if marked in (2, 3, 4, 5, 6, 7, 8):
-        note = note or "turned"
-    return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1)), note
 
 
 def _rgb(image: Image.Image, limits: Limits) -> Image.Image:
-    """Mode RGB, 8 bits, whatever came. Pillow's own convert() clips 16-bit grey to white and floats to black."""
+    """Convert any mode to 8-bit RGB. Pillow's own convert() clips 16-bit gray to white and floats to black."""
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image
     if mode.startswith("I;16") or (mode == "I" and image.format == "PNG"):
         deep = np.asarray(image).astype(np.int64)
-        return _grey(np.clip((deep + 128) // 257, 0, 255))
+        return _gray(np.clip((deep + 128) // 257, 0, 255))
     if mode in ("I", "F"):
-        return _grey(_ranged(np.asarray(image), limits))
+        return _gray(_scale_floats(np.asarray(image), limits))
     if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         solid = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", solid.size, "white"), solid).convert("RGB")
     return image.convert("RGB")
 
 
-def _ranged(values: np.ndarray, limits: Limits) -> np.ndarray:
+def _scale_floats(values: np.ndarray, limits: Limits) -> np.ndarray:
     if limits.float_range is None:
         raise BadImage(NO_RANGE)
     low, high = limits.float_range
@@ -185,11 +231,11 @@ def _ranged(values: np.ndarray, limits: Limits) -> np.ndarray:
     return np.clip(np.floor((values.astype(np.float64) - low) / (high - low) * 255 + 0.5), 0, 255)
 
 
-def _grey(values: np.ndarray) -> Image.Image:
+def _gray(values: np.ndarray) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
-def _bounded(picture: Image.Image, bound: int | None) -> Image.Image:
+def _reduce(picture: Image.Image, bound: int | None) -> Image.Image:
     shorter = min(picture.size)
     if not bound or shorter <= bound:
         return picture

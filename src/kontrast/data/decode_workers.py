@@ -1,9 +1,9 @@
-"""Decoding in many processes: plain children that read tasks from stdin and answer on stdout.
+"""Decode images in many processes, which read tasks from stdin and answer on stdout.
 
-Not multiprocessing: its children import the user's main module again (a script without a guard starts itself for ever),
-and a fork of a process with torch's threads may hang. A task is one line of JSON; an answer is one line of JSON and the
-pixels, and empty lines before it tell that the work goes on. Children ignore SIGTERM and Ctrl-C, which go to the whole
-process group, and end when their stdin does.
+They do not use multiprocessing: its children import the user's main module again (a script without a guard would start
+itself forever), and a fork of a process with torch's threads may hang. A task is one line of JSON. An answer is one
+line of JSON and the pixels; empty lines before it are signs of life. The processes ignore SIGTERM and Ctrl-C, which go
+to the whole process group, and end when their stdin is closed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,24 @@ from kontrast.errors import EnvironmentFault
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PATIENCE = 120.0
-"""Seconds without an answer or another image after which storage is taken to hang."""
-TELLING = 1.0
-"""Seconds between two signs that a child is at work: a chunk of large pictures may take it many minutes."""
+"""Seconds without an answer or a sign of life after which the storage is taken to hang."""
+SIGN_EVERY = 1.0
+"""Seconds between two signs of life: a chunk of large images may take minutes."""
 IN_PROCESS = 512
-"""Fewer images than this are decoded here: starting the children would take longer."""
+"""Fewer images than this are decoded in this process: starting others would take longer."""
 
 
 @dataclass
 class Chunk:
-    """Decoded items in order: pixels end to end, sizes [n,2] of the good ones, and who was bad or noteworthy.
+    """Decoded images.
 
-    lost: those of the bad that the system could not read at all.
+    Attributes:
+        pixels: the images end to end, each [3,h,w].
+        sizes: (height, width) of each image.
+        kept: which items of the chunk were decoded.
+        bad: (position, reason) of the items that could not be.
+        notes: how often something noteworthy was done.
+        lost: positions of the bad items that the operating system could not read.
     """
 
     pixels: bytes
@@ -50,13 +56,12 @@ class Chunk:
     lost: list[int] = field(default_factory=list)
 
 
-def decode_chunk(items: Sequence[Item], limits: Limits, tell: Callable[[], None] = lambda: None) -> Chunk:
-    """Decode items one after another; positions in `kept` and `bad` count within the chunk. tell: called before each
-    but the first."""
+def decode_chunk(items: Sequence[Item], limits: Limits, show_life: Callable[[], None] = lambda: None) -> Chunk:
+    """Decode items one after another; `show_life` is called between them."""
     chunk, parts = Chunk(b"", [], [], [], {}), []
     for position, item in enumerate(items):
         if position:
-            tell()
+            show_life()
         try:
             pixels, note = decode_file(item.path, item.offset, item.length, limits)
         except BadImage as error:
@@ -74,30 +79,30 @@ def decode_chunk(items: Sequence[Item], limits: Limits, tell: Callable[[], None]
 
 
 def serve() -> None:
-    """The child's life: one task a line until stdin ends."""
+    """Decode one task per line until stdin ends: the main function of a decoding process."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the protocol
-    told = time.monotonic()
+    last = time.monotonic()
 
-    def say(*parts: bytes) -> None:
-        nonlocal told
-        told = time.monotonic()
+    def send(*parts: bytes) -> None:
+        nonlocal last
+        last = time.monotonic()
         try:
             answers.writelines(parts)
             answers.flush()
         except BrokenPipeError:
-            os._exit(0)  # who asked was killed: nobody is left to tell
+            os._exit(0)  # the parent was killed
 
-    def tell() -> None:
-        if time.monotonic() - told > TELLING:
-            say(b"\n")
+    def show_life() -> None:
+        if time.monotonic() - last > SIGN_EVERY:
+            send(b"\n")
 
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits.of(task["limits"]), tell)
+        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits.of(task["limits"]), show_life)
         head = {
             "bytes": len(chunk.pixels),
             "sizes": chunk.sizes,
@@ -106,16 +111,16 @@ def serve() -> None:
             "notes": chunk.notes,
             "lost": chunk.lost,
         }
-        say(json.dumps(head).encode() + b"\n", chunk.pixels)
+        send(json.dumps(head).encode() + b"\n", chunk.pixels)
 
 
-class Child:
+class Worker:
     """One decoding process, used by one thread at a time."""
 
     def __init__(self) -> None:
-        # sys.path travels with it, so that a source tree that is not installed works too.
+        # Pass sys.path on, so that a source tree that is not installed works too.
         paths = os.pathsep.join(p for p in sys.path if p)
-        # A signal to all processes may come while the child still imports: it is born with them blocked.
+        # Block signals until the worker ignores them: one may arrive while it still imports.
         old = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
             self.process = subprocess.Popen(
@@ -127,8 +132,8 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
-    def decode(self, items: Sequence[Item], limits: Limits, hear: Callable[[], None]) -> Chunk:
-        """What the child makes of the items; hear: called at every sign that it is at work."""
+    def decode(self, items: Sequence[Item], limits: Limits, note_life: Callable[[], None]) -> Chunk:
+        """Let the process decode the items; `note_life` is called at every sign of life."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         task = {"items": [(i.name, i.path, i.offset, i.length) for i in items], "limits": asdict(limits)}
@@ -136,7 +141,7 @@ class Child:
             stdin.write(json.dumps(task).encode() + b"\n")
             stdin.flush()
             while (line := stdout.readline()) == b"\n":
-                hear()
+                note_life()
             head = json.loads(line) if line else None
             pixels = stdout.read(head["bytes"]) if head else b""
         except OSError:
@@ -145,8 +150,8 @@ class Child:
             code = self.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             raise EnvironmentFault(
-                f"a decoding process {how} at {items[0].name} .. {items[-1].name}: memory short? use fewer cores, "
-                "which are as many workers (taskset -c 0 kontrast ...), or smaller images (data.size)"
+                f"a decoding process {how} at {items[0].name} .. {items[-1].name}: out of memory? use fewer cores, "
+                "each of which has a process (taskset -c 0 kontrast ...), or smaller images (data.size)"
             )
         return Chunk(
             pixels,
@@ -159,68 +164,67 @@ class Child:
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(OSError):  # a child that was killed left its task unread
+        with contextlib.suppress(OSError):  # a worker that was killed left its task unread
             self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
 
 
 class Decoders:
-    """Up to `workers` processes that decode chunks side by side, started as they are needed; for one worker, a thread
-    of this process."""
+    """A pool of up to `workers` decoding processes, started when needed; a single worker is a thread instead."""
 
     def __init__(self, limits: Limits, workers: int | None = None):
         self.limits, self.workers = limits, workers or usable_cores()
-        self.heard = 0.0  # when a worker last told that it is at work
-        self._free: queue.SimpleQueue[Child] = queue.SimpleQueue()
-        self._children: list[Child] = []
+        self.last_sign = 0.0  # when a worker last showed a sign of life
+        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._started: list[Worker] = []
         self._pool = ThreadPoolExecutor(self.workers, "kontrast-decoder")
-        # Whoever forgets to close leaves no process behind. It may run in a thread of the pool: it must not wait.
-        self._abandoned = weakref.finalize(self, _abandon, self._pool, self._children)
+        # If nobody calls close, no process stays behind. This may run in a thread of the pool, so it must not wait.
+        self._finalizer = weakref.finalize(self, _kill, self._pool, self._started)
 
     def submit(self, items: Sequence[Item]) -> Future[Chunk]:
         return self._pool.submit(self._work, items)
 
     def _work(self, items: Sequence[Item]) -> Chunk:
         if self.workers == 1:
-            return decode_chunk(items, self.limits, self._hear)
+            return decode_chunk(items, self.limits, self._note_life)
         try:
-            child = self._free.get_nowait()
+            worker = self._free.get_nowait()
         except queue.Empty:
-            child = Child()
-            self._children.append(child)
+            worker = Worker()
+            self._started.append(worker)
         try:
-            return child.decode(items, self.limits, self._hear)
+            return worker.decode(items, self.limits, self._note_life)
         finally:
-            self._free.put(child)
+            self._free.put(worker)
 
-    def _hear(self) -> None:
-        self.heard = time.monotonic()
+    def _note_life(self) -> None:
+        self.last_sign = time.monotonic()
 
     def close(self) -> None:
-        self._abandoned.detach()
+        self._finalizer.detach()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for child in self._children:
-            child.close()
+        for worker in self._started:
+            worker.close()
 
-    def abandon(self) -> None:
-        """End the processes at once, whatever they wait for."""
-        self._abandoned()
+    def kill(self) -> None:
+        """End the processes at once, whatever they are waiting for."""
+        self._finalizer()
 
 
-def _abandon(pool: ThreadPoolExecutor, children: list[Child]) -> None:
+def _kill(pool: ThreadPoolExecutor, workers: list[Worker]) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
-    for child in children:
-        child.process.kill()
+    for worker in workers:
+        worker.process.kill()
 
 
-def answer(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -> Chunk:
-    """What a worker decoded; where none tells of itself, the workers are ended and the files in flight named."""
-    began = time.monotonic()
-    while (left := max(began, decoders.heard) + PATIENCE - time.monotonic()) > 0:
+def wait_for(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -> Chunk:
+    """Wait for a decoded chunk. If the workers show no sign of life for long, kill them and name the files."""
+    start = time.monotonic()
+    while (left := max(start, decoders.last_sign) + PATIENCE - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):
             return future.result(timeout=left)
-    decoders.abandon()
+    decoders.kill()
     names = f"{items[0].name} .. {items[-1].name}"
     raise EnvironmentFault(f"no answer in {PATIENCE:g} s while reading {names}: storage hangs?")
 
@@ -228,7 +232,7 @@ def answer(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -> 
 def decode_all(
     items: Sequence[Item], limits: Limits, chunk: int, workers: int | None = None, start: int = 0
 ) -> Iterator[tuple[int, Chunk]]:
-    """(number, decoded chunk) in order, from chunk `start` on; at most two chunks a worker are held in memory."""
+    """Iterate over (number, decoded chunk) in order, from number `start`; at most two chunks per worker wait."""
     numbers = range(start, -(-len(items) // chunk))
     pieces: Callable[[int], Sequence[Item]] = lambda n: items[n * chunk : (n + 1) * chunk]  # noqa: E731
     workers = workers or usable_cores()
@@ -243,12 +247,13 @@ def decode_all(
             waiting.append((n, decoders.submit(pieces(n))))
             if len(waiting) >= 2 * decoders.workers:
                 number, future = waiting.popleft()
-                yield number, answer(future, pieces(number), decoders)
+                yield number, wait_for(future, pieces(number), decoders)
         for number, future in waiting:
-            yield number, answer(future, pieces(number), decoders)
+            yield number, wait_for(future, pieces(number), decoders)
     finally:
         decoders.close()
 
 
 def usable_cores() -> int:
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,18 +1,18 @@
-"""The embedded set `digits`: real digit scans in random colours on tinted photograph patches, 32x32, ten classes.
+"""The embedded set `digits`: real digit scans in random colors on tinted photograph patches, 32x32, ten classes.
 
 Made from what scikit-learn ships (1,797 scans of 8x8 pixels, two photographs), so it needs no download. A digit's class
 is hidden from raw pixels by nuisance factors that are drawn independently and recorded:
 
-    background [N]   which of the patches stands behind the digit      hue      [N]    which eighth of the colour circle
-    colour   [N,3]   the digit's colour, 0-255                         position [N,2]  its centre (y, x), pixels
-    size     [N]     width of the 8x8 scan on the picture, pixels      source   [N]    which scan
-    tint     [N,3]   the background's mean colour, 0-255
+    background [N]   number of the patch behind the digit              hue      [N]    eighth of the color circle
+    colour   [N,3]   color of the digit, 0-255                         position [N,2]  its center (y, x), pixels
+    size     [N]     width of the 8x8 scan in the image, pixels        source   [N]    number of the scan
+    tint     [N,3]   mean color of the background, 0-255
 
-Train and test share no scan. Every number is a hash of (seed, part, image), and the arithmetic is elementwise: the same
-pixels on every machine. Legend: N images, P patches, D scans.
+Train and test share no scan. Every number is a hash of (seed, split, image), and the arithmetic is elementwise, so all
+machines make the same pixels. Legend: N images, P patches, D scans.
 
-The texture behind a digit is faint on purpose: at full contrast it is the same in both views of an image and so easy to
-tell images apart by that contrastive learning keeps it and drops the digit, which is what the audit is about.
+The texture behind a digit is faint on purpose. At full contrast it would distinguish images so easily that contrastive
+learning would keep it and suppress the digit, which is what the audit is about.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SEED = 1797
 
 @lru_cache(maxsize=2)
 def digits(split: str = "train") -> ImageSet:
-    """The embedded set's train or test part."""
+    """The train or test split of the embedded set."""
     scans, labels, photographs = _sources()
     order = permutation(len(scans), _SEED)
     pool = order[:TEST_SCANS] if split == "test" else order[TEST_SCANS:]
@@ -69,7 +69,7 @@ def _sources() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
 
 
 def _patches(photographs: list[np.ndarray]) -> np.ndarray:
-    """float64 [P,32,32,3]: patches of the photographs at half size, at seeded places, the two in turn; mean zero."""
+    """float64 [P,32,32,3]: patches of both photographs at half size, at seeded positions, with mean zero."""
     patches = np.empty((PATCHES, SIDE, SIDE, 3))
     halves = [_half(photograph) for photograph in photographs]
     down, across = uniform(PATCHES, _SEED, 2, 0), uniform(PATCHES, _SEED, 2, 1)
@@ -96,17 +96,17 @@ def _render(scans: np.ndarray, patches: np.ndarray, part: int) -> tuple[np.ndarr
     size = SIZES[0] + (SIZES[1] - SIZES[0]) * draw(0)
     position = (SIDE - 1) / 2 + SHIFT * (2 * np.stack([draw(1), draw(2)], axis=1) - 1)
     background = integers(count, len(patches), _SEED, 3 + part, 3)
-    tint = _colour(draw(7), 0.2 + 0.8 * draw(8), 0.2 + 0.8 * draw(9))
+    tint = _color(draw(7), 0.2 + 0.8 * draw(8), 0.2 + 0.8 * draw(9))
     behind = np.clip(tint[:, None, None, :] + TEXTURE * patches[background], 0, 255).astype(np.float32)
     hue = draw(4)
-    colour = _contrasting(_colour(hue, 0.2 + 0.8 * draw(5), 0.2 + 0.8 * draw(6)), tint)
+    color = _contrasting(_color(hue, 0.2 + 0.8 * draw(5), 0.2 + 0.8 * draw(6)), tint)
     cover = np.minimum(1.5 * _enlarge(scans, position, size), 1.0).astype(np.float32)[..., None]
-    mixed = behind + cover * (colour[:, None, None, :].astype(np.float32) - behind)
+    mixed = behind + cover * (color[:, None, None, :].astype(np.float32) - behind)
     images = np.floor(mixed + np.float32(0.5)).astype(np.uint8)
     factors = {
         "background": background,
         "hue": (hue * 8).astype(np.int64),
-        "colour": np.floor(colour + 0.5).astype(np.uint8),
+        "colour": np.floor(color + 0.5).astype(np.uint8),
         "tint": np.floor(tint + 0.5).astype(np.uint8),
         "position": position,
         "size": size,
@@ -114,26 +114,26 @@ def _render(scans: np.ndarray, patches: np.ndarray, part: int) -> tuple[np.ndarr
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), factors
 
 
-def _colour(hue: np.ndarray, saturation: np.ndarray, value: np.ndarray) -> np.ndarray:
+def _color(hue: np.ndarray, saturation: np.ndarray, value: np.ndarray) -> np.ndarray:
     """float64 [N,3] in 0..255 from hue, saturation and value in 0..1."""
     sector = (np.array([5.0, 3.0, 1.0]) + hue[:, None] * 6) % 6
     ramp = np.clip(np.minimum(sector, 4 - sector), 0, 1)
     return 255 * value[:, None] * (1 - saturation[:, None] * ramp)
 
 
-def _contrasting(colour: np.ndarray, tint: np.ndarray) -> np.ndarray:
-    """The colour, moved towards white or black until its luminance is CONTRAST away from the tint's."""
-    ground, light = (tint * LUMINANCE).sum(axis=1), (colour * LUMINANCE).sum(axis=1)
-    # A digit keeps its side, lighter or darker, except where the background leaves no room on that side.
+def _contrasting(color: np.ndarray, tint: np.ndarray) -> np.ndarray:
+    """The color, moved towards white or black until its luminance differs from the tint's by CONTRAST."""
+    ground, light = (tint * LUMINANCE).sum(axis=1), (color * LUMINANCE).sum(axis=1)
+    # A digit stays lighter or darker than the background, unless the background leaves no room on that side.
     lighter = np.where(ground < CONTRAST + 5, True, np.where(ground > 250 - CONTRAST, False, light > ground))
     goal = np.where(lighter, 255.0, 0.0)
     missing = CONTRAST - np.where(lighter, light - ground, ground - light)
     amount = np.clip(missing / (np.abs(goal - light) + 1e-9), 0, 1)[:, None]
-    return colour + (goal[:, None] - colour) * amount
+    return color + (goal[:, None] - color) * amount
 
 
 def _enlarge(scans: np.ndarray, position: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Scans [N,8,8] enlarged bilinearly to `size` pixels about `position`: float64 [N,32,32], zero outside the scan."""
+    """Scans [N,8,8] enlarged bilinearly to `size` pixels around `position`: float64 [N,32,32], else zero."""
     framed = np.pad(scans, ((0, 0), (1, 1), (1, 1)))
     rows = np.arange(len(scans))[:, None]
     for axis in (0, 1):
@@ -142,6 +142,6 @@ def _enlarge(scans: np.ndarray, position: np.ndarray, size: np.ndarray) -> np.nd
         share = (place - below)[:, :, None]
         first = np.clip(below.astype(np.int64) + 1, 0, 9)
         second = np.clip(below.astype(np.int64) + 2, 0, 9)
-        # One axis is interpolated, then the two change places: after two rounds both are done and in order again.
+        # Interpolate one axis, then swap the axes: after two rounds both are done and in order again.
         framed = (framed[rows, first] * (1 - share) + framed[rows, second] * share).transpose(0, 2, 1)
     return framed

@@ -1,4 +1,4 @@
-"""Batches in an order that is a pure function of (seed, epoch): resumable at any step, the same on any number of ranks.
+"""Make batches, in an order that depends on (seed, epoch) alone: resumable at any step, with any number of ranks.
 
 Legend: N images, B images of the whole batch, b = B / world of this rank, C channels, H x W pixels.
 """
@@ -16,22 +16,29 @@ import torch
 from torch import Tensor
 
 from kontrast.counters import block_permutation, permutation
-from kontrast.data.image_set import ImageSet, WithPlanes, pad
-from kontrast.data.lazy_images import Asked, Lazy
+from kontrast.data.image_set import ExtraChannels, ImageSet, pad
+from kontrast.data.lazy_images import LazyImages, PendingBatch
 from kontrast.errors import DataError, UsageError
-from kontrast.registry import nearest
 
 _ORDER = 0x0FEED
 RESIDENT_SHARE = 0.4
-"""The share of free device memory that images may take under resident="auto"."""
+"""With resident="auto", images may take this share of the free device memory."""
 AHEAD = 2
-"""Batches that are being decoded while one is put together."""
+"""Number of batches that are decoded ahead."""
 WINDOW_BLOCKS, WINDOW_IMAGES = 8, 16_384
-"""A window of shards holds at least this many of them, and about this many images, to be well mixed."""
+"""Images are shuffled within a window of at least this many shards, with about this many images."""
 
 
 class Batch(NamedTuple):
-    """images: uint8 [b,C,H,W] on the device; sizes: int64 [b,2] where they were padded; indices: int64 [b], stable."""
+    """One batch of one rank.
+
+    Attributes:
+        step: its number in the epoch.
+        images: uint8 [b,C,H,W] on the device.
+        sizes: int64 [b,2], heights and widths, if the images were padded.
+        indices: int64 [b], the number of each image in its source.
+        labels: int64 [b], or None.
+    """
 
     step: int
     images: Tensor
@@ -41,12 +48,29 @@ class Batch(NamedTuple):
 
 
 class Feeder:
-    """Feeds one rank. Every rank sees its slice of the same whole batch, so their union is the one-process batch.
+    """The batches of one rank: its slice of the batch that a single process would get.
 
-    order: "shuffled", or "blocks" for shards on slow storage: shards in random order, images in random order within a
-    window of several shards, so that only those are read from at a time; "auto" takes blocks where images are decoded
-    as they are needed. An image of such a set that turns out bad is replaced by the one that stands a whole batch
-    later in the epoch's order (not by the next, which is in the batch already and would be its own negative).
+    A bad image of a set that is decoded for every batch is replaced by the image that comes one batch later in the
+    epoch (not by the next image, which is in the batch already and would become its own negative).
+
+    Args:
+        images: the images.
+        batch: B, images per batch over all ranks.
+        seed: decides the order.
+        device: where batches are put; default "cpu".
+        rank: number of this process; default 0.
+        world: number of processes; default 1.
+        drop_last: leave out the last, smaller batch of an epoch; default True.
+        allow_small: if there are fewer images than one batch, make the batch smaller instead of raising an error.
+        resident: "yes" keeps all images on the device, "no" copies every batch; "auto" decides by the free memory.
+        prefetch: number of batches that are prepared ahead, unless resident.
+        order: "shuffled"; or "blocks" for shards on slow storage: shards come in random order, and images are shuffled
+            within a window of a few shards; "auto" means blocks if images are decoded for every batch.
+
+    Example:
+        >>> images = ImageSet(torch.zeros(10, 3, 8, 8, dtype=torch.uint8), [str(i) for i in range(10)])
+        >>> [len(batch.images) for batch in Feeder(images, 4).batches(epoch=0)]
+        [4, 4]
     """
 
     def __init__(
@@ -64,10 +88,8 @@ class Feeder:
         prefetch: int = 3,
         order: str = "auto",
     ):
-        if batch < 1:
-            raise UsageError(f"batch is {batch}; allowed: 1 or more")
-        if not 0 <= rank < world:
-            raise UsageError(f"rank {rank} of {world} ranks; allowed: 0 to {world - 1}")
+        assert batch >= 1 and 0 <= rank < world
+        assert order in ("auto", "shuffled", "blocks") and resident in ("auto", "yes", "no")
         if len(images) < batch:
             if len(images) < 2:
                 raise DataError(f"{len(images)} image in {images.name or 'the data'}: contrast needs at least 2")
@@ -81,7 +103,7 @@ class Feeder:
             raise UsageError(f"a batch of {batch} can't be shared by {world} ranks: give a multiple of {world}")
         self.data, self.batch, self.seed, self.device = images, batch, seed, torch.device(device)
         self.rank, self.world, self.drop_last, self.prefetch = rank, world, drop_last, prefetch
-        self.lazy: Lazy | None = images.base if isinstance(images.base, Lazy) else None
+        self.lazy: LazyImages | None = images.base if isinstance(images.base, LazyImages) else None
         self.blocks = self._in_blocks(order)
         self.resident = self._is_resident(resident)
         if self.resident and self.device.type != "cpu":
@@ -93,7 +115,7 @@ class Feeder:
         return count // self.batch if self.drop_last else -(-count // self.batch)
 
     def order(self, epoch: int) -> Tensor:
-        """int64 [N]: the positions of the whole epoch, for all ranks together."""
+        """int64 [N]: the order of an epoch, for all ranks together."""
         if self.blocks and self.lazy is not None:
             blocks = self.lazy.blocks
             window = max(WINDOW_BLOCKS, -(-WINDOW_IMAGES * (int(blocks.max()) + 1) // len(blocks)))
@@ -101,13 +123,11 @@ class Feeder:
         return torch.from_numpy(permutation(len(self.data), self.seed, _ORDER, epoch))
 
     def positions(self, epoch: int, step: int) -> Tensor:
-        """int64 [b]: this rank's positions of one step."""
-        if not 0 <= step < self.steps_per_epoch:
-            raise UsageError(f"step {step} of an epoch of {self.steps_per_epoch} steps")
+        """int64 [b]: the positions of this rank's images in one step."""
         return self.order(epoch)[self._slots(step)]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step `start` on."""
+        """Iterate over the batches of an epoch, from step `start`."""
         order = self.order(epoch)
         steps = range(start, self.steps_per_epoch)
         if self.resident:
@@ -115,34 +135,34 @@ class Feeder:
         return self._prefetched(order, steps)
 
     def _slots(self, step: int) -> Tensor:
-        """int64 [b]: this rank's places in the order of the epoch."""
+        """int64 [b]: which places in the epoch's order this rank takes in a step."""
         whole = torch.arange(step * self.batch, min((step + 1) * self.batch, len(self.data)))
         return whole.tensor_split(self.world)[self.rank]
 
     def _gather(self, step: int, positions: Tensor) -> Batch:
-        indices, labels = self._about(positions)
+        indices, labels = self._indices_and_labels(positions)
         if self.device.type == "cpu":
             images, sizes = self.data.batch(positions)
         else:
             images, sizes = self.pixels[positions.to(self.device, non_blocking=True)], None
-        return Batch(step, images, sizes, self._here(indices), self._here(labels))  # type: ignore[arg-type]
+        return Batch(step, images, sizes, self._on_device(indices), self._on_device(labels))  # type: ignore[arg-type]
 
-    def _read(self, order: Tensor, slots: Tensor, asked: Asked | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """positions, images and sizes of these places in the order, others in the place of bad ones."""
+    def _read(self, order: Tensor, slots: Tensor, pending: PendingBatch | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Positions, images and sizes for these places in the order; bad images are replaced."""
         positions = order[slots]
-        if self.lazy is None or asked is None:
+        if self.lazy is None or pending is None:
             return positions, *self.data.batch(positions)
-        images = self.lazy.answer(asked)
+        images = self.lazy.collect(pending)
         for row, slot in enumerate(slots.tolist()):
             if images[row] is None:
-                positions[row], images[row] = self._spare(order, slot)
+                positions[row], images[row] = self._replacement(order, slot)
         pixels, sizes = pad(images)  # type: ignore[arg-type]
-        if isinstance(self.data.images, WithPlanes):
+        if isinstance(self.data.images, ExtraChannels):
             pixels = self.data.images.joined(pixels, positions)
         return positions, pixels, sizes
 
-    def _spare(self, order: Tensor, slot: int) -> tuple[int, Tensor]:
-        """What stands in for a bad image: a function of the order and of which images are bad, nothing else."""
+    def _replacement(self, order: Tensor, slot: int) -> tuple[int, Tensor]:
+        """The image that replaces a bad one; it depends only on the order and on which images are bad."""
         assert self.lazy is not None
         count = len(order)
         later = range(slot + self.batch, slot + count + 1, self.batch)
@@ -151,25 +171,21 @@ class Feeder:
             image = self.lazy.read(position)
             if image is not None:
                 return position, image
-        raise DataError(f"no image in {self.data.name or 'the data'} can be read")
+        raise DataError(f"none of the images in {self.data.name or 'the data'} can be read")
 
     def _in_blocks(self, wanted: str) -> bool:
-        if wanted not in ("auto", "shuffled", "blocks"):
-            raise UsageError(f"unknown order {wanted!r}: {nearest(wanted, ('auto', 'shuffled', 'blocks'))}")
         if wanted == "blocks" and self.lazy is None:
             raise UsageError("order=blocks is for images that are decoded as needed: open shards with data.pack=false")
         return wanted != "shuffled" and self.lazy is not None
 
-    def _about(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _indices_and_labels(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         labels = self.data.labels
         return self.data.index[positions], None if labels is None else labels[positions]  # type: ignore[index]
 
-    def _here(self, tensor: Tensor | None) -> Tensor | None:
+    def _on_device(self, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(self.device, non_blocking=True)
 
     def _is_resident(self, wanted: str) -> bool:
-        if wanted not in ("auto", "yes", "no"):
-            raise UsageError(f"unknown resident {wanted!r}: {nearest(wanted, ('auto', 'yes', 'no'))}")
         base = self.data.base
         whole = isinstance(base, Tensor)
         if self.lazy is not None:
@@ -186,17 +202,17 @@ class Feeder:
         return base.numel() <= RESIDENT_SHARE * free
 
     def _gathered(self, order: Tensor, steps: range) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
-        """Step, positions, images and sizes; decoders work on the next batches while this one is put together."""
-        asked: deque[tuple[int, Asked | None]] = deque()
+        """Iterate over steps, positions, images and sizes; the next batches are decoded meanwhile."""
+        ahead: deque[tuple[int, PendingBatch | None]] = deque()
         for step in itertools.chain(steps, [None] * AHEAD):
             if step is not None:
-                asked.append((step, None if self.lazy is None else self.lazy.ask(order[self._slots(step)])))
-            if asked and (step is None or len(asked) > AHEAD):
-                ready, ask = asked.popleft()
-                yield ready, *self._read(order, self._slots(ready), ask)
+                ahead.append((step, None if self.lazy is None else self.lazy.submit(order[self._slots(step)])))
+            if ahead and (step is None or len(ahead) > AHEAD):
+                ready, pending = ahead.popleft()
+                yield ready, *self._read(order, self._slots(ready), pending)
 
     def _prefetched(self, order: Tensor, steps: range) -> Iterator[Batch]:
-        """A thread gathers the next batches into pinned memory while the device works on this one."""
+        """Iterate over batches that a thread prepares ahead, in pinned memory."""
         ready: queue.Queue = queue.Queue(self.prefetch)
         stop = threading.Event()
         pin = self.device.type == "cuda"
@@ -225,8 +241,9 @@ class Feeder:
                 if isinstance(item, Exception):
                     raise item
                 step, positions, images, sizes = item
-                indices, labels = self._about(positions)
-                yield Batch(step, self._here(images), self._here(sizes), self._here(indices), self._here(labels))  # type: ignore[arg-type]
+                indices, labels = self._indices_and_labels(positions)
+                tensors = (self._on_device(tensor) for tensor in (images, sizes, indices, labels))
+                yield Batch(step, *tensors)  # type: ignore[arg-type]
         finally:
             stop.set()
             thread.join()

@@ -1,6 +1,6 @@
-"""A set of images in memory, whatever it came from.
+"""A set of images with names and labels, whatever source it came from.
 
-Legend: N images of C channels, H x W pixels (h, w where they differ from image to image), B images of a batch.
+Legend: N images of C channels and H x W pixels (h, w if they differ from image to image), B images of a batch.
 """
 
 from __future__ import annotations
@@ -10,30 +10,28 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 PIXELS = 64_000_000
-"""Bytes of pixels that are prepared at once; pictures of different size are padded to the largest of them."""
+"""Bytes of pixels that `iter_chunks` prepares at once, after padding to the largest image."""
 GROUP = 64
-"""Images that are decoded together."""
+"""Images that `iter_chunks` decodes together."""
 
 
-class Pictures(Protocol):
-    """What gives pixels: a uint8 tensor [N,C,H,W] (also memory-mapped), `Ragged`, `Lazy`, or one with more channels."""
+class RaggedImages:
+    """Images of different sizes, stored end to end in one flat tensor.
 
-    def __len__(self) -> int: ...
+    `ragged[3]` is image 3 with its own size, [C,h,w]. A slice or an index tensor gives center squares, resized to the
+    typical side, [B,C,side,side]; `padded` keeps every pixel.
 
-    def __getitem__(self, index: Any) -> Tensor: ...
-
-
-class Ragged:
-    """Images of different size, end to end in one flat uint8 tensor.
-
-    flat: uint8 [sum C*h*w]; sizes: int64 [N,2], height and width. `ragged[3]` is image 3 as it is, [C,h,w]; a slice or
-    index tensor gives [B,C,side,side]: centre squares, resized with antialiasing; `padded` keeps every pixel.
+    Args:
+        flat: uint8 [sum of C*h*w], the pixels of all images.
+        sizes: int64 [N,2], height and width of each image.
+        channels: C, the same for all images.
+        starts: int64 [N], where each image begins in `flat`; default: one after another.
     """
 
     def __init__(self, flat: Tensor, sizes: Tensor, channels: int = 3, starts: Tensor | None = None):
@@ -47,38 +45,42 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def one(self, index: int) -> Tensor:
-        """uint8 [C,h,w], a view of the flat bytes."""
+    def image_at(self, index: int) -> Tensor:
+        """uint8 [C,h,w], a view of the flat tensor."""
         height, width = self.sizes[index].tolist()
         start = int(self.starts[index])
         return self.flat[start : start + self.channels * height * width].view(self.channels, height, width)
 
     def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, int):
-            return self.one(range(len(self))[index])
+            return self.image_at(range(len(self))[index])
         return self.squares(torch.arange(len(self))[index], self.side)
 
     def squares(self, indices: Tensor, side: int) -> Tensor:
-        """uint8 [B,C,side,side]: the centre square of each image, resized."""
+        """uint8 [B,C,side,side]: the center square of each image, resized."""
         out = torch.empty(len(indices), self.channels, side, side, dtype=torch.uint8)
         for row, index in enumerate(indices.tolist()):
-            out[row] = square(self.one(index), side)
+            out[row] = square(self.image_at(index), side)
         return out
 
-    def several(self, indices: Tensor) -> list[Tensor]:
-        """Each image as it is, [C,h,w]."""
-        return [self.one(index) for index in indices.tolist()]
+    def images_at(self, indices: Tensor) -> list[Tensor]:
+        """Each image with its own size, [C,h,w]."""
+        return [self.image_at(index) for index in indices.tolist()]
 
     def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 [B,C,Hmax,Wmax], each image in the upper left corner, zero beyond; and sizes int64 [B,2]."""
-        return pad(self.several(indices))
+        """uint8 [B,C,Hmax,Wmax] with each image in the upper left corner and zeros elsewhere, and sizes int64 [B,2]."""
+        return pad(self.images_at(indices))
 
-    def select(self, indices: Tensor) -> Ragged:
-        return Ragged(self.flat, self.sizes[indices], self.channels, self.starts[indices])
+    @property
+    def nbytes(self) -> int:
+        return self.flat.nbytes
+
+    def select(self, indices: Tensor) -> RaggedImages:
+        return RaggedImages(self.flat, self.sizes[indices], self.channels, self.starts[indices])
 
 
 def pad(images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Images [C,h,w] -> uint8 [B,C,Hmax,Wmax], each in the upper left corner, zero beyond; and sizes int64 [B,2]."""
+    """Pad images [C,h,w] with zeros, below and to the right: uint8 [B,C,Hmax,Wmax], and their sizes int64 [B,2]."""
     sizes = torch.tensor([image.shape[1:] for image in images])
     height, width = sizes.amax(dim=0).tolist()
     out = torch.zeros(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
@@ -88,7 +90,7 @@ def pad(images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def square(image: Tensor, side: int) -> Tensor:
-    """uint8 [C,h,w] -> [C,side,side]: the centre square, resized with antialiasing."""
+    """uint8 [C,h,w] -> [C,side,side]: the center square, resized with antialiasing."""
     shorter = min(image.shape[1:])
     top, left = (image.shape[1] - shorter) // 2, (image.shape[2] - shorter) // 2
     image = image[:, top : top + shorter, left : left + shorter]
@@ -98,8 +100,13 @@ def square(image: Tensor, side: int) -> Tensor:
     return resized[0].round().clamp(0, 255).to(torch.uint8)
 
 
-class WithPlanes:
-    """Pictures with constant channels behind their own: planes uint8 [N,n], made full size only in a batch."""
+class ExtraChannels:
+    """Images with extra channels that are constant over each image, such as random bits.
+
+    Args:
+        base: the images [N,C,H,W], or one of the classes that are indexed like them.
+        planes: uint8 [N,n], the value of each extra channel; it is expanded to H x W only when a batch is made.
+    """
 
     def __init__(self, base: Any, planes: Tensor):
         self.base, self.planes = base, planes
@@ -115,17 +122,17 @@ class WithPlanes:
         return self.joined(images, indices), sizes
 
     def joined(self, images: Tensor, indices: Tensor) -> Tensor:
-        """The base's images at these positions, however they were got, with their planes."""
+        """Add the extra channels to images of `base` that were read elsewhere."""
         return self._join(images, self.planes[indices])
 
-    def several(self, indices: Tensor) -> list[Tensor]:
-        return [self._join(*pair) for pair in zip(self.base.several(indices), self.planes[indices])]
+    def images_at(self, indices: Tensor) -> list[Tensor]:
+        return [self._join(*pair) for pair in zip(self.base.images_at(indices), self.planes[indices])]
 
-    def to(self, device: torch.device) -> WithPlanes:
-        return WithPlanes(self.base.to(device), self.planes.to(device))
+    def to(self, device: torch.device) -> ExtraChannels:
+        return ExtraChannels(self.base.to(device), self.planes.to(device))
 
-    def select(self, indices: Tensor) -> WithPlanes:
-        return WithPlanes(select(self.base, indices), self.planes[indices])
+    def select(self, indices: Tensor) -> ExtraChannels:
+        return ExtraChannels(select(self.base, indices), self.planes[indices])
 
     @staticmethod
     def _join(images: Tensor, planes: Tensor) -> Tensor:
@@ -133,20 +140,35 @@ class WithPlanes:
         return torch.cat([images, constant], dim=-3)
 
 
-def select(pictures: Any, indices: Tensor) -> Any:
-    """The pictures at these positions, in this order."""
-    return pictures[indices] if isinstance(pictures, Tensor) else pictures.select(indices)
+def select(images: Any, indices: Tensor) -> Any:
+    """The images at these positions, in this order."""
+    return images[indices] if isinstance(images, Tensor) else images.select(indices)
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with what is known of them.
+    """A split of a data source: images, names, labels and where they came from.
 
-    images: see `Pictures`. index: int64 [N], the stable number of each image in its source, which survives `subset`;
-    views and competing features are drawn from it. factors: tensors [N,...]. bad: (name, reason) of files that were
-    skipped. notes: counts of what was done to images that were kept (first frames, links not followed, ...). stamps:
-    int64 [N], a hash of each image's file's place, size and date, where it came from a file. place: the folder in the
-    source that the names are relative to, "" for the source itself.
+    Attributes:
+        images: uint8 [N,C,H,W] (perhaps memory-mapped), `RaggedImages`, `LazyImages` or `ExtraChannels`.
+        names: N names; of files, paths relative to `place`.
+        labels: int64 [N], or None.
+        classes: the names of the labels, or None.
+        factors: tensors [N,...] that describe how synthetic images were made.
+        name: the source as the user wrote it.
+        split: "train", "test" or "all".
+        has_test: whether the source has a test split.
+        fingerprint: SHA-256 that changes if an image is added, removed, modified or gets another label.
+        bad: (name, reason) of the files that were skipped.
+        notes: how often something noteworthy was done or left out (first frames, links not followed, ...).
+        index: int64 [N], the number of each image in its source. `subset` keeps it; views are drawn from it.
+        stamps: int64 [N], a hash of the position, size and date of each image's file; None if there are no files.
+        place: the folder inside the source that `names` are relative to; "" for the source itself.
+
+    Example:
+        >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), ["a", "b", "c", "d"])
+        >>> len(images), images.channels, images.typical_side
+        (4, 3, 8)
     """
 
     images: Any
@@ -178,17 +200,17 @@ class ImageSet:
 
     @property
     def ragged(self) -> bool:
-        """Whether images may differ in size."""
+        """Whether the images may have different sizes."""
         return hasattr(self.base, "padded")
 
     @property
     def base(self) -> Any:
-        """The pictures without added channels."""
-        return self.images.base if isinstance(self.images, WithPlanes) else self.images
+        """The images without extra channels."""
+        return self.images.base if isinstance(self.images, ExtraChannels) else self.images
 
     @property
     def total(self) -> int:
-        """How many images there were to begin with, good and bad."""
+        """How many images the split has, including the bad ones."""
         return getattr(self.base, "total", len(self) + len(self.bad))
 
     @property
@@ -201,21 +223,21 @@ class ImageSet:
         return int(min(self.images[0:1].shape[-2:]))
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """uint8 [B,C,H,W] and, where images differ in size, their sizes int64 [B,2] in the padded batch."""
+        """uint8 [B,C,H,W]; for images of different sizes it is padded, and their sizes int64 [B,2] come with it."""
         if self.ragged:
             return self.images.padded(positions)
         return self.images[positions], None
 
     def iter_chunks(self, positions: Tensor, limit: int = PIXELS) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """These positions in order, with `batch` of them, as many at once as stay within `limit` bytes of pixels after
-        padding; at least one."""
+        """Iterate over images in chunks of at most `limit` bytes after padding (but at least one image): yields their
+        positions and their `batch`."""
         if not self.ragged:
             for part in positions.split(max(1, limit // self.images[0].numel())):
                 yield part, *self.batch(part)
             return
         taken: list[Tensor] = []
         start = tall = wide = 0
-        for image in itertools.chain.from_iterable(map(self.images.several, positions.split(GROUP))):
+        for image in itertools.chain.from_iterable(map(self.images.images_at, positions.split(GROUP))):
             channels, height, width = image.shape
             higher, wider = max(tall, height), max(wide, width)
             if taken and (len(taken) + 1) * channels * higher * wider > limit:
@@ -227,7 +249,7 @@ class ImageSet:
             yield positions[start:], *pad(taken)
 
     def subset(self, positions: Tensor | Sequence[int]) -> ImageSet:
-        """The images at these positions, in this order, with their stable index."""
+        """The images at these positions, in this order. They keep their `index`."""
         positions = torch.as_tensor(positions, dtype=torch.int64)
         return dataclasses.replace(
             self,
@@ -241,14 +263,14 @@ class ImageSet:
         )
 
     def first(self, limit: int) -> ImageSet:
-        """At most `limit` images, evenly over the set, so that sorted classes are all met."""
+        """At most `limit` images, evenly spaced, so that a set that is sorted by class gives all of its classes."""
         if len(self) <= limit:
             return self
         return self.subset(torch.arange(limit) * len(self) // limit)
 
 
 def _fingerprint(images: ImageSet) -> str:
-    """Of names and labels; sources that know the bytes or dates of their files give their own."""
+    """A hash of names and labels, for sources without files; listings and stores bring their own fingerprint."""
     digest = hashlib.sha256("\0".join(images.names).encode("utf-8", "surrogatepass"))
     if images.labels is not None:
         digest.update(images.labels.numpy().tobytes())

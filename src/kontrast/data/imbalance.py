@@ -1,4 +1,4 @@
-"""Label imbalance as the paper's code makes it (linear and exponential proportions by class number).
+"""Make the labels imbalanced as the CACR paper's code does: linear or exponential proportions by class number.
 
 Legend: C classes, n images of a class. With more than ten classes, tenths of the classes share a proportion
 (CIFAR-100's deciles): level g = 10 i // C of ten; with ten or fewer, g = i of C.
@@ -20,7 +20,7 @@ KINDS = ("linear", "exponential")
 
 
 def counts(sizes: list[int], kind: str) -> list[int]:
-    """How many images each class keeps: int(n (g+1)/G) or int(n e^(g+1-G)), g its level of G."""
+    """How many images each class keeps: int(n (g+1)/G) or int(n e^(g+1-G)) at level g of G."""
     if kind not in KINDS:
         raise UsageError(f"unknown imbalance {kind!r}: {nearest(kind, KINDS)}")
     classes = len(sizes)
@@ -33,12 +33,12 @@ def counts(sizes: list[int], kind: str) -> list[int]:
 
 
 def imbalance(labels: Tensor | ImageSet, kind: str, seed: int = 2021) -> Tensor:
-    """int64 positions that are kept, class after class: of each, the first after scikit-learn's shuffle by `seed`."""
+    """int64 positions of the images that are kept, class after class; scikit-learn's shuffle chooses within a class."""
     from sklearn.utils import shuffle
 
     given = labels.labels if isinstance(labels, ImageSet) else labels
     if given is None:
-        raise DataError("imbalance needs labels: give class sub-folders, or a named set")
+        raise DataError("data.imbalance needs labels: give class sub-folders, or a named set")
     array = np.asarray(given)
     members = [np.flatnonzero(array == label) for label in range(int(array.max()) + 1)]
     kept = counts([len(m) for m in members], kind)

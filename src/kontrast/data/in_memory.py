@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch import Tensor
 from kontrast.data.decode import BadImage, pixels_of
 from kontrast.data.image_set import ImageSet
 from kontrast.data.listing import held_out
-from kontrast.data.store import shape_up
-from kontrast.data.store_writer import pack_images
+from kontrast.data.store import shape_images
+from kontrast.data.store_writer import pack_split
 from kontrast.errors import DataError, UsageError
 
 ALLOWED = "allowed: a PIL image, or uint8 [C,H,W], [H,W,C] or [H,W]; a label may follow in a tuple: (image, int)"
@@ -49,28 +50,29 @@ def pack_in_memory(images: Any, folder: Path, *, test_share: float = 0.2) -> Pat
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as spool:  # a dataset may be larger than memory
-        try:
-            whole = _image_set(images, spool)
-        except BaseException:
-            with contextlib.suppress(OSError):  # it holds something
-                folder.rmdir()
-            raise
-        splits = {"train": whole}
-        if whole.labels is not None:
-            held = torch.from_numpy(held_out(list(whole.names), whole.labels.numpy(), test_share))
-            if held.any():
-                splits = {"train": whole.subset((~held).nonzero()[:, 0]), "test": whole.subset(held.nonzero()[:, 0])}
-        if "test" not in splits:
-            shutil.rmtree(folder / "test", ignore_errors=True)
-        for split, part in splits.items():
-            fingerprint = hashlib.sha256(
-                f"{split} {test_share if 'test' in splits else 0} {whole.fingerprint}".encode()
-            )
-            object.__setattr__(part, "fingerprint", fingerprint.hexdigest())
-            facts = {"name": whole.name, "split": split, "has_test": "test" in splits}
-            pack_images(part, folder / split, facts, origin=None)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as spool:  # a dataset may be larger than memory
+            _pack(_image_set(images, spool), folder, test_share)
+    finally:
+        with contextlib.suppress(OSError):  # removes the folder only if nothing was written
+            folder.rmdir()
     return folder
+
+
+def _pack(whole: ImageSet, folder: Path, test_share: float) -> None:
+    """Divide the images into splits and write them."""
+    splits = {"train": whole}
+    if whole.labels is not None:
+        held = torch.from_numpy(held_out(list(whole.names), whole.labels.numpy(), test_share))
+        if held.any():
+            splits = {"train": whole.subset((~held).nonzero()[:, 0]), "test": whole.subset(held.nonzero()[:, 0])}
+    has_test = "test" in splits
+    if not has_test:
+        shutil.rmtree(folder / "test", ignore_errors=True)
+    for split, part in splits.items():
+        key = f"{split} {test_share if has_test else 0} {whole.fingerprint}"
+        part = replace(part, fingerprint=hashlib.sha256(key.encode()).hexdigest())
+        pack_split(part, folder / split, {"name": whole.name, "split": split, "has_test": has_test}, origin=None)
 
 
 def _image_set(images: Any, spool: Any) -> ImageSet:
@@ -93,13 +95,10 @@ def _checked_array(images: Tensor | np.ndarray) -> Tensor:
     """uint8 [N,C,H,W] on the CPU."""
     shape = list(images.shape)
     _check_uint8(images, "the images are")
-    if len(shape) != 4:
-        raise DataError(f"the images have the shape {shape}; allowed: [N,C,H,W], 4 dimensions")
-    if 0 in shape:
-        raise DataError(f"the images are empty: shape {shape}, [N,C,H,W]")
-    if shape[3] in (1, 3, 4) and shape[1] > 4:
+    if len(shape) != 4 or 0 in shape or (shape[3] in (1, 3, 4) and shape[1] > 4):
         raise DataError(
-            f"the images have the shape {shape}, channels last; allowed: [N,C,H,W], as permute(0,3,1,2) makes"
+            f"the images have the shape {shape}; allowed: [N,C,H,W] with one image or more, "
+            "channels before height and width (permute(0,3,1,2) puts them there)"
         )
     return _tensor(images)
 
@@ -138,7 +137,11 @@ def _read_dataset(dataset: Any, spool: Any) -> tuple[Any, Tensor | None, list[st
     spool.flush()
     digest.update(repr((channels, sizes)).encode())
     flat = torch.from_numpy(np.memmap(spool, dtype=np.uint8, mode="r+"))
-    return shape_up(flat, torch.tensor(sizes), channels), *_classes(labels, getattr(dataset, "classes", None)), digest
+    return (
+        shape_images(flat, torch.tensor(sizes), channels),
+        *_classes(labels, getattr(dataset, "classes", None)),
+        digest,
+    )
 
 
 def _items(dataset: Any) -> Iterator[tuple[Tensor, int | None]]:

@@ -1,4 +1,4 @@
-"""Labels from a CSV laid over a set of images."""
+"""Read the labels of images from a CSV file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from kontrast.errors import DataError
 
 NAMES = ("name", "names", "path", "file", "filename", "file_name", "filepath", "image", "img", "id", "image_id")
 LABELS = ("label", "labels", "class", "category", "target", "y")
-"""What headings call the two columns."""
+"""Words in a heading by which it is recognized."""
 LONGEST = 100
-"""Digits of a label that is read as a number: Python refuses to read a few thousand."""
+"""A label with more digits is not read as a number: Python refuses thousands of digits."""
 
 
 def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
-    """The images with labels from a CSV of name,label rows; a first row of a heading's words is none of them.
+    """Give images the labels in a CSV file.
 
-    Every image needs exactly one row; rows of other images are passed over, so one file may serve train and test.
+    Args:
+        images: the images; every one needs a row.
+        path: a CSV file with rows `name,label` and perhaps a heading. Rows of other images are ignored, so that one
+            file can have the labels of both train and test.
+
+    Returns:
+        The images with labels and class names; classes are sorted, numbers first.
     """
     rows = _rows(Path(path))
     known = set(images.names)
@@ -31,7 +37,7 @@ def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
     given: dict[str, str] = {}
     for name, label in rows:
         if not label.strip():
-            raise DataError(f"{path} gives {name!r} an empty label: name its class, or leave the image out of the set")
+            raise DataError(f"{path} gives {name!r} an empty label: fill it in, or remove the image")
         if name in given and given[name] != label:
             raise DataError(f"{path} gives {name!r} two labels, {given[name]!r} and {label!r}: keep one")
         given[name] = label
@@ -47,7 +53,7 @@ def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
 
 
 def _order(label: str) -> tuple[bool, int, str]:
-    """Numbers by their value, then words by their letters; a number of very many digits is a word, as is "²"."""
+    """Sort numbers by value, then words; "²" and numbers with very many digits count as words."""
     number = label.isdecimal() and len(label) <= LONGEST
     return not number, int(label) if number else 0, label
 

@@ -1,6 +1,6 @@
-"""Images that stay encoded, in files or shards, and are decoded as batches need them: sets larger than memory and disk.
+"""Images that stay encoded in files or shards and are decoded for every batch: for sets larger than memory and disk.
 
-Legend: N images of 3 channels, h x w pixels each, B of them asked for at once.
+Legend: N images of 3 channels and h x w pixels each, B images of a batch.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kontrast.data.bad_images import check_listing
 from kontrast.data.decode import BadImage, Limits, decode_file
-from kontrast.data.decode_workers import Chunk, Decoders, answer
+from kontrast.data.decode_workers import Chunk, Decoders, wait_for
 from kontrast.data.image_set import pad, square
 from kontrast.data.listing import Item, Listing
-from kontrast.data.store_writer import judge
 from kontrast.errors import DataError, EnvironmentFault, printable
 
 PIECE = 32
-"""A worker gets at most this many images at once."""
-GONE = 3
-"""As many failures of the system in a row from one mount are the mount's, not the files'."""
+"""A worker gets at most this many images at a time."""
+MAX_READ_ERRORS = 3
+"""After this many read errors in a row, the storage is taken to be gone rather than the files to be bad."""
 SAMPLED = 33
 
 
 class Reader:
-    """What all selections of one source share: its decoders, and the account of what could not be read."""
+    """The decoders of a source and the record of its bad images, shared by all selections of the source."""
 
     def __init__(self, listing: Listing, limits: Limits, max_bad: float, workers: int | None = None):
         self.listing, self.root, self.limits, self.max_bad = listing, listing.root, limits, max_bad
@@ -42,10 +42,11 @@ class Reader:
         self.failed: dict[int, list[str]] = {}
         self.mounts = {place: _device(place) for place in {os.path.dirname(path) for path in _containers(listing)}}
 
-    def judge(self, item: Item, reason: str, lost: bool = False) -> None:
-        """Count what became of an image ("" for good), in the order of asking; stop where it is too much.
+    def record(self, item: Item, reason: str, lost: bool = False) -> None:
+        """Record that an image was read ("") or why not; raise an error if too many are bad.
 
-        Files that the system can't read count as bad from the next one on that it can: till then it may be the mount.
+        lost: the operating system could not read the file. Such files are not held against `max_bad` until another file
+        of the same mount can be read: the whole mount may be gone.
         """
         mount = self.mounts.get(os.path.dirname(item.path), 0)
         if reason and item.name not in self.known:
@@ -54,7 +55,7 @@ class Reader:
         if lost:
             names = self.failed.setdefault(mount, [])
             names.append(item.name)
-            if len(names) >= GONE:
+            if len(names) >= MAX_READ_ERRORS:
                 raise EnvironmentFault(
                     f"{len(names)} files in a row can't be read from {os.path.dirname(item.path)} ({reason}; "
                     f"{', '.join(printable(name) for name in names)}): storage gone? resume when it is back"
@@ -63,22 +64,22 @@ class Reader:
         self.failed.pop(mount, None)
         self.check()
 
-    def learn(self, bad: Iterable[tuple[str, str]]) -> None:
-        """Names and reasons of images that others (ranks) could not read count here too."""
+    def add_bad(self, bad: Iterable[tuple[str, str]]) -> None:
+        """Add names and reasons of images that other ranks could not read."""
         there = {name for name, _ in self.bad}
         fresh = {name: reason for name, reason in bad if name not in there}
         self.known.update(fresh)
         self.bad += fresh.items()
 
     def check(self) -> None:
-        """Stop where too much is bad."""
+        """Raise `DataError` if too many images are bad."""
         if len(self.bad) > self.checked:
             self.checked = len(self.bad)
-            judge(self.listing, self.bad, self.max_bad)
+            check_listing(self.listing, self.bad, self.max_bad)
 
 
 def _containers(listing: Listing) -> Iterable[str]:
-    """Where mounts are told apart: the shards, or the root of a folder, which a file's own folder falls back to."""
+    """The paths by which mounts are distinguished: those of the shards, or the root of a folder."""
     shards = {item.path for item in listing.items if item.length >= 0}
     return shards or [os.path.join(listing.root, "")]
 
@@ -87,27 +88,32 @@ def _device(place: str) -> int:
     return os.stat(place or ".").st_dev
 
 
-class Asked:
-    """Images on their way: for each piece, which rows of the batch it holds."""
+class PendingBatch(NamedTuple):
+    """A batch that is being decoded: its items, and for each piece the rows of the batch and their future pixels."""
 
-    def __init__(self, items: list[Item], pieces: list[tuple[list[int], Future[Chunk]]]):
-        self.items, self.pieces = items, pieces
+    items: list[Item]
+    pieces: list[tuple[list[int], Future[Chunk]]]
 
 
-class Lazy:
-    """Pictures that are decoded at every access, by background processes; otherwise like `Ragged`.
+class LazyImages:
+    """Images that background processes decode at every access; indexed like `RaggedImages`.
 
-    lazy[3] is image 3 as it is, [3,h,w]; a slice or index tensor gives centre squares [B,3,side,side]; `padded` keeps
-    every pixel. An image that can't be read is counted, and the next readable one of its class stands in for it; a
-    `Feeder`, which may change what is in a batch, takes another image with its own label instead.
+    An image that can't be read is recorded and replaced by the next readable one of its class. (A `Feeder` instead
+    replaces it by another image with that image's own label.)
+
+    Args:
+        items: the N encoded images.
+        reader: decodes them; shared by all selections of one source.
+        labels: int64 [N], or None.
+        blocks: int64 [N], the number of the shard that holds each image.
     """
 
     def __init__(self, items: Sequence[Item], reader: Reader, labels: np.ndarray | None, blocks: np.ndarray):
         self.items, self.reader, self.labels, self.blocks = items, reader, labels, blocks
 
     @classmethod
-    def of(cls, listing: Listing, limits: Limits, max_bad: float, workers: int | None = None) -> Lazy:
-        """blocks number the shards; the files of a folder are one block: their order on disk is not known."""
+    def of(cls, listing: Listing, limits: Limits, max_bad: float, workers: int | None = None) -> LazyImages:
+        """All images of a listing. The files of a folder are one block, since their order on disk is unknown."""
         numbers: dict[str, int] = {}
         shards = (numbers.setdefault(i.path, len(numbers)) if i.length >= 0 else 0 for i in listing.items)
         blocks = np.fromiter(shards, dtype=np.int64, count=len(listing.items))
@@ -120,83 +126,85 @@ class Lazy:
         if isinstance(index, int):
             position = range(len(self))[index]
             image = self.read(position)
-            return image if image is not None else self._stand_in(position)
+            return image if image is not None else self._substitute(position)
         return self.squares(torch.arange(len(self))[index], self.side)
 
     @property
     def total(self) -> int:
-        """All images of the source, good and bad: what is bad is only known once it was asked for."""
+        """How many images the source has, including bad ones."""
         return self.reader.total
 
     @cached_property
     def side(self) -> int:
-        """The median of the shorter sides, of a sample."""
+        """The median of the shorter sides of a sample."""
         count = min(SAMPLED, len(self))
-        images = self.answer(self.ask(torch.arange(count) * len(self) // count))
+        images = self.collect(self.submit(torch.arange(count) * len(self) // count))
         sides = sorted(min(image.shape[1:]) for image in images if image is not None)
         if not sides:
-            raise DataError(f"none of {count} images tried in {self.reader.root} could be read: {self.reader.bad[-1]}")
+            raise DataError(
+                f"none of {count} sampled images in {self.reader.root} could be read: {self.reader.bad[-1]}"
+            )
         return sides[len(sides) // 2]
 
     def squares(self, indices: Tensor, side: int) -> Tensor:
-        """uint8 [B,3,side,side]: the centre square of each image, resized."""
+        """uint8 [B,3,side,side]: the center square of each image, resized."""
         out = torch.empty(len(indices), 3, side, side, dtype=torch.uint8)
-        for row, image in enumerate(self.several(indices)):
+        for row, image in enumerate(self.images_at(indices)):
             out[row] = square(image, side)
         return out
 
     def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 [B,3,Hmax,Wmax], each image in the upper left corner, zero beyond; and sizes int64 [B,2]."""
-        return pad(self.several(indices))
+        """uint8 [B,3,Hmax,Wmax] with each image in the upper left corner and zeros elsewhere, and sizes int64 [B,2]."""
+        return pad(self.images_at(indices))
 
-    def select(self, indices: Tensor) -> Lazy:
+    def select(self, indices: Tensor) -> LazyImages:
         rows = indices.numpy()
         labels = None if self.labels is None else self.labels[rows]
-        return Lazy([self.items[i] for i in rows], self.reader, labels, self.blocks[rows])
+        return LazyImages([self.items[i] for i in rows], self.reader, labels, self.blocks[rows])
 
     def read(self, position: int) -> Tensor | None:
-        """uint8 [3,h,w], decoded here and now; None, and counted, where it can't be read."""
+        """uint8 [3,h,w], decoded in this process; None if it can't be read, which is recorded."""
         item = self.items[position]
         if item.name in self.reader.known:
             return None
         try:
             pixels, _ = decode_file(item.path, item.offset, item.length, self.reader.limits)
         except BadImage as error:
-            self.reader.judge(item, error.reason, error.errno is not None)
+            self.reader.record(item, error.reason, error.errno is not None)
             return None
-        self.reader.judge(item, "")
+        self.reader.record(item, "")
         return torch.from_numpy(pixels)
 
-    def ask(self, indices: Tensor) -> Asked:
-        """Start decoding in the background, in the order in which the bytes lie in their files."""
+    def submit(self, indices: Tensor) -> PendingBatch:
+        """Start decoding in the background, in the order of the bytes in their files."""
         items, decoders = [self.items[i] for i in indices.tolist()], self.reader.decoders
         rows = [row for row, item in enumerate(items) if item.name not in self.reader.known]
         rows.sort(key=lambda row: (items[row].path, items[row].offset))
         size = max(1, min(PIECE, -(-len(rows) // decoders.workers)))
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return Asked(items, [(part, decoders.submit([items[row] for row in part])) for part in parts])
+        return PendingBatch(items, [(part, decoders.submit([items[row] for row in part])) for part in parts])
 
-    def answer(self, asked: Asked) -> list[Tensor | None]:
-        """The images, uint8 [3,h,w] each, in the order they were asked for; None where one can't be read."""
-        images: list[Tensor | None] = [None] * len(asked.items)
-        for rows, future in asked.pieces:
-            chunk = answer(future, [asked.items[row] for row in rows], self.reader.decoders)
+    def collect(self, pending: PendingBatch) -> list[Tensor | None]:
+        """The images of a pending batch in order, uint8 [3,h,w] each; None for those that can't be read."""
+        images: list[Tensor | None] = [None] * len(pending.items)
+        for rows, future in pending.pieces:
+            chunk = wait_for(future, [pending.items[row] for row in rows], self.reader.decoders)
             flat, start = torch.frombuffer(bytearray(chunk.pixels or b"\0"), dtype=torch.uint8), 0
             for position, (height, width) in zip(chunk.kept, chunk.sizes, strict=True):
                 images[rows[position]] = flat[start : start + 3 * height * width].view(3, height, width)
                 start += 3 * height * width
             reasons = dict(chunk.bad)
             for position, row in enumerate(rows):
-                self.reader.judge(asked.items[row], reasons.get(position, ""), position in chunk.lost)
+                self.reader.record(pending.items[row], reasons.get(position, ""), position in chunk.lost)
         return images
 
-    def several(self, indices: Tensor) -> list[Tensor]:
-        """Each image as it is, [3,h,w], or what stands in for it."""
-        found = zip(indices.tolist(), self.answer(self.ask(indices)), strict=True)
-        return [self._stand_in(position) if image is None else image for position, image in found]
+    def images_at(self, indices: Tensor) -> list[Tensor]:
+        """Each image with its own size, [3,h,w], or its substitute."""
+        found = zip(indices.tolist(), self.collect(self.submit(indices)), strict=True)
+        return [self._substitute(position) if image is None else image for position, image in found]
 
-    def _stand_in(self, position: int) -> Tensor:
-        """The next readable image of the same class, or of all where there are no labels or it has none."""
+    def _substitute(self, position: int) -> Tensor:
+        """The next readable image of the same class, or of any class if there is none."""
         after = np.roll(np.arange(len(self)), -position - 1)[:-1]
         if self.labels is not None:
             after = after[np.argsort(self.labels[after] != self.labels[position], kind="stable")]

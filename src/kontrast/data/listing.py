@@ -1,7 +1,7 @@
-"""What there is to decode: files of a folder or stretches of tar shards, with labels, before any pixel is read.
+"""List the images of a folder, with labels from its sub-folders, before any pixel is read.
 
-Names are paths relative to the root with "/" between parts. Bytes that are no UTF-8 stay in them as surrogates, which
-JSON with ASCII escapes carries through unchanged.
+Names are paths relative to the root, with "/" between parts. Bytes that are not UTF-8 become surrogates, which JSON
+with ASCII escapes preserves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LINKS = "data.follow_links=true follows (pack: --follow-links; embed, probe: giv
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One encoded image: a whole file, or `length` bytes of one from `offset` on. size and mtime detect a change."""
+    """One encoded image: a whole file, or `length` bytes of a shard from `offset`. size and mtime reveal a change."""
 
     name: str
     path: str
@@ -38,10 +38,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """Items in a stable order. bad: (name, reason) of what can't be read; notes: counts of what was passed over.
+    """Encoded images in a stable order.
 
-    Of a part that was divided from one source, whole: how many images the source has, good and bad, or 0; beside: what
-    is known to be bad in its other part.
+    Attributes:
+        root: the folder, or the shards as the user wrote them.
+        items: N encoded images.
+        labels: int64 [N], or None.
+        classes: the names of the labels, or None.
+        bad: (name, reason) of files that can't be read.
+        notes: how many other files, links, ... were left out.
+        source_total: for one split of a divided source, the number of all images of the source, else 0.
+        other_bad: for one split of a divided source, the images of the other split that are known to be bad.
     """
 
     root: str
@@ -50,12 +57,12 @@ class Listing:
     classes: list[str] | None = None
     bad: list[tuple[str, str]] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
-    whole: int = 0
-    beside: Sequence[tuple[str, str]] = ()
+    source_total: int = 0
+    other_bad: Sequence[tuple[str, str]] = ()
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over names, places, sizes and dates: changes when a file is added, removed or modified."""
+        """SHA-256 over names, positions, sizes and dates: changes if a file is added, removed or modified."""
         digest = hashlib.sha256()
         for i in self.items:
             digest.update(f"{i.name}\0{i.offset}\0{i.length}\0{i.size}\0{i.mtime}\n".encode("utf-8", "surrogatepass"))
@@ -66,7 +73,7 @@ class Listing:
 
     @property
     def stamps(self) -> np.ndarray:
-        """int64 [N]: for each item a hash of its place, size and date."""
+        """int64 [N]: a hash of each item's position, size and date."""
         stamps = np.zeros(len(self.items), dtype=np.uint64)
         for part in ("offset", "length", "size", "mtime"):
             values = np.fromiter((getattr(item, part) for item in self.items), np.int64, len(self.items))
@@ -74,13 +81,14 @@ class Listing:
         return stamps.view(np.int64)
 
     def take(self, positions: np.ndarray) -> Listing:
+        """The items at these positions."""
         labels = None if self.labels is None else self.labels[positions]
         return replace(self, items=[self.items[i] for i in positions], labels=labels)
 
 
 def cache_home() -> Path:
-    """Where packed stores and indexes of shards are kept: KONTRAST_CACHE, else the user's cache, else, for a user
-    without a home (a bare number in a container), a folder of their own in the temporary directory."""
+    """The folder for packed stores and shard indexes: KONTRAST_CACHE, else the user's cache, else (for a user without a
+    home folder, as in some containers) a private folder in the temporary directory."""
     if place := os.environ.get("KONTRAST_CACHE"):
         return Path(place)
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -88,7 +96,7 @@ def cache_home() -> Path:
 
 
 def _temporary_home() -> Path:
-    """Made, or found, as this user's own: anybody may put a folder of any name there, and images into it."""
+    """A folder in the temporary directory that belongs to this user: another user could put images into theirs."""
     place = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
     try:
         place.mkdir(mode=0o700, exist_ok=True)
@@ -101,7 +109,7 @@ def _temporary_home() -> Path:
 
 
 def scan_folder(root: str, follow_links: bool = False) -> Listing:
-    """All images under a folder. Sub-folders are classes where every image lies in one and there are two or more."""
+    """List all images under a folder. Its sub-folders are classes if there are two or more that contain all images."""
     found: list[Item] = []
     bad: list[tuple[str, str]] = []
     notes: dict[str, int] = {}
@@ -113,8 +121,8 @@ def scan_folder(root: str, follow_links: bool = False) -> Listing:
     found.sort(key=lambda item: os.fsencode(item.name))
     if not found:
         raise DataError(
-            f"no images in {root}: {_absence(notes, bad)}"
-            f"looked for {' '.join(s[1:] for s in SUFFIXES)}, in any case and depth"
+            f"no images in {root}: {_describe_other_files(notes, bad)}"
+            f"allowed: {' '.join(s[1:] for s in SUFFIXES)}, in upper or lower case and at any depth"
         )
     heads = [item.name.split("/", 1)[0] if "/" in item.name else None for item in found]
     classes = sorted({h for h in heads if h is not None}, key=os.fsencode)
@@ -125,27 +133,28 @@ def scan_folder(root: str, follow_links: bool = False) -> Listing:
 
 
 def class_folders(root: str, follow_links: bool = False) -> list[str]:
-    """The sub-folders that hold an image, which are a labelled part's classes: an empty one is none."""
+    """The names of the sub-folders that contain an image: the classes of a labelled folder."""
     folders = [e for e in _images_and_folders(root, follow_links) if e.is_dir(follow_symlinks=follow_links)]
     return sorted((e.name for e in folders if first_image(e.path, follow_links)), key=os.fsencode)
 
 
 def first_image(root: str, follow_links: bool = False) -> str | None:
-    """The name of some image under a folder, if there is any."""
+    """The name of an image under a folder, or None."""
     names = (item.name for item in _walk(root, follow_links, [], {}))
     return next((name for name in names if name.lower().endswith(SUFFIXES)), None)
 
 
-def _absence(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:
-    words = [f"{count} {what}" for what, count in notes.items()]
+def _describe_other_files(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:
+    """What a folder without images does contain."""
+    parts = [f"{count} {what}" for what, count in notes.items()]
     if bad:
-        words.append(f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})")
+        parts.append(f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})")
     hint = f", which {LINKS}" if notes.get("links not followed") else ""
-    return f"only {', '.join(words)}{hint}; " if words else ""
+    return f"only {', '.join(parts)}{hint}; " if parts else ""
 
 
 def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict[str, int]) -> Iterator[Item]:
-    """Every regular file under root, hidden names left out; a link loop ends at the second sight of a folder."""
+    """Every regular file under root that is not hidden; a folder that links lead to twice is visited once."""
     status = os.stat(root)
     seen = {(status.st_dev, status.st_ino)}
     stack = [("", root)]
@@ -179,8 +188,7 @@ def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict
 
 
 def entries(folder: str) -> list[os.DirEntry[str]]:
-    """What lies in a folder. One that can't be looked into is an error, never a bad image: nobody knows how many it
-    holds."""
+    """The entries of a folder. A folder that can't be listed is an error, not a bad image: it may hold any number."""
     try:
         with os.scandir(folder) as found:
             return list(found)
@@ -190,25 +198,25 @@ def entries(folder: str) -> list[os.DirEntry[str]]:
 
 def unreadable(folder: str, error: OSError) -> DataError:
     return DataError(
-        f"can't look into the folder {printable(folder)}: {error.strerror} ({error.errno}); "
-        "make it readable, or move it out of the images"
+        f"can't list the folder {printable(folder)}: {error.strerror} ({error.errno}); "
+        "make it readable, or move it elsewhere"
     )
 
 
 def _images_and_folders(folder: str, follow_links: bool) -> list[os.DirEntry[str]]:
-    """The entries that may matter: none that are hidden, and none of a run's."""
+    """The entries of a folder without hidden ones; none if it is a run folder."""
     listed = [e for e in entries(folder) if not e.name.startswith(".") and e.name != "__MACOSX"]
-    if {"recipe.toml", "run.json"} <= {e.name for e in listed}:  # a run folder: its pictures are no data
+    if {"recipe.toml", "run.json"} <= {e.name for e in listed}:  # the pictures of a run folder are not data
         return []
-    if follow_links:  # which of two links to one file is kept must not depend on the disk's order
+    if follow_links:  # the order decides which of two links to one file is kept
         listed.sort(key=lambda entry: os.fsencode(entry.name))
     return listed
 
 
 def held_out(names: list[str], labels: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
-    """bool [N]: which images are held out, the `share` of each class whose names hash lowest.
+    """bool [N]: which images are held out for testing: the `share` of each class with the lowest hashes of names.
 
-    A file that is added or removed moves no other but at the boundary. A class of one image stays in training.
+    Adding or removing a file moves at most one other file per class. A class of one image stays in training.
     """
     keys = np.array(
         [

@@ -1,6 +1,6 @@
-"""Named sets from their official files: nothing is downloaded, nothing is unpickled, nothing is extracted.
+"""Named data sets, read from their official files: nothing is downloaded, unpickled or extracted.
 
-A set is looked for under the data root (argument, KONTRAST_DATA, else ./data), packed or unpacked.
+The files are looked for under the data root (an argument, KONTRAST_DATA, else ./data), in their archive or unpacked.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kontrast.data.digits import digits
 from kontrast.data.image_set import ImageSet
 from kontrast.data.listing import Listing, scan_folder
 from kontrast.errors import DataError, UsageError
-from kontrast.registry import nearest
+from kontrast.registry import Registry, nearest
 
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 STL10 = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
@@ -37,23 +38,24 @@ IMAGENET100 = _HUNDRED.split()
 
 
 def data_root(root: str | Path | None = None) -> Path:
+    """The folder that named sets are looked for in."""
     return Path(root or os.environ.get("KONTRAST_DATA") or "data")
 
 
 def _missing(name: str, root: Path, files: str, url: str) -> DataError:
     return DataError(
         f"{name} is not under {root}: fetch {files} from {url} and put it there, "
-        "or name its place with root or KONTRAST_DATA"
+        "or name the folder with data.root or KONTRAST_DATA"
     )
 
 
-def _allowed(name: str, split: str, splits: tuple[str, ...]) -> None:
+def _check_split(name: str, split: str, splits: tuple[str, ...]) -> None:
     if split not in splits:
         raise UsageError(f"{name} has no split {split!r}: {nearest(split, splits)}")
 
 
 def member_bytes(root: Path, archives: tuple[str, ...], folders: tuple[str, ...], file: str) -> bytes | None:
-    """The content of one file, unpacked under root or inside an archive; None where it is in neither."""
+    """The content of one file, found under root or inside an archive; None if it is in neither."""
     for folder in folders:
         for place in (root / folder / file, root / file):
             if place.is_file():
@@ -75,19 +77,21 @@ def member_bytes(root: Path, archives: tuple[str, ...], folders: tuple[str, ...]
 
 def _records(content: bytes, width: int, what: str) -> np.ndarray:
     if not content or len(content) % width:
-        raise DataError(f"{what} is damaged: {len(content)} bytes are no multiple of {width}; fetch it again")
+        raise DataError(f"{what} is damaged: {len(content)} bytes are not a multiple of {width}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
 
 
 def _check_counts(images: np.ndarray, labels: np.ndarray, image_file: str, label_file: str) -> None:
     if len(images) != len(labels):
         raise DataError(
-            f"{label_file} holds {len(labels)} labels, {image_file} {len(images)} images: one is damaged or of another "
-            "set; fetch both again"
+            f"{label_file} has {len(labels)} labels but {image_file} has {len(images)} images: one is damaged or of "
+            "another set; fetch both again"
         )
 
 
-def _made(name: str, split: str, images: np.ndarray, labels: np.ndarray | None, classes: list[str] | None) -> ImageSet:
+def _image_set(
+    name: str, split: str, images: np.ndarray, labels: np.ndarray | None, classes: list[str] | None
+) -> ImageSet:
     return ImageSet(
         images=torch.from_numpy(np.require(images, requirements=["C", "W"])),
         names=[f"{split}/{i:06d}" for i in range(len(images))],
@@ -100,7 +104,7 @@ def _made(name: str, split: str, images: np.ndarray, labels: np.ndarray | None, 
 
 
 def _cifar(name: str, split: str, root: Path, files: list[str], head: int, classes: list[str]) -> ImageSet:
-    _allowed(name, split, ("train", "test"))
+    _check_split(name, split, ("train", "test"))
     number = name.removeprefix("cifar")
     archive = f"cifar-{number}-binary.tar.gz"
     folder = "cifar-10-batches-bin" if number == "10" else "cifar-100-binary"
@@ -111,18 +115,18 @@ def _cifar(name: str, split: str, root: Path, files: list[str], head: int, class
             raise _missing(name, root, f"{archive} (the binary version)", f"https://www.cs.toronto.edu/~kriz/{archive}")
         parts.append(_records(content, head + 3072, file))
     records = np.concatenate(parts)
-    labels = records[:, head - 1]  # CIFAR-100: the coarse label stands before the fine one
-    return _made(name, split, records[:, head:].reshape(-1, 3, 32, 32), labels, classes)
+    labels = records[:, head - 1]  # CIFAR-100 has the coarse label before the fine one
+    return _image_set(name, split, records[:, head:].reshape(-1, 3, 32, 32), labels, classes)
 
 
 def cifar10(split: str = "train", root: str | Path | None = None) -> ImageSet:
-    """50,000 and 10,000 images of 32x32 in ten classes, from the binary version."""
+    """CIFAR-10 in its binary version: 50,000 train and 10,000 test images of 32x32 in ten classes."""
     files = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
     return _cifar("cifar10", split, data_root(root), files, 1, CIFAR10)
 
 
 def cifar100(split: str = "train", root: str | Path | None = None) -> ImageSet:
-    """As CIFAR-10 with a hundred fine classes."""
+    """CIFAR-100 in its binary version, with its hundred fine classes."""
     place = data_root(root)
     words = member_bytes(place, ("cifar-100-binary.tar.gz",), ("cifar-100-binary", "cifar100"), "fine_label_names.txt")
     classes = words.decode().split() if words else [str(i) for i in range(100)]
@@ -130,12 +134,12 @@ def cifar100(split: str = "train", root: str | Path | None = None) -> ImageSet:
 
 
 def stl10(split: str = "train", root: str | Path | None = None) -> ImageSet:
-    """96x96: 5,000 train, 8,000 test, 100,000 unlabelled images; `train+unlabelled` is both, with no labels."""
-    _allowed("stl10", split, ("train", "test", "unlabelled", "train+unlabelled"))
+    """STL-10: 5,000 train, 8,000 test and 100,000 unlabelled images of 96x96; `train+unlabelled` has no labels."""
+    _check_split("stl10", split, ("train", "test", "unlabelled", "train+unlabelled"))
     place = data_root(root)
     if split == "train+unlabelled":
         both = [stl10(part, root).images for part in ("train", "unlabelled")]
-        return _made("stl10", split, torch.cat(both).numpy(), None, None)
+        return _image_set("stl10", split, torch.cat(both).numpy(), None, None)
 
     def read(file: str) -> bytes:
         content = member_bytes(place, ("stl10_binary.tar.gz",), ("stl10_binary", "stl10"), file)
@@ -145,17 +149,17 @@ def stl10(split: str = "train", root: str | Path | None = None) -> ImageSet:
         return content
 
     stem = "unlabeled" if split == "unlabelled" else split
-    # The files hold columns first: height and width change places.
+    # The files are in column-major order, so height and width are swapped.
     images = _records(read(f"{stem}_X.bin"), 3 * 96 * 96, f"{stem}_X.bin").reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)
     if split == "unlabelled":
-        return _made("stl10", split, images, None, STL10)
+        return _image_set("stl10", split, images, None, STL10)
     labels = np.frombuffer(read(f"{stem}_y.bin"), dtype=np.uint8).astype(np.int64) - 1
     _check_counts(images, labels, f"{stem}_X.bin", f"{stem}_y.bin")
-    return _made("stl10", split, images, labels, STL10)
+    return _image_set("stl10", split, images, labels, STL10)
 
 
 def _idx(root: Path, folders: tuple[str, ...], file: str, rank: int) -> np.ndarray | None:
-    """An array of so many dimensions from an IDX file, gzipped or not."""
+    """An array with `rank` dimensions from an IDX file, compressed or not; None if there is no such file."""
     for folder in (*folders, "."):
         for path in (root / folder / file, root / folder / f"{file}.gz"):
             if not path.is_file():
@@ -163,7 +167,7 @@ def _idx(root: Path, folders: tuple[str, ...], file: str, rank: int) -> np.ndarr
             try:
                 content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
                 if content[3] != rank:
-                    raise ValueError(f"dimensions: {content[3]} where {rank} belong")
+                    raise ValueError(f"{content[3]} dimensions instead of {rank}")
                 shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4).astype(int)
                 return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
             except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
@@ -172,32 +176,32 @@ def _idx(root: Path, folders: tuple[str, ...], file: str, rank: int) -> np.ndarr
 
 
 def _mnist(name: str, split: str, root: Path, folders: tuple[str, ...], url: str, classes: list[str]) -> ImageSet:
-    _allowed(name, split, ("train", "test"))
+    _check_split(name, split, ("train", "test"))
     stem = "train" if split == "train" else "t10k"
     image_file, label_file = f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"
     images, labels = _idx(root, folders, image_file, 3), _idx(root, folders, label_file, 1)
     if images is None or labels is None:
         raise _missing(name, root, f"{image_file}.gz and {label_file}.gz", url)
     _check_counts(images, labels, image_file, label_file)
-    return _made(name, split, images[:, None], labels, classes)
+    return _image_set(name, split, images[:, None], labels, classes)
 
 
 def mnist(split: str = "train", root: str | Path | None = None) -> ImageSet:
-    """60,000 and 10,000 digits, one channel of 28x28."""
+    """MNIST: 60,000 train and 10,000 test digits, one channel of 28x28."""
     url = "https://ossci-datasets.s3.amazonaws.com/mnist/"
     return _mnist("mnist", split, data_root(root), ("mnist", "MNIST/raw"), url, [str(d) for d in range(10)])
 
 
 def fashion_mnist(split: str = "train", root: str | Path | None = None) -> ImageSet:
-    """As MNIST, of clothes."""
+    """Fashion-MNIST: 60,000 train and 10,000 test images of clothes, one channel of 28x28."""
     url = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
     return _mnist("fashion-mnist", split, data_root(root), ("fashion-mnist", "FashionMNIST/raw"), url, FASHION)
 
 
 def imagenet(split: str = "train", root: str | Path | None = None, keep: list[str] | None = None) -> Listing:
-    """ImageNet-1K as class folders: ROOT/imagenet/train/n01440764/*.JPEG and val/ alike; `keep` chooses classes."""
+    """ImageNet-1K in class folders, ROOT/imagenet/train/n01440764/*.JPEG and val/...; `keep` chooses classes."""
     name = "imagenet100" if keep else "imagenet"
-    _allowed(name, split, ("train", "test", "val"))
+    _check_split(name, split, ("train", "test", "val"))
     place = data_root(root)
     part = "train" if split == "train" else "val"
     for folder in (place / name / part, place / "imagenet" / part, place / "ILSVRC2012" / part, place / part):
@@ -209,15 +213,15 @@ def imagenet(split: str = "train", root: str | Path | None = None, keep: list[st
         raise _missing(
             name,
             place / "imagenet" / part,
-            "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, unpacked into one folder a class,",
+            "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, unpacked into one folder per class,",
             url,
         )
     if not keep:
         return found
     classes = found.classes or []
-    absent = [c for c in keep if c not in classes]
-    if absent:
-        raise DataError(f"{len(absent)} of the 100 classes are not in {folder}, the first {absent[0]}")
+    missing = [c for c in keep if c not in classes]
+    if missing:
+        raise DataError(f"{len(missing)} of the 100 classes are not in {folder}, the first {missing[0]}")
     number = {classes.index(c): i for i, c in enumerate(keep)}
     assert found.labels is not None
     taken = found.take(np.flatnonzero(np.isin(found.labels, list(number))))
@@ -226,5 +230,26 @@ def imagenet(split: str = "train", root: str | Path | None = None, keep: list[st
 
 
 def imagenet100(split: str = "train", root: str | Path | None = None) -> Listing:
-    """The 100 classes of CMC, CACR and JCL, labels in the list's order."""
+    """ImageNet-100: the 100 classes that the papers CMC, CACR and JCL use."""
     return imagenet(split, root, keep=IMAGENET100)
+
+
+def _embedded_digits(split: str = "train", root: str | Path | None = None) -> ImageSet:
+    """The embedded digits, which need no files."""
+    _check_split("digits", split, ("train", "test"))
+    return digits(split)
+
+
+SOURCES = Registry("data set")
+"""Functions (split, root) -> ImageSet or Listing, by name."""
+for _name, _source in {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "stl10": stl10,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "imagenet": imagenet,
+    "imagenet100": imagenet100,
+    "digits": _embedded_digits,
+}.items():
+    SOURCES.register(_name)(_source)

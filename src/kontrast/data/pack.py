@@ -4,34 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kontrast.data.decode import MAX_PIXELS, Limits, checked_range
-from kontrast.data.sources import Options, _origin, _packed, _place, find
-from kontrast.data.store import read_bad, refuse_place
-from kontrast.data.store_writer import ProgressCallback
-from kontrast.errors import UsageError
-from kontrast.registry import nearest
+from kontrast.data.paths import describe_source
+from kontrast.data.source_files import Options, ProgressCallback, find_images, names_folder, origin_of
+from kontrast.data.store import check_destination, read_bad
+from kontrast.data.store_writer import pack_split
 
 
-def pack(spec: str | Path | None, out: str | Path, *, size: int | None = None, progress: ProgressCallback | None = None,
-         workers: int | None = None, **options: Any) -> list[Path]:  # fmt: skip
-    """Decode a source once into the packed store OUT, a folder for each of its splits; goes on where it was cut."""
-    spec = "digits" if spec is None else os.fspath(spec)
-    refuse_place(spec, Path(out))
-    limits = Limits(size, options.pop("max_pixels", MAX_PIXELS), checked_range(options.pop("float_range", None)))
-    known = {f.name for f in dataclasses.fields(Options)} - {"limits", "progress", "workers", "beside", "say"}
-    for key in options:
-        if key not in known:
-            raise UsageError(f"pack has no option {key!r}: {nearest(key, known)}")
-    chosen = Options(**options, progress=progress, workers=workers, limits=limits)
-    made, split = [], "train"
-    while True:
-        found, has_test = find(spec, split, chosen)
-        facts = {"name": spec, "split": split, "has_test": has_test}
-        origin = {**_origin(spec, chosen), "place": _place(spec, split, found)}
-        made.append(_packed(found, Path(out) / split, facts, origin, chosen))
-        if not has_test or split == "test":
-            return made
-        split, chosen = "test", dataclasses.replace(chosen, beside=read_bad(made[0]))
+def pack(
+    data: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    *,
+    size: int | None = None,
+    root: str | Path | None = None,
+    test_share: float = 0.2,
+    max_bad: float = 0.05,
+    follow_links: bool = False,
+    float_range: Sequence[float] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    workers: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> list[Path]:
+    """Decode a data source once into a packed store, from which any run starts at once.
+
+    An interrupted packing continues where it stopped; a complete store of the same images is left as it is.
+
+    Args:
+        data: a named set, a folder or shards, as for `open_data`; None for the embedded digits.
+        out: the store's folder, which gets a sub-folder for each split. It must not lie inside a folder of images.
+        size: larger images are reduced until their shorter side has this many pixels; default: not reduced.
+        root: where named sets are looked for; default KONTRAST_DATA, then ./data.
+        test_share: share of each class that becomes the test split, if a labelled source has none of its own.
+        max_bad: share of images that may be unreadable, from 0 to 1.
+        follow_links: whether symbolic links are followed.
+        float_range: (low, high), the values that become 0 and 255, for images of floats or 32-bit integers.
+        max_pixels: images with more pixels count as bad.
+        workers: decoding processes; default: one per core.
+        progress: called with the number of decoded images and of all images.
+
+    Returns:
+        The folders of the splits: train, and test if there is one.
+
+    Example:
+        >>> import tempfile
+        >>> [split.name for split in pack("digits", tempfile.mkdtemp() + "/digits")]
+        ['train', 'test']
+    """
+    source, out = describe_source(data), Path(out)
+    check_destination(source.spec, out)
+    limits = Limits(size, max_pixels, checked_range(float_range))
+    options = Options(
+        root=root, test_share=test_share, max_bad=max_bad, follow_links=follow_links, progress=progress,
+        workers=workers, limits=limits,
+    )  # fmt: skip
+    folders: list[Path] = []
+    for split in ("train", "test"):
+        found, has_test = find_images(source, split, options)
+        facts = {"name": source.spec, "split": split, "has_test": has_test}
+        origin = {**origin_of(source, options), "place": names_folder(source, split, found)}
+        folders.append(pack_split(found, out / split, facts, origin, options))
+        if not has_test:
+            break
+        options = dataclasses.replace(options, other_bad=read_bad(folders[0]))
+    return folders

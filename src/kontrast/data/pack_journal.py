@@ -1,7 +1,7 @@
-"""The diary of a packing: pixels are appended chunk by chunk to one file, and after each chunk a line says how far it
-reaches and what its SHA-256 is.
+"""The journal of a packing, by which an interrupted one continues.
 
-A second run reads the lines, checks the pixels, drops what follows the last whole chunk, and goes on.
+Pixels are appended to one file, chunk by chunk; after each chunk the journal gets a line with its length and SHA-256. A
+second process reads the journal, verifies the pixels, drops what follows the last complete chunk, and continues.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from typing import Any, BinaryIO
 
 from kontrast.data.decode_workers import Chunk
 from kontrast.data.listing import Listing
+from kontrast.files import read_json_lines
 
 
 class Journal:
-    """The pixels so far and what is known of them; opening it goes on with a cut packing of the same files."""
+    """The chunks that have been packed so far. Opening it continues an interrupted packing of the same files.
+
+    Args:
+        work: the folder that is being written.
+        key: identifies the files and options; a journal with another key is discarded.
+    """
 
     def __init__(self, work: Path, key: str):
         self.work, self.key = work, key
@@ -32,19 +38,19 @@ class Journal:
         work.mkdir(exist_ok=True)
 
     def _read(self) -> list[dict[str, Any]]:
-        """The lines whose pixels are there, whole and unchanged, up to the first that are not."""
+        """The lines up to the first whose pixels are incomplete or changed."""
         good: list[dict[str, Any]] = []
         try:
-            text = (self.work / "journal.jsonl").read_text().splitlines()
-            if not text or json.loads(text[0]) != {"key": self.key}:
+            lines = read_json_lines(self.work / "journal.jsonl")
+            if lines[:1] != [{"key": self.key}]:
                 return []
             with open(self.work / "images.u8", "rb") as file:
-                for line in map(json.loads, text[1:]):
+                for line in lines[1:]:
                     if hashlib.sha256(file.read(line["bytes"])).hexdigest() != line["sha256"]:
                         break
                     good.append(line)
-        except (OSError, ValueError, KeyError):
-            pass  # a line that was cut: the chunks before it count
+        except (OSError, KeyError):
+            pass
         return good
 
     def __enter__(self) -> Journal:
@@ -61,6 +67,7 @@ class Journal:
         return self
 
     def append(self, chunk: Chunk) -> None:
+        """Write the pixels of a chunk, then its line."""
         self.pixels.write(chunk.pixels)
         self.pixels.flush()
         line = {
@@ -81,12 +88,13 @@ class Journal:
             file.close()
 
     def bad(self, listing: Listing, chunk: int) -> list[tuple[str, str]]:
-        found = [
+        """Names and reasons of all bad images so far; `chunk` is the number of images per chunk."""
+        decoded = [
             (listing.items[n * chunk + position].name, reason)
             for n, line in enumerate(self.lines)
             for position, reason in line["bad"]
         ]
-        return listing.bad + found
+        return listing.bad + decoded
 
     def notes(self, listing: Listing) -> dict[str, int]:
         counts = dict(listing.notes)
@@ -96,7 +104,9 @@ class Journal:
         return counts
 
     def kept(self, chunk: int) -> list[int]:
+        """Positions of the images that were decoded."""
         return [n * chunk + position for n, line in enumerate(self.lines) for position in line["kept"]]
 
     def chunks(self) -> list[tuple[int, str]]:
+        """Length and SHA-256 of each chunk of pixels."""
         return [(line["bytes"], line["sha256"]) for line in self.lines]

@@ -1,7 +1,8 @@
-"""Tar shards in WebDataset's layout: members of one sample share a key, `000042.jpg` and `000042.cls`.
+"""List the images of tar shards in WebDataset's layout, in which the members of a sample share a key: `000042.jpg` and
+`000042.cls`.
 
 A shard is indexed once, in the cache, and read by offset. Nothing is extracted or unpickled, no member's name becomes a
-path, and a spec is a file, a folder of tars or a brace pattern, never a command.
+path, and shards are files, never commands or addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import numpy as np
 
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.listing import Item, Listing, cache_home, entries, first_image
-from kontrast.errors import DataError, UsageError, printable
+from kontrast.errors import DataError, EnvironmentFault, UsageError, printable
+from kontrast.files import write_atomic
 
 LABEL_SUFFIXES = (".cls", ".txt")
 IGNORED_SUFFIXES = (".json",)
@@ -34,8 +36,8 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass
-class _Found:
-    """What a shard holds: (name, offset, length) of its images, labels by key, and what was passed over."""
+class ShardIndex:
+    """The content of a shard: (name, offset, length) of its images, labels by key, bad members and what was skipped."""
 
     items: list[tuple[str, int, int]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
@@ -47,22 +49,22 @@ class _Found:
 
 
 def is_shards(spec: str) -> bool:
-    """Whether a spec means tars. A folder with tars and pictures may mean either (a set beside the archive it came in),
-    and which is not for us to guess."""
+    """Whether a source is tar files. A folder with tar files and images is refused: it may be a set of images beside
+    the archive that they came in."""
     path = Path(spec)
     if path.is_dir():
         tar = next((entry.name for entry in entries(spec) if entry.name.endswith(".tar")), None)
         if tar is not None and (picture := first_image(spec)) is not None:
             raise DataError(
-                f"{spec} holds shards ({printable(tar)}) and images ({printable(picture)}) alike: name the shards "
+                f"{spec} contains both shards ({printable(tar)}) and images ({printable(picture)}): name the shards "
                 f"themselves ({spec}/NAME-{{000..099}}.tar), or move the .tar files elsewhere"
             )
         return tar is not None
-    return spec.endswith(".tar") or bool(_BRACES.search(spec))
+    return spec.endswith(".tar") or spec.startswith("pipe:") or bool(_BRACES.search(spec))
 
 
 def expand(spec: str) -> list[str]:
-    """The shards of a spec, in order: a tar, a folder of tars, or `train-{0000..0099}.tar`."""
+    """The paths of the shards that a tar file, a folder of tar files or `train-{0000..0099}.tar` means, in order."""
     if spec.startswith("pipe:") or "://" in spec:
         raise UsageError(f"{spec!r}: shards are files; commands and addresses are not run or fetched")
     if os.path.isdir(spec):
@@ -71,7 +73,9 @@ def expand(spec: str) -> list[str]:
     for low, high in _BRACES.findall(spec):
         total *= max(0, int(high) - int(low) + 1)
         if not 0 < total <= MAX_SHARDS:
-            raise UsageError(f"{{{low}..{high}}} in {spec!r}: give a rising range of at most {MAX_SHARDS:,} shards")
+            raise UsageError(
+                f"{{{low}..{high}}} in {spec!r}: give an increasing range of at most {MAX_SHARDS:,} shards"
+            )
     paths = [spec]
     while match := _BRACES.search(paths[0]):
         low, high = match.groups()
@@ -81,35 +85,33 @@ def expand(spec: str) -> list[str]:
 
 
 def scan_shards(spec: str) -> Listing:
-    """All images of all shards with their labels, before any pixel is read."""
+    """List all images of all shards with their labels."""
     shards = expand(spec)
-    absent = [shard for shard in shards if not os.path.isfile(shard)]
-    if absent or not shards:
-        raise DataError(
-            f"{len(absent)} of {len(shards)} shards of {spec} are missing, the first {absent[0] if absent else spec}"
-        )
-    with ThreadPoolExecutor(SCANNERS) as pool:  # they wait for storage, not for each other
-        indexed = list(pool.map(_indexed, shards))
+    missing = [shard for shard in shards if not os.path.isfile(shard)]
+    if missing:
+        raise DataError(f"{len(missing)} of {len(shards)} shards of {spec} are missing, the first {missing[0]}")
+    with ThreadPoolExecutor(SCANNERS) as pool:  # they mostly wait for storage
+        indexed = list(pool.map(_load_index, shards))
     items: list[Item] = []
     labels: list[str | None] = []
     bad: list[tuple[str, str]] = []
     notes: dict[str, int] = {}
-    for shard, called, (status, found) in zip(shards, _called(shards), indexed, strict=True):
-        own = len(os.path.basename(shard))
+    for shard, prefix, (status, found) in zip(shards, _name_prefixes(shards), indexed, strict=True):
+        stem = len(os.path.basename(shard))
         for name, offset, length in found.items:
-            items.append(Item(called + name[own:], shard, offset, length, status.st_size, status.st_mtime_ns))
+            items.append(Item(prefix + name[stem:], shard, offset, length, status.st_size, status.st_mtime_ns))
             labels.append(found.labels.get(_key(name)))
-        bad += [(called + name[own:], reason) for name, reason in found.bad]
+        bad += [(prefix + name[stem:], reason) for name, reason in found.bad]
         for what, count in found.notes.items():
             notes[what] = notes.get(what, 0) + count
     if not items:
         raise DataError(f"no images in the {len(shards)} shards of {spec}: {notes or bad or 'they are empty'}")
-    return Listing(spec, items, *_labelled(labels), bad, notes)
+    return Listing(spec, items, *_number_labels(labels), bad, notes)
 
 
-def _called(shards: list[str]) -> list[str]:
-    """What the names of each shard's members begin with: its own name, or, where two shards share one (a/0.tar and
-    b/0.tar), its path from the folder that holds them all."""
+def _name_prefixes(shards: list[str]) -> list[str]:
+    """The beginning of the image names of each shard: its file name or, if two shards share one (a/0.tar and b/0.tar),
+    its path relative to their common folder."""
     names = [os.path.basename(shard) for shard in shards]
     if len(set(names)) == len(names):
         return names
@@ -118,36 +120,34 @@ def _called(shards: list[str]) -> list[str]:
     return [os.path.relpath(place, top).replace(os.sep, "/") for place in places]
 
 
-def _indexed(shard: str) -> tuple[os.stat_result, _Found]:
-    """The index of one shard: from the cache where the shard is as it was then, else made and kept there."""
+def _load_index(shard: str) -> tuple[os.stat_result, ShardIndex]:
+    """The index of a shard, from the cache if the shard has not changed since; else it is made and cached."""
     status = os.stat(shard)
     digest = hashlib.sha256(os.path.abspath(shard).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     place = cache_home() / "indexes" / f"{digest}.json.gz"
     stamp = [VERSION, status.st_size, status.st_mtime_ns]
     try:
         with gzip.open(place, "rb") as file:
-            kept = json.load(file)
-        if kept["stamp"] == stamp:
-            bad = [(name, reason) for name, reason in kept["bad"]]
-            return status, _Found([(n, o, c) for n, o, c in kept["items"]], kept["labels"], bad, kept["notes"])
+            cached = json.load(file)
+        if cached["stamp"] == stamp:
+            items, bad = ([tuple(entry) for entry in cached[key]] for key in ("items", "bad"))
+            return status, ShardIndex(items, cached["labels"], bad, cached["notes"])
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
-        pass  # none yet, or a damaged one
+        pass  # there is none yet, or it is damaged
     found = _index(shard)
-    with contextlib.suppress(OSError):  # the index is a convenience: a cache that can't be written costs time alone
+    with contextlib.suppress(OSError, EnvironmentFault):  # without a cache, shards are only indexed every time
         place.parent.mkdir(parents=True, exist_ok=True)
-        made = place.with_name(f"{place.name}.{os.getpid()}")
-        made.write_bytes(gzip.compress(json.dumps({"stamp": stamp, **asdict(found)}).encode(), 1))
-        os.replace(made, place)
+        write_atomic(place, gzip.compress(json.dumps({"stamp": stamp, **asdict(found)}).encode(), 1))
     return status, found
 
 
-def _index(shard: str) -> _Found:
-    """The members of one shard. A cut archive gives what lies before the cut, and one bad entry."""
-    found, stem, whole = _Found(), os.path.basename(shard), os.path.getsize(shard)
+def _index(shard: str) -> ShardIndex:
+    """Index the members of a shard. An archive that is cut short gives what comes before the cut, and one bad entry."""
+    found, stem, whole = ShardIndex(), os.path.basename(shard), os.path.getsize(shard)
     try:
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # it would keep every header it has seen
+                tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps every header in memory
                 suffix = os.path.splitext(member.name)[1].lower()
                 if not member.isreg() or member.issparse():
                     found.count("members that are no plain files")
@@ -163,7 +163,7 @@ def _index(shard: str) -> _Found:
                         found.labels[key] = content.read().decode("utf-8", "replace").strip()
                 elif suffix not in IGNORED_SUFFIXES:
                     found.count("members of other kinds")
-            # tarfile takes a cut or damaged header for the end: the end is a block of zeros.
+            # tarfile takes a damaged header for the end of the archive; the real end is a block of zeros.
             if not _is_end(shard, tar.offset):
                 found.bad.append((stem, "the archive is cut or damaged: it has no end"))
     except (tarfile.TarError, OSError, EOFError) as error:
@@ -178,13 +178,13 @@ def _is_end(shard: str, offset: int) -> bool:
 
 
 def _key(name: str) -> str:
-    """WebDataset's key: up to the first dot of the last part of the name."""
+    """WebDataset's key: the name up to the first dot after the last slash."""
     folder, _, last = name.rpartition("/")
     return f"{folder}/{last.split('.', 1)[0]}" if folder else last.split(".", 1)[0]
 
 
-def _labelled(given: list[str | None]) -> tuple[np.ndarray | None, list[str] | None]:
-    """Labels where every image has one, whole numbers as they are, words in alphabetical order."""
+def _number_labels(given: list[str | None]) -> tuple[np.ndarray | None, list[str] | None]:
+    """Labels and class names, if every image has a label: numbers stay, words are numbered alphabetically."""
     if any(label is None for label in given) or len(set(given)) < 2:
         return None, None
     words = [str(label) for label in given]

@@ -1,13 +1,15 @@
-"""A packed store: decoded images of one split as memory-mapped bytes, with a manifest that tells when it is damaged.
+"""Read packed stores: the decoded images of one split as memory-mapped bytes, with a manifest of checksums.
 
-    OUT/train/images.u8     uint8, the images end to end, each [3,h,w]
-              sizes.i64     int64 [N,2], height and width          labels.i64   int64 [N], where there are labels
-              stamps.i64    int64 [N], a hash of each file's place, size and date, where there were files
-              names.json    N names                                bad.jsonl    a line for each skipped file
-              factors.safetensors   what a made set was drawn with, where there is any
-              store.json    the manifest: counts, classes, where it came from, SHA-256 of everything
+    OUT/train/images.u8     uint8, the images end to end, each [C,h,w]
+              sizes.i64     int64 [N,2], height and width
+              labels.i64    int64 [N], if there are labels
+              stamps.i64    int64 [N], a hash of each file's position, size and date, if the images came from files
+              names.json    N names
+              bad.jsonl     one line per skipped file
+              factors.safetensors   how synthetic images were made, if they were
+              store.json    the manifest: counts, classes, source, SHA-256 of everything
 
-The folder appears under its name only when it is whole: it is written beside it and renamed. Legend: N images.
+`store_writer` writes them. Legend: N images.
 """
 
 from __future__ import annotations
@@ -22,42 +24,45 @@ from typing import Any
 import numpy as np
 import torch
 
-from kontrast.data.image_set import ImageSet, Ragged
+from kontrast.data.image_set import ImageSet, RaggedImages
 from kontrast.errors import DataError, UsageError
+from kontrast.files import read_json_lines
 
 VERSION = 1
 MANIFEST = "store.json"
 FULL_CHECK = 1 << 30
-"""A store up to this many bytes is checked wholly when it is opened; of a larger one, every file but the pixels, and a
-sample of those."""
+"""A store of up to this many bytes is verified completely when it is opened; of a larger one, only a sample of the
+pixels is."""
 SAMPLED_CHUNKS = 16
 
 
 class DamagedStore(DataError):
-    """A store whose bytes are not those of its manifest."""
+    """A store whose bytes do not match its manifest."""
 
 
 def is_store(path: Path) -> bool:
+    """Whether a folder is one split of a packed store."""
     return (path / MANIFEST).is_file()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
+    """Read and verify the manifest of a split."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         body = {k: v for k, v in manifest.items() if k != "self"}
         if manifest["self"] != digest_of(body) or manifest["version"] != VERSION:
             raise DamagedStore(f"{path / MANIFEST} is damaged or of another version: pack again")
         return manifest
+    except DamagedStore:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, DamagedStore):
-            raise
         raise DamagedStore(f"{path / MANIFEST} can't be read ({type(error).__name__}): pack again") from None
 
 
-def refuse_place(spec: str, out: Path) -> None:
-    """A store is not written among the images it is made of, nor over one of other images."""
+def check_destination(spec: str, out: Path) -> None:
+    """Refuse to write a store among the images it is made of, or over a store of other images."""
     if os.path.isdir(spec) and out.resolve().is_relative_to(Path(spec).resolve()):
-        raise UsageError(f"{out} lies in {spec}, whose images it would join: give a place outside")
+        raise UsageError(f"{out} is inside {spec}, whose images it would become a part of: give a place outside")
     for place in filter(is_store, (out / "train", out / "test")):
         with contextlib.suppress(DamagedStore):
             if (name := read_manifest(place)["name"]) != spec:
@@ -69,7 +74,7 @@ def digest_of(body: dict[str, Any]) -> str:
 
 
 def verify(path: Path, manifest: dict[str, Any], full: bool | None = None) -> None:
-    """Raise `DamagedStore` where a file is missing, has another length or, as far as is checked, other bytes."""
+    """Raise `DamagedStore` if a file is missing or has another length or checksum; `full` checks all pixels."""
     for name, known in manifest["files"].items():
         file = path / name
         if not file.is_file() or file.stat().st_size != known["bytes"]:
@@ -91,25 +96,23 @@ def verify(path: Path, manifest: dict[str, Any], full: bool | None = None) -> No
 
 
 def open_store(path: Path, full: bool | None = None) -> ImageSet:
-    """The images of one packed split, memory-mapped."""
+    """Open one split of a packed store; its pixels are memory-mapped."""
     manifest = read_manifest(path)
     verify(path, manifest, full)
     sizes = torch.from_numpy(np.fromfile(path / "sizes.i64", dtype="<i8").reshape(-1, 2))
-    # Copy-on-write: torch warns of memory that is read-only, and nobody writes.
+    # Copy-on-write, although nobody writes: torch warns about read-only memory.
     flat = torch.from_numpy(np.memmap(path / "images.u8", dtype=np.uint8, mode="c"))
-    labels = None
-    if "labels.i64" in manifest["files"]:
-        labels = torch.from_numpy(np.fromfile(path / "labels.i64", dtype="<i8"))
-    stamps = None
-    if "stamps.i64" in manifest["files"]:
-        stamps = torch.from_numpy(np.fromfile(path / "stamps.i64", dtype="<i8"))
+    labels, stamps = (
+        torch.from_numpy(np.fromfile(path / name, dtype="<i8")) if name in manifest["files"] else None
+        for name in ("labels.i64", "stamps.i64")
+    )
     factors = {}
     if "factors.safetensors" in manifest["files"]:
         from safetensors.torch import load
 
         factors = load((path / "factors.safetensors").read_bytes())
     return ImageSet(
-        images=shape_up(flat, sizes, manifest["channels"]),
+        images=shape_images(flat, sizes, manifest["channels"]),
         names=json.loads((path / "names.json").read_text()),
         labels=labels,
         classes=manifest["classes"],
@@ -126,14 +129,13 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
 
 
 def read_bad(path: Path) -> list[tuple[str, str]]:
-    """What a packed split left out."""
-    lines = map(json.loads, (path / "bad.jsonl").read_text().splitlines())
-    return [(line["name"], line["reason"]) for line in lines]
+    """The names of the files that packing skipped, with the reasons."""
+    return [(line["name"], line["reason"]) for line in read_json_lines(path / "bad.jsonl")]
 
 
-def shape_up(flat: torch.Tensor, sizes: torch.Tensor, channels: int) -> torch.Tensor | Ragged:
-    """One tensor [N,C,H,W] where all sizes agree, else `Ragged`."""
+def shape_images(flat: torch.Tensor, sizes: torch.Tensor, channels: int) -> torch.Tensor | RaggedImages:
+    """Flat pixels as one tensor [N,C,H,W] if all images have the same size, else as `RaggedImages`."""
     height, width = sizes[0].tolist()
     if bool((sizes == sizes[0]).all()):
         return flat.view(len(sizes), channels, height, width)
-    return Ragged(flat, sizes, channels)
+    return RaggedImages(flat, sizes, channels)

@@ -1,7 +1,7 @@
-"""Decode once: a listing or an image set into a packed store, with all cores; a cut packing goes on where it ended.
+"""Write packed stores: a listing is decoded, once and with all cores, or decoded images are copied.
 
-A store is made in a folder beside its place. One that has the place already, of older images or damaged, keeps it until
-the new one is whole.
+A store is written in the folder OUT.part and renamed when it is complete; until then, a store that is already there
+stays. An interrupted packing continues where it stopped.
 """
 
 from __future__ import annotations
@@ -9,98 +9,56 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
-import re
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from kontrast.data.decode import PLAIN, Limits
+from kontrast.data.bad_images import check_listing, none_readable
 from kontrast.data.decode_workers import decode_all
+from kontrast.data.image_set import ImageSet
 from kontrast.data.listing import Listing
 from kontrast.data.pack_journal import Journal
+from kontrast.data.source_files import Options
 from kontrast.data.store import MANIFEST, VERSION, DamagedStore, digest_of, is_store, open_store, read_manifest
-from kontrast.errors import DataError, EnvironmentFault, printable
+from kontrast.errors import DataError, EnvironmentFault
+from kontrast.files import exchange_folder, replaced_folder, sync, take_lock
 
-ProgressCallback = Callable[[int, int], None]
-"""Called with images done and images in all."""
 CHUNK = 256
+Facts = dict[str, Any]
 
 
-def skipped(bad: list[tuple[str, str]], total: int, what: str = "images") -> str:
-    """How many were left out, and the first of them."""
-    shown = ", ".join(f"{printable(name)} ({reason})" for name, reason in bad[:3])
-    return f"skipped {len(bad)} of {total} {what}: {shown}{' ...' if len(bad) > 3 else ''}"
-
-
-def check_bad(bad: list[tuple[str, str]], total: int, max_bad: float, where: str) -> None:
-    """Stop where more than the share `max_bad` of all images is bad, with the list.
-
-    A mixed handful passes up to three times the share, as long as no one reason is behind more than the share: a few
-    unrelated strays in a small folder are no fault of the folder, many files that fail alike are.
-    """
-    share, handful = (int(times * max_bad * total + 1e-9) for times in (1, 3))  # 0.29 x 100 is 28.999...
-    if len(bad) <= share:
-        return
-    reason, alike = Counter(_kind(reason) for _, reason in bad).most_common(1)[0]
-    if len(bad) <= handful and alike <= share:
-        return
-    if len(bad) == total:
-        raise none_read(bad, where)
-    shown = "; ".join(f"{printable(name)} ({reason})" for name, reason in bad[:10])
-    more = f"; and {len(bad) - 10} more" if len(bad) > 10 else ""
-    enough = math.ceil(100 * len(bad) / total) / 100
-    raise DataError(
-        f"{len(bad)} of {total} images in {where} are bad, over the {max_bad:.0%} allowed ({share} images, "
-        f"or {handful} of mixed kinds; {alike} are '{reason}'): {shown}{more}. "
-        f"Repair or remove them, or allow as many with --max-bad {enough:g} (in a recipe: data.max_bad={enough:g})"
-    )
-
-
-def judge(listing: Listing, bad: list[tuple[str, str]], max_bad: float) -> None:
-    """Stop where too much is bad of all that lies in one place: chance may put what is bad into the smaller part."""
-    found = list(dict.fromkeys([*bad, *listing.beside]))
-    check_bad(found, listing.whole or len(listing.items) + len(listing.bad), max_bad, listing.root)
-
-
-def none_read(bad: list[tuple[str, str]], where: str) -> DataError:
-    """No share that is allowed would help."""
-    name, reason = bad[0]
-    return DataError(f"none of the {len(bad)} images in {where} could be read: {printable(name)} ({reason}), ...")
-
-
-def _kind(reason: str) -> str:
-    """A reason without what differs from file to file: numbers, and names in quotes or brackets."""
-    return re.sub(r"\d+", "N", re.sub(r"\(.*\)|<.*>|'.*'|b'.*", "", reason)).strip()
-
-
-def pack_listing(
-    listing: Listing,
-    out: Path,
-    facts: dict[str, Any],
-    origin: dict[str, Any],
-    limits: Limits = PLAIN,
-    max_bad: float = 0.05,
-    progress: ProgressCallback | None = None,
-    workers: int | None = None,
+def pack_split(
+    found: ImageSet | Listing, out: Path, facts: Facts, origin: Facts | None, options: Options | None = None
 ) -> Path:
-    """Pack what is listed into the folder `out`, or keep it where it is whole and made from the same files.
+    """Write the images of one split into the folder `out`, unless a complete store of the same images is there.
 
-    facts: its name, split and whether there is a test part; origin: by what it can be found and packed again.
+    Args:
+        found: the images, or a listing of them that is decoded.
+        out: the folder of the split; its parents are created.
+        facts: what the manifest records first: name, split and has_test.
+        origin: what the manifest records about the source, so that a damaged store can be packed again; or None.
+        options: limits of decoding, max_bad, workers and progress.
     """
-    key = digest_of({"version": VERSION, "files": listing.fingerprint, "limits": asdict(limits), "facts": facts})
+    options = options or Options()
+    if isinstance(found, ImageSet):
+        return _pack_images(found, out, facts, origin, options)
+    return _pack_listing(found, out, facts, origin, options)
+
+
+def _pack_listing(listing: Listing, out: Path, facts: Facts, origin: Facts | None, options: Options) -> Path:
+    limits = asdict(options.limits)
+    key = digest_of({"version": VERSION, "files": listing.fingerprint, "limits": limits, "facts": facts})
     with _locked(out), _disk_faults(out):
-        if _is_done(out, key):
+        if _is_complete(out, key):
             return out
-        work = out.with_name(out.name + ".part")
+        work = _work_folder(out)
         journal = Journal(work, key)
-        bad = _decode_into(journal, listing, limits, max_bad, progress, workers)
+        bad = _decode_into(journal, listing, options)
         kept = journal.kept(CHUNK)
         names = [listing.items[i].name for i in kept]
         labels = None if listing.labels is None else listing.labels[kept]
@@ -112,23 +70,23 @@ def pack_listing(
     return out
 
 
-def _decode_into(journal: Journal, listing: Listing, limits: Limits, max_bad: float, progress: ProgressCallback | None,
-                 workers: int | None) -> list[tuple[str, str]]:  # fmt: skip
-    """Decode what the journal has not yet, as long as not too much is bad; what is. A journal without an image, from
-    which nothing can go on, does not stay."""
+def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[tuple[str, str]]:
+    """Decode what the journal does not have yet and return the bad images. A journal without any image is removed."""
     total = len(listing.items)
     try:
         with journal:
-            for number, chunk in decode_all(listing.items, limits, CHUNK, workers, start=len(journal.lines)):
+            for number, chunk in decode_all(
+                listing.items, options.limits, CHUNK, options.workers, start=len(journal.lines)
+            ):
                 journal.append(chunk)
                 if chunk.bad:
-                    judge(listing, journal.bad(listing, CHUNK), max_bad)
-                if progress:
-                    progress(min((number + 1) * CHUNK, total), total)
+                    check_listing(listing, journal.bad(listing, CHUNK), options.max_bad)
+                if options.progress:
+                    options.progress(min((number + 1) * CHUNK, total), total)
         bad = journal.bad(listing, CHUNK)
-        judge(listing, bad, max_bad)
+        check_listing(listing, bad, options.max_bad)
         if not journal.kept(CHUNK):
-            raise none_read(bad, listing.root)
+            raise none_readable(bad, listing.root)
     except DataError:
         if not journal.kept(CHUNK):
             shutil.rmtree(journal.work, ignore_errors=True)
@@ -136,15 +94,47 @@ def _decode_into(journal: Journal, listing: Listing, limits: Limits, max_bad: fl
     return bad
 
 
-def _is_done(out: Path, key: str) -> bool:
-    """Whether a whole store of the same files and limits is there; another, or a damaged one, waits for `_exchange`."""
-    replaced = _replaced(out)
-    if is_store(replaced) and not out.exists():  # a kill between the two renames
-        os.rename(replaced, out)
+def _pack_images(images: ImageSet, out: Path, facts: Facts, origin: Facts | None, options: Options) -> Path:
+    from safetensors.torch import save
+
+    bound = options.limits.bound
+    if bound is not None and images.typical_side > bound:
+        raise DataError(f"{facts['name']} is {images.typical_side} px and is packed as it is: leave the size out")
+    facts = {**facts, "classes": images.classes, "notes": images.notes, "channels": images.channels}
+    key = digest_of({"version": VERSION, "files": images.fingerprint, "facts": facts})
+    with _locked(out), _disk_faults(out):
+        if _is_complete(out, key):
+            return out
+        work = _work_folder(out)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        chunks, sizes, total = [], [], len(images)
+        with open(work / "images.u8", "wb") as file:
+            for start in range(0, total, CHUNK):
+                one_chunk = [images.images[i] for i in range(start, min(start + CHUNK, total))]
+                content = b"".join(image.contiguous().numpy().tobytes() for image in one_chunk)
+                file.write(content)
+                chunks.append((len(content), hashlib.sha256(content).hexdigest()))
+                sizes += [image.shape[1:] for image in one_chunk]
+                if options.progress:
+                    options.progress(min(start + CHUNK, total), total)
+        labels = None if images.labels is None else images.labels.numpy()
+        factors = {name: values.contiguous() for name, values in images.factors.items()}
+        extra = {"factors.safetensors": save(factors)} if factors else {}
+        facts = {**facts, "key": key, "fingerprint": images.fingerprint, "origin": origin}
+        _finish(work, out, facts, chunks, np.array(sizes), list(images.names), labels, images.bad, extra)
+    return out
+
+
+def _is_complete(out: Path, key: str) -> bool:
+    """Whether there is a complete store of the same files and limits. A damaged or different store stays for now."""
+    old = replaced_folder(out)
+    if is_store(old) and not out.exists():  # a process was killed between the two renames of `exchange_folder`
+        os.rename(old, out)
     if not out.exists():
         return False
     if not is_store(out):
-        raise EnvironmentFault(f"{out} exists and is no packed store: give another place, or remove it")
+        raise EnvironmentFault(f"{out} exists and is not a packed store: give another place, or remove it")
     try:
         if read_manifest(out)["key"] == key:
             open_store(out)
@@ -154,30 +144,20 @@ def _is_done(out: Path, key: str) -> bool:
     return False
 
 
-def _exchange(work: Path, out: Path) -> None:
-    """Give a whole store its place; the one that had it before goes only now."""
-    replaced = _replaced(out)
-    shutil.rmtree(replaced, ignore_errors=True)
-    if out.exists():
-        os.rename(out, replaced)
-    os.rename(work, out)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _replaced(out: Path) -> Path:
-    return out.with_name(out.name + ".replaced")
+def _work_folder(out: Path) -> Path:
+    return out.with_name(out.name + ".part")
 
 
 def _finish(
-    work: Path, out: Path, facts: dict[str, Any], chunks: list, sizes: np.ndarray, names: list[str],
-    labels: np.ndarray | None, bad: list[tuple[str, str]], extra: dict[str, bytes] | None = None,
+    work: Path, out: Path, facts: Facts, chunks: list, sizes: np.ndarray, names: list[str],
+    labels: np.ndarray | None, bad: list[tuple[str, str]], extra: dict[str, bytes],
 ) -> None:  # fmt: skip
-    """Write everything but the pixels, the manifest last, and give the folder its name."""
+    """Write everything but the pixels, the manifest last, and rename the folder."""
     small = {
         "sizes.i64": sizes.astype("<i8").tobytes(),
         "names.json": json.dumps(names).encode(),
         "bad.jsonl": "".join(json.dumps({"name": n, "reason": r}) + "\n" for n, r in bad).encode(),
-        **(extra or {}),
+        **extra,
     }
     if labels is not None:
         small["labels.i64"] = labels.astype("<i8").tobytes()
@@ -189,48 +169,40 @@ def _finish(
     body = json.loads(json.dumps(body))
     _write(work / MANIFEST, json.dumps({**body, "self": digest_of(body)}).encode())
     (work / "journal.jsonl").unlink(missing_ok=True)
-    _exchange(work, out)
+    exchange_folder(work, out)
 
 
 def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(content)
+    sync(path)
 
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """One packer a place: a second waits, then finds the work done. Where nothing came to be, nothing stays."""
-    place, made = out.with_name(out.name + ".lock"), not out.parent.exists()
-    with _lock(out, place):
-        try:
-            yield
-        finally:
-            if not any(path.exists() for path in (out, out.with_name(out.name + ".part"), _replaced(out))):
-                with contextlib.suppress(OSError):  # others have come to the folder
-                    place.unlink()
-                    if made:
-                        out.parent.rmdir()
+    """One process packs into a folder at a time; a second waits and then finds the work done.
 
-
-def _lock(out: Path, place: Path) -> IO[str]:
-    """The lock's file, locked. One that was removed while we waited for it locks nothing, and another is made."""
-    import fcntl
-
-    while True:
-        try:
+    If nothing was written, the lock file and a parent folder that was created for it are removed again.
+    """
+    lock, created = out.with_name(out.name + ".lock"), not out.parent.exists()
+    try:
+        handle = None
+        while handle is None:
             out.parent.mkdir(parents=True, exist_ok=True)
-            lock = open(place, "w")  # noqa: SIM115
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock.fileno()), os.stat(place)):
-                    return lock
-            lock.close()
-        except OSError as error:
-            raise EnvironmentFault(
-                f"can't write the packed store {out}: {error.strerror or error}; set KONTRAST_CACHE or data.pack=false"
-            ) from None
+            with contextlib.suppress(FileNotFoundError):  # a packing that failed removed its folder meanwhile
+                handle = take_lock(lock)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"can't write the packed store {out}: {error.strerror or error}; set KONTRAST_CACHE or data.pack=false"
+        ) from None
+    try:
+        yield
+    finally:
+        if not any(path.exists() for path in (out, _work_folder(out), replaced_folder(out))):
+            with contextlib.suppress(OSError):  # the parent folder may have other content by now
+                lock.unlink()
+                if created:
+                    out.parent.rmdir()
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -239,44 +211,5 @@ def _disk_faults(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise EnvironmentFault(
-            f"writing the packed store {out}: {error.strerror or error}; what is done is kept and resumed"
+            f"can't write the packed store {out}: {error.strerror or error}; repeat the command to continue"
         ) from None
-
-
-def pack_images(images: Any, out: Path, facts: dict[str, Any], origin: dict[str, Any] | None, size: int | None = None,
-                progress: ProgressCallback | None = None) -> Path:  # fmt: skip
-    """Pack an image set that is decoded already: a named set, the embedded one, or images of the user's program."""
-    from safetensors.torch import save
-
-    if size is not None and images.typical_side > size:
-        raise DataError(f"{facts['name']} is {images.typical_side} px and is packed as it is: leave the size out")
-    facts = {**facts, "classes": images.classes, "notes": images.notes, "channels": images.channels}
-    key = digest_of({"version": VERSION, "files": images.fingerprint, "facts": facts})
-    with _locked(out), _disk_faults(out):
-        if _is_done(out, key):
-            return out
-        work = out.with_name(out.name + ".part")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        chunks, total = [], len(images)
-        with open(work / "images.u8", "wb") as file:
-            for start in range(0, total, CHUNK):
-                content = _bytes_of(images.images, range(start, min(start + CHUNK, total)))
-                file.write(content)
-                chunks.append((len(content), hashlib.sha256(content).hexdigest()))
-                if progress:
-                    progress(min(start + CHUNK, total), total)
-        sizes = np.array([images.images[i].shape[-2:] for i in range(total)])
-        labels = None if images.labels is None else images.labels.numpy()
-        made = (
-            {"factors.safetensors": save({k: v.contiguous() for k, v in images.factors.items()})}
-            if images.factors
-            else {}
-        )
-        facts = {**facts, "key": key, "fingerprint": images.fingerprint, "origin": origin}
-        _finish(work, out, facts, chunks, sizes, list(images.names), labels, images.bad, made)
-    return out
-
-
-def _bytes_of(pictures: Any, positions: range) -> bytes:
-    return b"".join(pictures[i].contiguous().numpy().tobytes() for i in positions)

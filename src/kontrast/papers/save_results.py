@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from kontrast.errors import UsageError
-from kontrast.files import disk_faults, read_json, write_json
+from kontrast.files import disk_faults, read_json, take_lock, write_json
 from kontrast.papers.result_pages import make_pages, write_pages
 from kontrast.papers.results_file import (
     Record,
@@ -30,9 +29,8 @@ def update_results(out: Path, table: Table) -> Iterator[Record]:
     """
     with disk_faults(out):
         out.mkdir(parents=True, exist_ok=True)
-        handle = os.open(out, os.O_RDONLY)
+        lock = take_lock(out)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         tree = read_results(out, table)
         yield tree
         order = {c.name: place for place, c in enumerate(table.cells)}
@@ -41,7 +39,7 @@ def update_results(out: Path, table: Table) -> Iterator[Record]:
         write_json(results_path(out, table), tree)
         write_pages(out, pages)
     finally:
-        os.close(handle)
+        os.close(lock)
 
 
 def set_run(tree: Record, path: Path, cell: TableCell, facts: Record, run: Record) -> None:

@@ -5,8 +5,6 @@ They are searched in the given folder, or in KONTRAST_DATA (default: ./data) and
 
 from __future__ import annotations
 
-import os
-import shutil
 import tarfile
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from kontrast.data import ImageSet
 from kontrast.data.listing import cache_home
 from kontrast.data.named_sets import data_root
 from kontrast.errors import DataError
-from kontrast.files import disk_faults
+from kontrast.files import atomic_folder, disk_faults
 
 SHARED_DATA = Path("../shared/data")
 ORIGINALS = {
@@ -56,18 +54,14 @@ def unpack(archive: Path, source: str) -> Path:
     """Unpack the archive into the cache, once, and return its folder."""
     home = cache_home() / "unpacked" / archive.name
     if not (home / source).is_dir():
-        aside = home.with_name(f".tmp-{os.getpid()}-{archive.name}")
         with disk_faults(home):
+            home.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(home, synced=False) as temporary:
             try:
-                aside.mkdir(parents=True, exist_ok=True)
                 with tarfile.open(archive) as tar:
-                    tar.extractall(aside, filter="data")
-                if not (home / source).is_dir():
-                    os.replace(aside, home)
+                    tar.extractall(temporary, filter="data")
             except (tarfile.TarError, EOFError) as error:
                 raise DataError(f"{archive} is damaged ({error}): download it again") from None
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
     if not (home / source / "train").is_dir():
         raise DataError(f"{archive} has no folder {source}/train: is it the right archive?")
     return home / source

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from kontrast.data import ImageSet
-from kontrast.data.store_writer import check_bad, skipped
+from kontrast.data.bad_images import check_bad, skipped
 from kontrast.errors import CheckpointError, DataError, UsageError, printable
 from kontrast.files import disk_faults, read_json, write_atomic, write_json
 from kontrast.networks import Encoder

@@ -1,7 +1,4 @@
-"""Images of any source in batches, in a stable order, never all at once: files are decoded as they are needed.
-
-B images of a batch; the last one of a source may be smaller, and so may one with images that can't be read.
-"""
+"""Stream the images of any source in batches, in a stable order; files are decoded batch by batch."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kontrast.data import ImageSet, Lazy, open_data
+from kontrast.data import ImageSet, LazyImages, open_data
 from kontrast.data.decode import BadImage, Limits, checked_range, decode_file
 from kontrast.data.decode_workers import Chunk, decode_all
-from kontrast.data.image_set import WithPlanes
+from kontrast.data.image_set import ExtraChannels
 from kontrast.data.listing import Listing, scan_folder
-from kontrast.data.shards import is_shards, scan_shards
-from kontrast.data.sources import SOURCES
-from kontrast.data.store import is_store, shape_up
+from kontrast.data.paths import Source, describe_source
+from kontrast.data.shards import scan_shards
+from kontrast.data.store import shape_images
 from kontrast.errors import DataError, UsageError
 from kontrast.registry import nearest
 from kontrast.runs.run import Run
@@ -33,7 +30,14 @@ SPLITS = ("all", "train", "test")
 
 
 class StreamBatch(NamedTuple):
-    """number: its place in the source; ids: the images' places in the source; bad: (name, reason) of those left out."""
+    """One batch of a stream.
+
+    Attributes:
+        number: the number of the batch.
+        ids: the numbers of the images in the source.
+        images: the images that could be read.
+        bad: (name, reason) of those that could not.
+    """
 
     number: int
     ids: list[int]
@@ -43,8 +47,16 @@ class StreamBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """A source of `total` images in `steps` batches; `batches(first, last)` gives those from first to last - 1.
-    bad: images that are left out already."""
+    """The images of a source.
+
+    Attributes:
+        name: the source as the user wrote it.
+        total: number of images.
+        steps: number of batches.
+        fingerprint: changes if the images change.
+        batches: `batches(first, last)` iterates over the batches from `first` to `last - 1`.
+        bad: (name, reason) of files that are known to be unreadable before any is decoded.
+    """
 
     name: str
     total: int
@@ -61,28 +73,34 @@ def open_stream(
     say: Callable[[str], None] = tell,
     max_bad: float | None = None,
 ) -> Stream:
-    """All images of a folder or of shards as they lie there, or the parts of a named set or a packed store. say: told
-    of a damaged store that was packed again. max_bad: of a named set, the share of damaged images, where not the run's.
+    """Open a source as a stream of images that are prepared for a run.
+
+    Args:
+        run: the run, whose recipe decides how images are decoded.
+        data: a source as for `open_data`, or images.
+        split: "all" for every image; "train" or "test" for a split of a named set or a store, or a sub-folder.
+        say: called with a line if a damaged store was packed again.
+        max_bad: share of the images of a named set that may be unreadable; default: the run's.
     """
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     if isinstance(data, ImageSet):
         return _of_images(run, [data])
-    spec = os.fspath(data)
-    listed = _listed(run, spec, split)
+    source = describe_source(data)
+    listed = _list_files(run, source, split)
     if listed is not None:
-        return _of_listing(run, listed, spec)
+        return _of_listing(run, listed, source.spec)
     own = run.recipe.data
     options: dict[str, Any] = {"root": own.root or None, "size": own.size or None, "say": say}
     options |= {"max_bad": own.max_bad if max_bad is None else max_bad, "follow_links": own.follow_links}
-    if split != "all" or is_store(Path(spec)):  # itself one split of a store
-        return _of_images(run, [open_data(spec, split, **options)])
-    train = open_data(spec, "train", **options)
-    return _of_images(run, [train, open_data(spec, "test", **options)] if train.has_test else [train])
+    if split != "all" or source.kind == "store split":
+        return _of_images(run, [open_data(data, split, **options)])
+    train = open_data(data, "train", **options)
+    return _of_images(run, [train, open_data(data, "test", **options)] if train.has_test else [train])
 
 
 def one_image(run: Run, path: str | Path, float_range: tuple[float, float] | None = None) -> ImageSet:
-    """A single picture file as a set of one."""
+    """A single image file as a set of one image."""
     try:
         pixels, _ = decode_file(os.fspath(path), limits=_limits(run, float_range))
     except BadImage as error:
@@ -95,18 +113,18 @@ def _limits(run: Run, float_range: tuple[float, float] | None = None) -> Limits:
     return Limits(data.size or None, float_range=checked_range(float_range or data.float_range))
 
 
-def _listed(run: Run, spec: str, split: str) -> Listing | None:
-    """The files of a folder or shards, undecoded; None for a named set or a packed store. A split is a sub-folder."""
-    path = Path(spec)
-    if spec in SOURCES or (path.is_dir() and (is_store(path) or is_store(path / "train"))):
+def _list_files(run: Run, source: Source, split: str) -> Listing | None:
+    """The files of a folder (a split is a sub-folder) or of shards; None for a named set or a packed store."""
+    if source.kind in ("named", "store", "store split", "missing"):
         return None
-    if is_shards(spec) or not path.is_dir():
-        if split != "all" and path.exists():
-            raise UsageError(f"{spec} has no split {split!r}: leave --split out")
-        return scan_shards(spec) if is_shards(spec) or spec.startswith("pipe:") else None
-    if split != "all" and not (path / split).is_dir():
-        raise UsageError(f"{spec} has no folder {split!r}: leave --split out to embed all of it")
-    return scan_folder(str(path if split == "all" else path / split), run.recipe.data.follow_links)
+    if source.kind == "shards":
+        if split != "all":
+            raise UsageError(f"{source.spec} has no split {split!r}: leave --split out")
+        return scan_shards(source.spec)
+    folder = source.path if split == "all" else source.path / split
+    if not folder.is_dir():
+        raise UsageError(f"{source.spec} has no folder {split!r}: leave --split out to embed all of it")
+    return scan_folder(str(folder), run.recipe.data.follow_links)
 
 
 def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
@@ -116,21 +134,21 @@ def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
             start = number * BATCH
             bad = [(listed.items[start + place].name, reason) for place, reason in chunk.bad]
             ids = [start + place for place in chunk.kept]
-            yield StreamBatch(number, ids, _decoded(run, chunk, [listed.items[i].name for i in ids], spec), bad)
+            yield StreamBatch(number, ids, _image_set(run, chunk, [listed.items[i].name for i in ids], spec), bad)
 
     steps = -(-len(listed.items) // BATCH)
     return Stream(spec, len(listed.items), steps, listed.fingerprint, batches, list(listed.bad))
 
 
-def _decoded(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
+def _image_set(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
     if not names:
         return ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), [])
     flat = torch.from_numpy(np.frombuffer(chunk.pixels, dtype=np.uint8).copy())
-    return run.check_channels(ImageSet(shape_up(flat, torch.tensor(chunk.sizes), 3), names), spec)
+    return run.check_channels(ImageSet(shape_images(flat, torch.tensor(chunk.sizes), 3), names), spec)
 
 
 def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
-    plan: list[tuple[ImageSet, int, int]] = []  # a batch's set, its first image there and that image's id
+    plan: list[tuple[ImageSet, int, int]] = []  # for each batch: its set, its first position there, and that image's id
     total = 0
     for one in sets:
         run.check_channels(one, one.name)
@@ -138,28 +156,30 @@ def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
         total += len(one)
 
     def batches(first: int, last: int) -> Iterator[StreamBatch]:
-        for number, (one, start, number_of_first) in enumerate(plan[first:last], first):
-            inside, images, bad = _readable(one, torch.arange(start, min(start + BATCH, len(one))))
-            yield StreamBatch(number, (inside - start + number_of_first).tolist(), images, bad)
+        for number, (one, start, first_id) in enumerate(plan[first:last], first):
+            positions, images, bad = _readable(one, torch.arange(start, min(start + BATCH, len(one))))
+            yield StreamBatch(number, (positions - start + first_id).tolist(), images, bad)
 
     return Stream(sets[0].name, total, len(plan), "+".join(s.fingerprint for s in sets), batches)
 
 
-def _readable(one: ImageSet, inside: Tensor) -> tuple[Tensor, ImageSet, list[tuple[str, str]]]:
-    """These positions, their images, and what is bad. Of images that are decoded as they are asked for, those that
-    can be read: another that stood in for a bad one would be its duplicate."""
-    lazy = one.base
-    if not isinstance(lazy, Lazy):
-        return inside, one.subset(inside), []
-    found = list(zip(inside.tolist(), lazy.answer(lazy.ask(inside))))
+def _readable(images: ImageSet, positions: Tensor) -> tuple[Tensor, ImageSet, list[tuple[str, str]]]:
+    """The images at these positions that can be read, their positions, and the bad ones.
+
+    Bad images are left out here, not replaced as `LazyImages` does: a replacement would appear twice.
+    """
+    lazy = images.base
+    if not isinstance(lazy, LazyImages):
+        return positions, images.subset(positions), []
+    decoded = list(zip(positions.tolist(), lazy.collect(lazy.submit(positions))))
     reasons = dict(lazy.reader.bad)
-    bad = [(one.names[place], reasons[one.names[place]]) for place, image in found if image is None]
-    good = [(place, image) for place, image in found if image is not None]
+    bad = [(images.names[place], reasons[images.names[place]]) for place, image in decoded if image is None]
+    good = [(place, image) for place, image in decoded if image is not None]
     if not good:
-        return inside[:0], ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), []), bad
+        return positions[:0], ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), []), bad
     sizes = torch.tensor([image.shape[1:] for _, image in good])
-    pixels: Any = shape_up(torch.cat([image.flatten() for _, image in good]), sizes, 3)
-    inside = torch.tensor([place for place, _ in good])
-    if isinstance(one.images, WithPlanes):
-        pixels = WithPlanes(pixels, one.images.planes[inside])
-    return inside, replace(one.subset(inside), images=pixels), bad
+    pixels: Any = shape_images(torch.cat([image.flatten() for _, image in good]), sizes, 3)
+    positions = torch.tensor([place for place, _ in good])
+    if isinstance(images.images, ExtraChannels):
+        pixels = ExtraChannels(pixels, images.images.planes[positions])
+    return positions, replace(images.subset(positions), images=pixels), bad

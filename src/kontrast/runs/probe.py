@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kontrast.counters import permutation
 from kontrast.data import ImageSet, read_labels
-from kontrast.data.store_writer import skipped
+from kontrast.data.bad_images import skipped
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
 from kontrast.lens.gallery import GallerySplit, write_gallery
@@ -30,7 +30,7 @@ from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import Run, open_run
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
-from kontrast.training.splits import Splits, _changes, _words, open_split
+from kontrast.training.splits import Splits, find_changes, open_split
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
     "knn": knn,
@@ -250,7 +250,7 @@ def _open_images(
     except DataError as error:
         raise error if data else DataError(f"{error}; if the run's images have moved, give --data") from None
     run.check_channels(train)
-    test = open_split(settings, "test", seed=run.recipe.seed, beside=train.bad) if train.has_test else None
+    test = open_split(settings, "test", seed=run.recipe.seed, other_bad=train.bad) if train.has_test else None
     if data is None and test is not None and (warning := data_change_warning(run, train, test)):
         say(warning)
     if labels is not None:
@@ -276,8 +276,8 @@ def data_change_warning(run: Run, train: ImageSet, test: ImageSet) -> str:
         return ""
     found = None
     with contextlib.suppress(DataError):  # a damaged listing must not prevent a probe
-        found = _changes(run.folder, Splits(train, train, train, test), whole=True)
-    warning = "the images changed since the run was trained" + _words(found)
+        found = find_changes(run.folder, Splits(train, train, train, test), whole=True)
+    warning = "the images changed since the run was trained" + ("" if found is None else f": {found}")
     if found is not None and not found.added and not found.removed:  # names decide which images are held out
         return warning
     return f"{warning}; some test images may have been trained on"

@@ -236,7 +236,7 @@ def current_fingerprints(recipes: Sequence[Recipe]) -> list[Fingerprints]:
         data = plain_data(recipe)
         if data not in known:
             train = open_split(data, "train")
-            test = open_split(data, "test", beside=train.bad) if train.has_test else None
+            test = open_split(data, "test", other_bad=train.bad) if train.has_test else None
             same = data.split == "train" and data.imbalance == "none"
             trained = train if same else open_split(data, "train", pretraining=True)
             known[data] = {**probe_fingerprints(train, test), TRAINED_ON: trained.fingerprint}

@@ -1,6 +1,6 @@
 """Checkpoints: folders with tensors, state and a SHA-256 manifest, written under another name, synced and renamed.
 
-    checkpoints/.tmp-<pid>-<step>/{state.safetensors, state.json, manifest.json}  ->  checkpoints/step-00001234/
+    checkpoints/.tmp-<pid>-step-00001234/{state.safetensors, state.json, manifest.json}  ->  checkpoints/step-00001234/
 
 Loading goes from the newest to the oldest, verifies every hash, and reports what it skipped and why. Nothing is ever
 pickled.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import CheckpointError, EnvironmentFault
-from kontrast.files import disk_faults, write_atomic
+from kontrast.files import atomic_folder, disk_faults, write_atomic
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
@@ -36,24 +36,14 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
             return final  # a resumed run reached the same step again, with the same bits
         except CheckpointError:
             discard(final)
-    aside = folder / f".tmp-{os.getpid()}-{step}"
-    with disk_faults(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())):
-        try:
-            folder.mkdir(exist_ok=True)  # without parents, so that a removed run folder is not partly created again
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            _write_tensors(aside / "state.safetensors", tensors)
-            (aside / "state.json").write_text(json.dumps(state))
-            files = {name: _describe(aside / name) for name in FILES}
-            manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
-            (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
-            for path in (*aside.iterdir(), aside):
-                _sync(path)
-            os.rename(aside, final)
-            _sync(folder)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+    with disk_faults(final):
+        folder.mkdir(exist_ok=True)  # without parents, so that a removed run folder is not partly created again
+    with atomic_folder(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())) as aside:
+        _write_tensors(aside / "state.safetensors", tensors)
+        (aside / "state.json").write_text(json.dumps(state))
+        files = {name: _describe(aside / name) for name in FILES}
+        manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
+        (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
     return final
 
 
@@ -88,16 +78,6 @@ def discard(path: Path) -> None:
 
 def name_of(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written or half-deleted. Call this only while holding the run's lock."""
-    for path in folder.glob(".*"):
-        if path.name.startswith((".tmp-", ".del-")):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -218,11 +198,3 @@ def _describe(path: Path) -> dict[str, Any]:
 
 def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

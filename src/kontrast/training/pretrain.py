@@ -18,14 +18,14 @@ from kontrast import distributed
 from kontrast.config.overrides import Overrides, apply_overrides
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
+from kontrast.data.bad_images import skipped
 from kontrast.data.in_memory import pack_in_memory
-from kontrast.data.store_writer import skipped
 from kontrast.errors import EnvironmentFault, UsageError
-from kontrast.files import write_atomic
+from kontrast.files import sweep, write_atomic
 from kontrast.plugins import command_start
 from kontrast.sharding import whole_state
 from kontrast.training import checkpoints
-from kontrast.training.auto_recipe import beside_train
+from kontrast.training.auto_recipe import unread_folders
 from kontrast.training.build import algorithms
 from kontrast.training.device import choose_device, describe_device
 from kontrast.training.failures import check_on_nan, is_out_of_memory, lost_rank, out_of_memory
@@ -171,7 +171,7 @@ class Pretraining:
         if self.device_name == "auto" and self.device.type == "cpu":
             self.say("no usable NVIDIA GPU: training on the CPU")
         schedule = unused_by_schedule(recipe.training) | past_the_end(recipe.training, epochs)
-        for line in [*beside_train(recipe), *schedule.values(), *bank_warnings(recipe, len(train))]:
+        for line in [*unread_folders(recipe), *schedule.values(), *bank_warnings(recipe, len(train))]:
             self.say(line)
 
     def resume_command(self, folder: RunFolder) -> str:
@@ -252,7 +252,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
         if distributed.is_main():
             folder.hold()
             for place in (folder.path, folder / "checkpoints"):
-                checkpoints.sweep(place)
+                sweep(place)
         yield
     finally:
         folder.abandon()

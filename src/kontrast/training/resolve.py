@@ -13,14 +13,13 @@ from kontrast.config.overrides import Overrides, apply_overrides, flat, merge_tr
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_tree
 from kontrast.config.recipe_files import load_tree
 from kontrast.data import ImageSet
-from kontrast.data.sources import MENDED
 from kontrast.errors import DataError, UsageError
 from kontrast.networks import ENCODERS, HEADS, PREDICTORS
 from kontrast.objectives import OBJECTIVES
 from kontrast.training.auto_recipe import CHOSEN, adapt, reasons
 from kontrast.training.ineffective_settings import refuse_ineffective, unused_settings
 from kontrast.training.run_folder import RunFolder, stored_recipe
-from kontrast.training.splits import located, open_split
+from kontrast.training.splits import located, open_split, preview_split
 
 MAY_CHANGE = (
     "title",
@@ -50,20 +49,23 @@ def fresh_recipe(
     tree, origin = recipe_tree(data, recipe)
     overrides = override_layers(overrides)
     resolved = read_recipe(apply_overrides(tree, overrides), origin)
-    seen = None
-    if resolved.adapt:
-        unpacked = replace(resolved.data, pack=False)  # the size to pack at is only chosen now
-        seen = open_split(unpacked, "train", seed=resolved.seed, pretraining=True)
-        tree = merge_trees(tree, {**adapt(seen, device), "adapt": False})
-        resolved = read_recipe(apply_overrides(tree, overrides), origin)
-        for line in reasons(resolved, seen, device):
-            say(line)
+    preview = preview_split(resolved.data) if resolved.adapt else None
+
+    def adapted(count: int, side: int) -> Recipe:
+        chosen = merge_trees(tree, {**adapt(count, side, device), "adapt": False})
+        return read_recipe(apply_overrides(chosen, overrides), origin)
+
+    if preview is not None:
+        resolved = adapted(preview.count, preview.side)
     refuse_ineffective(resolved, overrides)
+    opened = None if preview is None else preview.images
+    train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True, opened=opened)
+    if preview is not None:
+        resolved = adapted(len(train), preview.side)  # without bad images there may be fewer than in the preview
+        for line in reasons(resolved, train, preview.side, device):
+            say(line)
     for line in unused_settings(resolved, overrides):
         say(line)
-    train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True)
-    if seen is not None and MENDED in seen.notes:  # the first reading repaired the store, so the second did not note it
-        train = replace(train, notes={**train.notes, MENDED: seen.notes[MENDED]})
     return with_defaults(resolved), train
 
 

@@ -10,7 +10,6 @@ that was not interrupted. What depends on the machine (images/s, seconds, memory
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from typing import Any
 from kontrast.config.recipe import Recipe, parse_toml, read_recipe
 from kontrast.config.recipe_files import recipe_text
 from kontrast.errors import CheckpointError, EnvironmentFault, UsageError
-from kontrast.files import disk_faults, read_json, write_atomic, write_json
+from kontrast.files import LockHeld, disk_faults, read_json, take_lock, write_atomic, write_json
 
 VERSION = 1
 KINDS: dict[str, Any] = {
@@ -89,15 +88,12 @@ class RunFolder:
 
     def hold(self) -> None:
         """Lock the folder, so that this process is its only writer. The lock of a dead process ends with it (flock)."""
-        with disk_faults(self.path):
-            lock = os.open(self / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
-            os.close(lock)
+            with disk_faults(self.path):
+                self._lock = lock = take_lock(self / ".lock", wait=False)
+        except LockHeld:
+            holder = (self / ".lock").read_text(errors="replace").strip() or "another process"
             raise EnvironmentFault(f"{self.path} is in use by {holder}: wait for it to finish, or stop it") from None
-        self._lock = lock
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         with disk_faults(self / ".lock"):
             os.ftruncate(lock, 0)

@@ -1,8 +1,7 @@
-"""Whether a run that is resumed sees the images it began with, those it trains on and those that probes go by."""
+"""Open the splits that a run trains on and probes with, and check on resuming that their images have not changed."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -12,10 +11,11 @@ from typing import Any, NamedTuple
 
 from kontrast import distributed
 from kontrast.config.recipe import DataSettings, Recipe
-from kontrast.data import Changes, ImageSet, Lazy, file_listing, open_data
+from kontrast.data import Changes, ImageSet, LazyImages, file_listing, open_data
 from kontrast.data.changes import changes
 from kontrast.data.imbalance import imbalance
-from kontrast.data.sources import MENDED, SOURCES
+from kontrast.data.paths import describe_source
+from kontrast.data.sources import MENDED, Preview, preview_data
 from kontrast.errors import DataError
 from kontrast.files import write_atomic
 from kontrast.training.progress import PackingBar, tell
@@ -23,29 +23,31 @@ from kontrast.training.run_folder import RunFolder
 
 
 def check_data(folder: RunFolder, parts: Splits, accept: bool) -> None:
-    """Refuse to go on with other images than the run began with. One that an older version began, which noted those it
-    trains on alone, is held to these."""
+    """Refuse to resume a run whose images have changed, unless the user accepts it.
+
+    Older versions recorded only the fingerprint of the training images; of their runs, only that is compared.
+    """
     before, today = folder.info().get("data", {}), describe(parts)
     if all(before.get(key) in (None, today[key]) for key in ("fingerprint", "all_fingerprint")):
         return
     if not accept:
         whole = before.get("all_fingerprint") is not None
         count = "all_images" if whole else "images"
+        found = find_changes(folder, parts, whole)
         raise DataError(
             f"the images changed since the run began, {before.get(count)} then, {today[count]} now"
-            f"{_words(_changes(folder, parts, whole))}; restore them, or go on with --accept-data-change"
+            f"{'' if found is None else f': {found}'}; restore them, or resume with --accept-data-change"
         )
     if distributed.is_main():
         folder.update_info(data=today, data_before=before)
         keep_listing(folder, parts)
 
 
-def _words(found: Changes | None) -> str:
-    return "" if found is None else f": {found}"
+def find_changes(folder: RunFolder, parts: Splits, whole: bool) -> Changes | None:
+    """Which files changed since the run began; None if the images did not come from files.
 
-
-def _changes(folder: RunFolder, parts: Splits, whole: bool) -> Changes | None:
-    """What changed of the run's files, where that can be told."""
+    whole: compare all images, not only those that are trained on.
+    """
     listing, sets = folder / "files.txt.gz", parts.watched if whole else [parts.trained]
     if not listing.is_file() or all(part.stamps is None for part in sets):
         return None
@@ -53,14 +55,14 @@ def _changes(folder: RunFolder, parts: Splits, whole: bool) -> Changes | None:
 
 
 def keep_listing(folder: RunFolder, parts: Splits) -> None:
-    """The names and dates of the run's files, by which a resumed run can say which of them changed."""
+    """Write the names and dates of the run's files, so that a resumed run can say which of them changed."""
     listing = file_listing(*parts.watched, placed=True)
     if listing is not None:
         write_atomic(folder / "files.txt.gz", listing)
 
 
 def describe(parts: Splits) -> dict[str, Any]:
-    """What run.json keeps. fingerprint: of the images that are trained on; all_fingerprint: of all."""
+    """What run.json records about the images; all_images and all_fingerprint include those that are not trained on."""
     trained, watched = parts.trained, parts.watched
     mended = sum(part.notes.get(MENDED, 0) for part in (trained, parts.test) if part is not None)
     marks = " ".join(f"{part.split}:{part.fingerprint}" for part in watched)
@@ -78,38 +80,54 @@ def describe(parts: Splits) -> dict[str, Any]:
     }
 
 
+def preview_split(settings: DataSettings) -> Preview:
+    """The number and typical size of the training images, learned without decoding them."""
+    return preview_data(settings.source, settings.split, **_options(settings))
+
+
+def _options(settings: DataSettings) -> dict[str, Any]:
+    """The arguments of `open_data` that the data section of a recipe sets."""
+    return {
+        "root": settings.root or None,
+        "size": settings.size or None,
+        "test_share": settings.test_share,
+        "max_bad": settings.max_bad,
+        "follow_links": settings.follow_links,
+        "float_range": settings.float_range,
+        "pack": settings.pack,
+        "say": tell,
+    }
+
+
 def open_split(
     settings: DataSettings,
     split: str,
     seed: int = 0,
     pretraining: bool = False,
-    beside: Sequence[tuple[str, str]] = (),
+    other_bad: Sequence[tuple[str, str]] = (),
+    opened: ImageSet | None = None,
 ) -> ImageSet:
-    """The images of one split as the recipe's data section asks for them. Its own split and label imbalance are for
-    pretraining alone: probes read the whole balanced set. beside: what is bad in the other part, to be judged with
-    what is bad in this."""
+    """Open one split as the data section of a recipe says.
+
+    Args:
+        settings: the data section.
+        split: "train" or "test"; for pretraining, `settings.split` instead.
+        seed: decides competing features.
+        pretraining: whether to apply the recipe's label imbalance; probes read the whole, balanced set.
+        other_bad: the bad images of the other split, which count towards `max_bad` too.
+        opened: the images of the split, if `preview_split` has opened them already.
+    """
     from kontrast.data.competing_features import overlay_digits, random_bits
 
     split = settings.split if pretraining else split
-    with PackingBar(f"read {split}") as bar:
-        images = open_data(
-            settings.source,
-            split,
-            root=settings.root or None,
-            size=settings.size or None,
-            test_share=settings.test_share,
-            max_bad=settings.max_bad,
-            follow_links=settings.follow_links,
-            float_range=settings.float_range,
-            pack=settings.pack,
-            progress=bar,
-            beside=beside,
-            say=tell,
-        )
+    images = opened
+    if images is None:
+        with PackingBar(f"read {split}") as bar:
+            images = open_data(settings.source, split, progress=bar, other_bad=other_bad, **_options(settings))
     if pretraining and settings.imbalance != "none":
         images = images.subset(imbalance(images, settings.imbalance))
     if settings.overlay_digits:
-        # Test images wear any digit, as in the paper: few digits are what training has, not what there is to tell.
+        # As in the paper, the number of digits is limited for training images only.
         unique = None if split == "test" else settings.overlay_digits
         images = overlay_digits(images, unique, seed=seed, root=settings.root or None)
     if settings.random_bits:
@@ -118,25 +136,31 @@ def open_split(
 
 
 def place_of(source: str) -> dict[str, str] | None:
-    """A folder, a store or shards, with its absolute path; None for a named set."""
-    return None if source in SOURCES else {"source": source, "place": os.path.abspath(source)}
+    """What run.json records so that the data are found from any directory; None for a named set."""
+    place = describe_source(source).place
+    return None if place is None else {"source": source, "place": place}
 
 
 def located(settings: DataSettings, info: dict[str, Any]) -> DataSettings:
-    """The settings with the place where the run's images lay when it began, if it is still there: from another working
-    folder a relative path is another folder, or none."""
-    known = info.get("data_place")
-    place = known.get("place") if isinstance(known, dict) and known.get("source") == settings.source else None
-    if not isinstance(place, str):
+    """The settings with the absolute path that run.json recorded, if it still exists: a relative path means something
+    else in another working directory."""
+    known = info.get("data_place") or {}
+    if known.get("source") != settings.source:
         return settings
-    whole, pattern, _ = place.partition("{")
-    there = os.path.exists(os.path.dirname(whole) if pattern else whole)
-    return dataclasses.replace(settings, source=place) if there else settings
+    prefix, pattern, _ = known["place"].partition("{")
+    exists = os.path.exists(os.path.dirname(prefix) if pattern else prefix)
+    return replace(settings, source=known["place"]) if exists else settings
 
 
 class Splits(NamedTuple):
-    """trained: what is trained on; source: the same before a label imbalance takes from it; train, test: what the
-    probes read, where there is any to hold out."""
+    """The images of a run.
+
+    Attributes:
+        trained: the images that the run trains on.
+        source: the same before label imbalance removes some.
+        train: what probes are fitted on.
+        test: what probes are evaluated on, or None.
+    """
 
     trained: ImageSet
     source: ImageSet
@@ -145,7 +169,7 @@ class Splits(NamedTuple):
 
     @property
     def watched(self) -> list[ImageSet]:
-        """Each image once, whichever part it is in today."""
+        """The splits that together contain every image once."""
         if self.source.split == "all":
             return [self.source]
         parts = {part.split: part for part in (self.source, self.train, self.test) if part is not None}
@@ -153,29 +177,34 @@ class Splits(NamedTuple):
 
 
 def open_splits(recipe: Recipe, data: DataSettings, trained: ImageSet) -> Splits:
-    """The rest of the images, on every rank: all of them must find out alike that a part can't be read.
+    """Open the other splits, on every rank, so that all ranks fail alike if one can't be read.
 
-    data: the recipe's, with the place where its images lie. Of a named set, which comes as one, only what is needed.
+    Args:
+        recipe: the recipe of the run.
+        data: its data section, with the path under which the images are found today.
+        trained: the images that the run trains on.
     """
     evaluated, seed = bool(recipe.evaluation.every), recipe.seed
     if not (evaluated and distributed.is_main()):
-        data = replace(data, overlay_digits=0, random_bits=0)  # nobody looks at the pictures
+        data = replace(data, overlay_digits=0, random_bits=0)  # nobody uses the pixels
     source = train = trained
     if data.imbalance != "none":
         source = train = open_split(replace(data, imbalance="none"), "train", seed=seed, pretraining=True)
-    if evaluated and data.split != "train":  # its labels may be missing, or it is of other images
+    if evaluated and data.split != "train":  # the split that is trained on may lack labels or have other images
         train = open_split(data, "train", seed=seed)
     test = None
-    if trained.has_test and (evaluated or data.source not in SOURCES):
-        test = open_split(data, "test", seed=seed, beside=train.bad)
+    if trained.has_test and (evaluated or describe_source(data.source).kind != "named"):
+        test = open_split(data, "test", seed=seed, other_bad=train.bad)
     return Splits(trained, source, train, test)
 
 
 def sync_bad_images(trained: ImageSet) -> None:
-    """What any rank found bad counts on all: of images that are decoded as they are needed each sees its share alone.
-    Refused on all ranks alike where it is too much."""
-    if isinstance(trained.base, Lazy) and distributed.world() > 1:
+    """Tell all ranks which images any rank found bad, and stop all of them if there are too many.
+
+    This matters for images that are decoded for every batch, of which each rank sees only its share.
+    """
+    if isinstance(trained.base, LazyImages) and distributed.world() > 1:
         reader = trained.base.reader
-        for said in distributed.gather_texts(json.dumps(reader.bad)):
-            reader.learn((name, reason) for name, reason in json.loads(said))
+        for text in distributed.gather_texts(json.dumps(reader.bad)):
+            reader.add_bad((name, reason) for name, reason in json.loads(text))
         reader.check()

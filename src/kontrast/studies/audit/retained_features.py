@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kontrast.config.recipe import Recipe
 from kontrast.data import ImageSet
-from kontrast.data.image_set import WithPlanes
+from kontrast.data.image_set import ExtraChannels
 from kontrast.probes import logistic
 from kontrast.probes.extract import extract_features
 from kontrast.probes.logistic import fit_logistic, standardize
@@ -121,4 +121,4 @@ def with_equal_bits(images: ImageSet, recipe: Recipe) -> ImageSet:
     if not recipe.data.random_bits:
         return images
     planes = images.images.planes[:1].expand(len(images), -1)
-    return dataclasses.replace(images, images=WithPlanes(images.images.base, planes))
+    return dataclasses.replace(images, images=ExtraChannels(images.images.base, planes))

@@ -1,0 +1,134 @@
+"""From a data source to the images of one of its splits, listed but (except for named sets) not yet decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kontrast.data.decode import Limits
+from kontrast.data.image_set import ImageSet
+from kontrast.data.listing import TEST_NAMES, Listing, class_folders, entries, held_out, scan_folder
+from kontrast.data.named_sets import SOURCES, data_root
+from kontrast.data.paths import Source
+from kontrast.data.shards import scan_shards
+from kontrast.errors import DataError, UsageError
+from kontrast.registry import nearest
+
+ProgressCallback = Callable[[int, int], None]
+"""Called with the number of images that are done and the number of all images."""
+CHOICES = ("test_share", "max_bad", "follow_links")
+"""Options, besides the limits of decoding, that decide which images of a source go into a store."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How the images of a source are found, decoded and stored; `open_data` explains each option."""
+
+    root: str | Path | None = None
+    test_share: float = 0.2
+    max_bad: float = 0.05
+    follow_links: bool = False
+    pack: bool = True
+    progress: ProgressCallback | None = None
+    workers: int | None = None
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    other_bad: Sequence[tuple[str, str]] = ()
+    say: Callable[[str], None] | None = None
+
+
+def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet | Listing, bool]:
+    """The images of a split (a listing, or the images themselves for most named sets), and whether there is a test
+    split."""
+    if source.kind == "named":
+        found = SOURCES[source.spec](split, options.root)
+        return found, found.has_test if isinstance(found, ImageSet) else True
+    if source.kind == "shards":
+        return _divide(scan_shards(source.spec), split, options)
+    if source.kind == "split folder":
+        if split not in ("train", "test", *TEST_NAMES):
+            raise UsageError(f"{source.spec} has no split {split!r}: {nearest(split, ('train', 'test'))}")
+        part = split if split == "train" or split in source.tests else source.tests[0]
+        listed = scan_folder(str(source.path / part), options.follow_links)
+        return _with_train_classes(listed, source.train, options.follow_links), True
+    if source.kind in ("folder", "train folder"):
+        return _divide(scan_folder(str(source.train), options.follow_links), split, options)
+    if source.kind in ("store", "store split"):
+        raise UsageError(f"{source.spec} is a packed store already: give the images that it was made of")
+    raise DataError(f"no folder {source.spec!r}{_suggestion(source.path)}; or a named set: {', '.join(SOURCES)}")
+
+
+def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
+    """The folder inside the source that image names are relative to; "" for the source itself."""
+    if isinstance(found, ImageSet) or source.kind == "named":
+        return split
+    inner = os.path.relpath(found.root, source.spec)
+    return "" if inner == "." else inner
+
+
+def origin_of(source: Source, options: Options) -> dict[str, Any]:
+    """What a store's manifest records about its source, so that the store can be packed again from any directory."""
+    named = source.kind == "named"
+    return {
+        "spec": source.place or source.spec,
+        "root": os.path.abspath(data_root(options.root)) if named else None,
+        **{key: getattr(options, key) for key in CHOICES},
+        "limits": dataclasses.asdict(options.limits),
+    }
+
+
+def options_of(origin: dict[str, Any], options: Options) -> Options:
+    """The options that a store was packed with, according to its manifest."""
+    choices = {key: origin[key] for key in ("root", *CHOICES)}
+    return dataclasses.replace(options, **choices, limits=Limits.of(origin["limits"]))
+
+
+def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Listing:
+    """The listing with the class numbers of the train folder, even if this folder lacks some of the classes."""
+    classes = class_folders(str(train), follow_links)
+    folders = [item.name.split("/", 1)[0] for item in listed.items if "/" in item.name]
+    if listed.labels is None and (len(folders) < len(listed.items) or len(classes) < 2):
+        return listed
+    unknown = sorted(set(folders) - set(classes))
+    if unknown:
+        raise DataError(
+            f"{listed.root} has the class {unknown[0]!r}, which {train} does not have: {nearest(unknown[0], classes)}"
+        )
+    number = {name: i for i, name in enumerate(classes)}
+    return dataclasses.replace(listed, labels=np.array([number[f] for f in folders], dtype=np.int64), classes=classes)
+
+
+def _divide(listed: Listing, split: str, options: Options) -> tuple[Listing, bool]:
+    """Divide a labelled listing into train and test by a hash of the names; an unlabelled one is all for training."""
+    if split not in ("train", "test", "all"):
+        raise UsageError(f"{listed.root} has no split {split!r}: {nearest(split, ('train', 'test', 'all'))}")
+    if listed.labels is None or split == "all" or options.test_share == 0:
+        if split == "test":
+            raise DataError(f"{listed.root} has no test part: give class sub-folders, or the folders train and test")
+        return listed, False
+    held = held_out([item.name for item in listed.items], listed.labels, options.test_share)
+    if split == "test" and not held.any():
+        raise DataError(
+            f"{listed.root} has no test part: a test_share of {options.test_share:g} holds out none of its "
+            f"{len(listed.items)} images; give a larger one, or the folders train and test"
+        )
+    part = listed.take(np.flatnonzero(held if split == "test" else ~held))
+    total = len(listed.items) + len(listed.bad)
+    return dataclasses.replace(part, source_total=total, other_bad=options.other_bad), bool(held.any())
+
+
+def _suggestion(path: Path) -> str:
+    """A folder or data set with a similar name, as the end of an error message."""
+    folders: list[str] = []
+    with contextlib.suppress(DataError):
+        folders = [entry.name for entry in entries(str(path.parent)) if entry.is_dir()][:200]
+    close = difflib.get_close_matches(path.name, [*folders, *SOURCES], n=1)
+    if not close:
+        return ""
+    return f": did you mean {str(path.parent / close[0]) if close[0] in folders else close[0]!r}?"
