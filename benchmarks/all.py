@@ -158,9 +158,9 @@ def document(results: Path) -> str:
     """Return the text of results/races.md, made from results/races/*.json."""
     lines = ["# Races", ""]
     lines += [
-        "`python benchmarks/all.py` writes this page (`--table` writes it from existing files); don't edit it by hand. The "
-        "top of each script in [benchmarks/](../benchmarks/) says what the race measures. *absent* means that a library "
-        "was not installed.",
+        "`python benchmarks/all.py` writes this page (`--table` writes it from existing files); don't edit it by hand. "
+        "The top of each script in [benchmarks/](../benchmarks/) says what the race measures. *absent* means that a "
+        "library was not installed.",
         "",
     ]
     for race, title in TITLES.items():
