@@ -97,7 +97,7 @@ def test_run_json_with_entries_of_another_kind(run, tmp_path, facts):
     """Exit 4 with the entry's name."""
     edited(run / "run.json", **facts)
     said = Command(tmp_path / "log", "--resume", "--out", str(run)).ended(4)
-    assert f"its {next(iter(facts))} can't be" in said
+    assert "run.json" in said and next(iter(facts)) in said
 
 
 @pytest.mark.fault(34)
