@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -208,7 +209,8 @@ sys.exit(run(sys.argv[1:]))
 def test_a_killed_table_is_resumed_to_the_same_numbers(tiny, tmp_path, capsys):
     """SIGKILL in the middle of the second cell: the first is read, the second is resumed from its checkpoint."""
     epochs = 4
-    killed = subprocess.run([sys.executable, "-c", KILLED_AT_THE_THIRD_CHECKPOINT, *tiny(epochs)], capture_output=True)
+    command = [sys.executable, "-c", KILLED_AT_THE_THIRD_CHECKPOINT, *tiny(epochs)]
+    killed = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     second, before = tmp_path / "runs" / "tiny" / "dcl-seed0", stored(tmp_path)
     assert set(before) == {("nt", 0)} and not (second / "encoder.safetensors").exists()
