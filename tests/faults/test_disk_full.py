@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kontrast import files
 from kontrast.cli import main as cli
 from kontrast.files import read_json_lines
 from kontrast.training import checkpoints
-from kontrast.training import run_folder as folder
 
 from support import kill_storm
 from support.commands import TINY, Command, ends, steps_logged, until
@@ -67,19 +67,19 @@ def test_the_disk_fills_up_while_a_checkpoint_is_written(small_disk, tmp_path):
 
 def filled_at(argv: list[str], place: Path, name: str) -> int:
     """Run the command; the disk is filled just before the first line, or the whole, of the file of this name."""
-    inner_atomic, inner_line = checkpoints.write_atomic, folder.Lines.write
+    inner_atomic, inner_line = checkpoints.write_atomic, files.JsonLines.write
 
     def write_atomic(path: Path, content: str | bytes) -> None:
         if path.name == name:
             fill(place, 0)
         inner_atomic(path, content)
 
-    def write(self: folder.Lines, **record: object) -> None:
+    def write(self: files.JsonLines, **record: object) -> None:
         if self.path.name == name and record["step"] == 1:
             fill(place, 0)
         inner_line(self, **record)
 
-    checkpoints.write_atomic, folder.Lines.write = write_atomic, write
+    checkpoints.write_atomic, files.JsonLines.write = write_atomic, write
     return cli.run(argv)
 
 
@@ -104,7 +104,7 @@ def test_the_disk_fills_up_while_packing(small_disk, tmp_path):
     store = small_disk / "store"
     fill(small_disk, 50_000)
     said = Command(tmp_path / "log", instead=partial(cli.run, ["pack", str(pictures), str(store)])).ended(6)
-    assert f"writing the packed store {store / 'train'}: No space left" in said
+    assert f"{store / 'train'}: No space left" in said
     assert not (store / "train").exists()
     (small_disk / "ballast").unlink()
     Command(tmp_path / "log", instead=partial(cli.run, ["pack", str(pictures), str(store)])).ended(0)
