@@ -114,14 +114,14 @@ def test_signal_interrupts_evaluation_and_probes(tmp_path, where, number, code):
     assert ends(run) == ends(whole)
 
 
-def train_with_slow_saves(out: Path, seconds: float) -> int:
-    """Train; every save but the first takes this long, and the file `saving` shows that one has begun."""
+def train_with_slow_saves(out: Path, seconds: float, after: str = "") -> int:
+    """Train with slow saves, once the file `after` exists; the file `saving` shows that a save has begun."""
     sync = files.sync
 
     def slow(path: Path) -> None:
-        if "step-" in str(path):
+        if "step-" in str(path) and (out / after).exists():
             (out / "saving").write_text("")
-            due = time.monotonic() + (seconds if list((out / "checkpoints").glob("step-*")) else 1.0) / 4
+            due = time.monotonic() + seconds / 4
             while time.monotonic() < due:
                 time.sleep(0.01)
         sync(path)
@@ -153,9 +153,9 @@ def test_second_sigterm_lets_the_save_finish(tmp_path, numbers):
 def test_second_ctrl_c_during_the_save_exits_at_once(tmp_path):
     """Exit 130 without finishing the save; the previous checkpoint is intact, and resuming removes the partial one."""
     run = tmp_path / "run"
-    command = Command(tmp_path / "log", instead=partial(train_with_slow_saves, run, 3600.0))
+    command = Command(tmp_path / "log", instead=partial(train_with_slow_saves, run, 3600.0, "slow"))
     until(lambda: list((run / "checkpoints").glob("step-*")))
-    (run / "saving").unlink(missing_ok=True)
+    (run / "slow").touch()
     until((run / "saving").exists)
     saved = list((run / "checkpoints").glob("step-*"))
     command.send(signal.SIGINT)
@@ -199,7 +199,7 @@ def test_signal_during_imports(tmp_path, number, code):
     (tmp_path / "typer.py").write_text(
         "import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(3600)\n"
     )
-    paths = os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parents[1])])
+    paths = os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parents[2])])
     argv = [sys.executable, "-m", "kontrast", "pretrain", "--out", str(tmp_path / "run")]
     command = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths})
     until((tmp_path / "importing").exists)
@@ -211,7 +211,7 @@ def test_signal_during_imports(tmp_path, number, code):
 
 ENDED = """
 import atexit, os, signal, sys
-from kontrast.cli import main
+from kontrast.__main__ import main
 atexit.register(os.kill, os.getpid(), int(sys.argv.pop()))
 main()
 """
@@ -222,7 +222,7 @@ main()
 def test_signal_after_the_end_changes_nothing(number):
     """The result and its exit code stay."""
     argv = [sys.executable, "-c", ENDED, "--version", str(int(number))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
     done = subprocess.run(argv, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout
 
