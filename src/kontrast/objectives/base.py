@@ -199,6 +199,9 @@ def objective(name: str, **arguments: Any) -> Objective:
         name: a registered name, for example `nt-xent`, `dcl` or `cacr`.
         arguments: arguments of its class.
 
+    Returns:
+        The objective, an `nn.Module`.
+
     Example:
         >>> objective("cacr", t_plus=1.0).t_minus
         2.0
