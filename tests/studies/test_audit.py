@@ -129,11 +129,11 @@ def test_cells_on_other_images_are_refused(copied):
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize(("content", "words"), [("[]", "not a table"), ("{}", "'learner' is missing")])
-def test_a_damaged_cell_is_refused(content, words, copied):
+@pytest.mark.parametrize("content", ["[]", "{}"])
+def test_a_damaged_cell_is_refused(content, copied):
     place, again = copied
     (place / "cells" / "vae-bits3-seed0.json").write_text(content)
-    with pytest.raises(CheckpointError, match=f"vae-bits3-seed0.json is damaged .*{words}"):
+    with pytest.raises(CheckpointError, match=r"vae-bits3-seed0\.json is damaged"):
         again()
 
 

@@ -22,7 +22,7 @@ def reproduce(
         typer.Option(help="Names of cells or groups to run, separated by commas.", show_default=False),
     ] = None,
     seeds: Annotated[str, typer.Option(help="How many seeds (3), or which ones (1,4; a single one as 2,).")] = "1",
-    jobs: Annotated[int, typer.Option(help="Runs at once on the device, each in its own process.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs at once on the device, each in its own process.", min=1)] = 1,
     data: Annotated[
         str, typer.Option(help="The folder with the images; default: KONTRAST_DATA, data, ../shared/data.")
     ] = "",
@@ -45,12 +45,11 @@ def reproduce(
         written = [str(path) for path in write_docs(out, Path("docs"))]
         emit({"written": written}, written, as_json)
     elif merged is not None:
-        from kontrast.papers.results_file import results_path
         from kontrast.papers.save_results import merge_results
         from kontrast.papers.tables import load_table
 
         count = merge_results(out, load_table(table), merged)
-        emit({"runs": count}, [f"added {count} runs to {results_path(out, load_table(table))}"], as_json)
+        emit({"runs": count}, [f"added {count} runs to {out}"], as_json)
     elif listed:
         emit(*(list_cells(table, out) if table else list_tables()), as_json)
     else:

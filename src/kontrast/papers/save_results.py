@@ -46,8 +46,8 @@ def set_run(tree: Record, path: Path, cell: TableCell, facts: Record, run: Recor
     """Add or replace one seed's record. facts: the entry's `changed`, `settings` and `data`."""
     entry = find_entry(tree, cell, facts["changed"])
     if entry is None:
-        entry = {"cell": cell.name, "recipe": cell.recipe, "changed": facts["changed"], "data": facts["data"]}
-        entry |= {"settings": facts["settings"], "runs": []}
+        described = {key: facts[key] for key in ("changed", "data", "settings")}
+        entry = {"cell": cell.name, "recipe": cell.recipe, **described, "runs": []}
         tree["cells"].append(entry)
     refuse_other_settings(path, entry, facts["settings"], facts["data"])
     others = [r for r in entry["runs"] if r["seed"] != run["seed"]]
@@ -62,15 +62,11 @@ def add_run(out: Path, table: Table, cell: TableCell, facts: Record, run: Record
 
 def merge_results(out: Path, table: Table, path: Path) -> int:
     """Add the runs of another results file, for example from another machine, and return how many there were."""
-    if not path.is_file():
-        raise UsageError(f"--merge {path}: no such file; give the {table.name}.json of another results folder")
-    known, tree = {cell.name: cell for cell in table.run_cells}, read_json(path)
-    if not isinstance(tree, dict) or tree.get("table") != table.name:
-        raise UsageError(f"{path} is not a results file of {table.name}")
-    entries = check_results(tree, path)["cells"]
-    for entry in entries:
-        if entry["cell"] not in known:
-            raise UsageError(f"{path} has the cell {entry['cell']!r}, which is not in {table.name}")
+    known, tree = {cell.name: cell for cell in table.run_cells}, check_results(read_json(path), path)
+    entries = tree["cells"]
+    other = [entry["cell"] for entry in entries if entry["cell"] not in known]
+    if tree.get("table") != table.name or other:
+        raise UsageError(f"{path} is not a results file of {table.name}: it is of {tree.get('table')!r} {other or ''}")
     with update_results(out, table) as own:
         for entry in entries:
             for run in entry["runs"]:
