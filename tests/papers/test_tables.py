@@ -16,7 +16,7 @@ from kontrast.papers import claims, table_data
 from kontrast.papers.measure import CROPS, MEASURES, mean_and_error
 from kontrast.papers.result_pages import make_pages
 from kontrast.papers.results_file import read_results, refuse_other_settings
-from kontrast.papers.save_results import add_run, merge_results
+from kontrast.papers.save_results import add_runs, merge_results
 from kontrast.papers.tables import load_table, read_table, relevant_settings, table_names
 from kontrast.runs.probe import PROBES
 from kontrast.training.learner import check_options
@@ -43,7 +43,8 @@ def keep(out: Path, table, name: str, seed: int, accuracy: float, changed=None, 
     cell = next(c for c in table.cells if c.name == name)
     recipe = table.recipe(cell, [f"{k}={v}" for k, v in (changed or {}).items()])
     run = run_of(seed, accuracy, **more)
-    add_run(out, table, cell, {"changed": changed or {}, "settings": relevant_settings(recipe), "data": data}, run)
+    facts = {"changed": changed or {}, "settings": relevant_settings(recipe), "data": data}
+    add_runs(out, table, [(cell, facts, run)])
 
 
 def test_the_seven_tables_exist():
@@ -290,7 +291,7 @@ def test_a_failed_run_is_listed_but_not_counted(tmp_path):
     table = table_of("a")
     cell = table.cells[0]
     facts = {"changed": {}, "settings": relevant_settings(table.recipe(cell)), "data": "D"}
-    add_run(tmp_path, table, cell, facts, {"seed": 0, "failed": "NaN"})
+    add_runs(tmp_path, table, [(cell, facts, {"seed": 0, "failed": "NaN"})])
     text = (tmp_path / "made.md").read_text()
     assert "- a, seed 0: NaN" in text
     assert claims.mean_of(table, read_results(tmp_path, table), "a", "linear") is None

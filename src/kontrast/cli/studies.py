@@ -21,12 +21,9 @@ def compare(
     ],
     seeds: Annotated[int, typer.Option(help="Runs of each recipe, with different seeds.")] = 3,
     sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="Values to try: key.path=value,value. Repeat it for a grid.", show_default=False),
+        list[str] | None, typer.Option(help="Values to try: key.path=value,value. Repeat it for a grid.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The comparison's folder; give it again to resume.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The comparison's folder; give it again to resume.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -41,7 +38,7 @@ def compare(
 
 
 def audit(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]")] = None,
     objectives: Annotated[str, typer.Option(help="Names of objectives, separated by commas.")] = "nt-xent",
     temperatures: Annotated[str, typer.Option(help="Temperatures to try, separated by commas.")] = "0.1",
     bits: Annotated[str, typer.Option(help="Numbers of random bits to add (RandBit), such as 0,5,10.")] = "",
@@ -51,9 +48,7 @@ def audit(
     saturation: Annotated[
         bool, typer.Option("--saturation", help="Only train the distribution term on k bits of entropy.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="The audit's folder; give it again to resume.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The audit's folder; give it again to resume.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

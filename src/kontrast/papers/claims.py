@@ -48,10 +48,6 @@ class Mean:
     variance: float | None
     by_seed: dict[int, float]
 
-    @property
-    def seeds(self) -> int:
-        return len(self.by_seed)
-
 
 @dataclass(frozen=True)
 class Judgment:
@@ -123,7 +119,7 @@ def judge(total: dict[str, float], means: dict[str, Mean]) -> tuple[str, float, 
     """The verdict on `total > 0`, the margin, and half its 95% interval; inconclusive if there is no interval."""
     difference = total.get("", 0.0) + sum(total[cell] * mean.value for cell, mean in means.items())
     half = half_paired_interval(total, means)
-    shares = [(total[c] ** 2 * m.variance, m.seeds) for c, m in means.items() if m.variance is not None]
+    shares = [(total[c] ** 2 * m.variance, len(m.by_seed)) for c, m in means.items() if m.variance is not None]
     if half is None and len(shares) == len(means):
         half = quantile(shares) * math.sqrt(sum(share for share, _ in shares))
     if half is None or abs(difference) <= half:
@@ -159,7 +155,7 @@ def judge_comparison(table: Table, tree: dict[str, Any], check: tuple[dict[str, 
     verdict, difference, half = judge(total, known)
     factor, unit = (100.0, " points") if metric in (*table.probes, "knn_area") else (1.0, "")
     spread = f" ± {factor * half:.2g}" if half is not None else " (no interval)"
-    seeds = sorted({mean.seeds for mean in known.values()})
+    seeds = sorted({len(mean.by_seed) for mean in known.values()})
     count = " to ".join(map(str, seeds[:1] + seeds[-1:] if len(seeds) > 1 else seeds))
     margin = f"margin {factor * difference:+.3g}{spread}{unit} ({count} seed{'s' * (seeds != [1])})"
     return Judgment(verdict, f"{text}: {verdict}, {margin}")

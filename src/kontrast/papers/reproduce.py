@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from kontrast.errors import DataError, KontrastError, UsageError
+from kontrast.errors import DataError, UsageError
 from kontrast.files import disk_faults, read_json_lines
 from kontrast.objectives import objective
 from kontrast.papers.gpu_sharing import shared_gpu
@@ -22,7 +22,7 @@ from kontrast.papers.measure import MEASURES, logged_curves, mean_and_error, pro
 from kontrast.papers.parallel_runs import ParallelRuns, runs_at_once
 from kontrast.papers.result_pages import mean_text
 from kontrast.papers.results_file import find_entry, finished_runs, read_results, refuse_other_settings, results_path
-from kontrast.papers.save_results import add_run
+from kontrast.papers.save_results import add_runs
 from kontrast.papers.table_data import describe_data, find_data
 from kontrast.papers.tables import Table, TableCell, load_table, relevant_settings
 from kontrast.registry import nearest
@@ -195,13 +195,10 @@ class TableRunner(CellRunner):
     def write(self, cell: TableRun, record: Record) -> None:  # type: ignore[override]
         images = open_split(cell.recipe.data, "train", seed=cell.seed, pretraining=True)
         facts = {"changed": cell.changed, "settings": cell.settings, "data": describe_data(cell.source, images)}
-        add_run(self.out, self.table, cell.row, facts, record)
+        add_runs(self.out, self.table, [(cell.row, facts, record)])
 
-    def failed_record(self, cell: Cell, error: KontrastError) -> Record:
-        return {"seed": cell.seed, "failed": str(error)}
-
-    def finished_record(self, cell: Cell, numbers: Record) -> Record:
-        return numbers
+    def record(self, cell: Cell, numbers: Record) -> Record:
+        return {"seed": cell.seed, "failed": numbers["reason"]} if "reason" in numbers else numbers
 
     def describe(self, record: Record) -> str:
         found = ", ".join(f"{name} {100 * probe['accuracy']:.2f}" for name, probe in record["probes"].items())

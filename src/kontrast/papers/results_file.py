@@ -6,6 +6,7 @@ of their own, with the changed settings under `changed`.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,9 @@ def check_results(tree: Any, path: Path) -> Record:
     try:
         newer = tree["version"] > VERSION
         for entry in tree["cells"]:
-            for key in ENTRY_KEYS:
-                entry[key]
+            itemgetter(*ENTRY_KEYS)(entry)
             for run in entry["runs"]:
-                for key in ("seed", "failed") if "failed" in run else RUN_KEYS:
-                    run[key]
+                itemgetter(*(("seed", "failed") if "failed" in run else RUN_KEYS))(run)
     except (KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} is damaged or not a results file ({problem}): restore it") from None
@@ -91,3 +90,15 @@ def refuse_other_settings(path: Path, entry: Record, settings: Record, data: str
             f"{path} has the cell {entry['cell']!r} with other settings ({', '.join(different[:3])}): "
             "give another --out, or delete the old cell from the file"
         )
+
+
+def set_run(tree: Record, path: Path, cell: TableCell, facts: Record, run: Record) -> None:
+    """Add or replace one seed's record. facts: the entry's `changed`, `settings` and `data`."""
+    entry = find_entry(tree, cell, facts["changed"])
+    if entry is None:
+        described = {key: facts[key] for key in ("changed", "data", "settings")}
+        entry = {"cell": cell.name, "recipe": cell.recipe, **described, "runs": []}
+        tree["cells"].append(entry)
+    refuse_other_settings(path, entry, facts["settings"], facts["data"])
+    others = [r for r in entry["runs"] if r["seed"] != run["seed"]]
+    entry["runs"] = sorted([*others, run], key=lambda r: r["seed"])

@@ -49,7 +49,7 @@ class Cell:
 
 
 class CellRunner(ABC):
-    """Runs the cells of one study one after another. A study overrides `measure`, and `describe` for progress lines.
+    """Runs the cells of one study one after another. A study overrides `measure` and `describe`.
 
     Args:
         device: auto, cpu or cuda.
@@ -66,9 +66,9 @@ class CellRunner(ABC):
     def measure(self, cell: Cell) -> Record:
         """Train the cell, or resume its training, and return its numbers; `fingerprints` are those of its images."""
 
+    @abstractmethod
     def describe(self, record: Record) -> str:
         """Summarize a finished record in a few words."""
-        return "finished"
 
     def check(self, cells: Sequence[Cell], compare_images: bool = True) -> None:
         """Before the first cell trains, refuse cells that were run with other settings or on other images."""
@@ -127,7 +127,7 @@ class CellRunner(ABC):
         try:
             numbers = self.measure(cell)
             self.refuse_other_images(cell, numbers.pop("fingerprints", None))  # changed during the training?
-            record = self.finished_record(cell, numbers)
+            record = self.record(cell, numbers)
             self.write(cell, record)
             self.say(f"{title}: {self.describe(record)}")
         except (Stopped, Interrupted) as error:
@@ -135,7 +135,8 @@ class CellRunner(ABC):
         except KontrastError as error:
             self.say(f"{title}: failed: {error}")
             self.errors.append(error)
-            record = self.failed_record(cell, error)
+            failure = {"status": "failed", "reason": str(error), "exit_code": error.exit_code}
+            record = self.record(cell, failure)
             if isinstance(error, NumbersError):  # it would fail again; other errors, such as a full disk, may not
                 self.write(cell, record)
         return record
@@ -146,12 +147,9 @@ class CellRunner(ABC):
             first = self.errors[0]
             raise type(first)(f"all {count} runs failed; the first: {first}" if count > 1 else str(first))
 
-    def finished_record(self, cell: Cell, numbers: Record) -> Record:
+    def record(self, cell: Cell, numbers: Record) -> Record:
+        """What is stored about a cell: its numbers, or the reason of its failure."""
         return {**cell.facts, "images": self.images[cell.name], "status": "finished", **numbers}
-
-    def failed_record(self, cell: Cell, error: KontrastError) -> Record:
-        failure = {"status": "failed", "reason": str(error), "exit_code": error.exit_code}
-        return {**cell.facts, "images": self.images[cell.name], **failure}
 
     def read(self, cell: Cell) -> Record | None:
         """Read the record of a cell that finished or failed; None if there is none."""

@@ -86,7 +86,7 @@ def audit(
     amounts = {"bits": list(bits) if bits or digits else list(BITS), "digits": list(digits)}
     base, images = base_recipe(data, steps, overrides, choose_device(device), say)
     labeled = images.labels is not None and images.has_test
-    cells = plan(base, objectives, temperatures, amounts, out=folder, labeled=labeled, seeds=seeds)
+    cells = plan(base, choose_learners(objectives, temperatures, labeled), amounts, folder, seeds)
     with disk_faults(folder):
         (folder / "cells").mkdir(parents=True, exist_ok=True)
     classes = None if images.labels is None else len(images.labels[images.labels >= 0].unique()) or None
@@ -142,21 +142,8 @@ def standardize_pixels(recipe: Recipe, images: ImageSet) -> Recipe:
     )
 
 
-def plan(
-    base: Recipe,
-    objectives: Sequence[str],
-    temperatures: Sequence[float],
-    amounts: dict[str, list[int]],
-    *,
-    out: Path,
-    labeled: bool,
-    seeds: int = 1,
-) -> list[Cell]:
-    """All cells, checked before the first one trains.
-
-    They are ordered by seed, so that an interrupted audit is complete for some seeds, and within a seed baselines come
-    last.
-    """
+def choose_learners(objectives: Sequence[str], temperatures: Sequence[float], labeled: bool) -> dict[str, list[str]]:
+    """The overrides of each learner by its name: objectives at each temperature, if they have one, and baselines."""
     learners: dict[str, list[str]] = {}
     for name in objectives:
         tempered = "temperature" in OBJECTIVES.arguments(name)
@@ -164,7 +151,17 @@ def plan(
             learners[f"{name} {t:g}"] = [f"objective.name={name}", f"objective.temperature={t}"]
         if not tempered:
             learners[name] = [f"objective.name={name}"]
-    learners |= ({SUPERVISED: []} if labeled else {}) | {VAE: [], UNTRAINED: []}
+    return learners | ({SUPERVISED: []} if labeled else {}) | {VAE: [], UNTRAINED: []}
+
+
+def plan(
+    base: Recipe, learners: dict[str, list[str]], amounts: dict[str, list[int]], out: Path, seeds: int = 1
+) -> list[Cell]:
+    """All cells, checked before the first one trains.
+
+    They are ordered by seed, so that an interrupted audit is complete for some seeds, and within a seed baselines come
+    last.
+    """
     injected = [(feature, amount) for feature, values in amounts.items() for amount in sorted(set(values))]
     cells = []
     for seed, (learner, texts) in itertools.product(seeds_from(base.seed, seeds), learners.items()):
