@@ -9,9 +9,8 @@ import pytest
 
 from kontrast.cli.main import run
 from kontrast.cli.studies import parse_list, split_names
-from kontrast.errors import UsageError
 from kontrast.studies.study_result import AuditResult
-from kontrast.studies.text_tables import aligned, text_table, wrapped
+from kontrast.studies.text_tables import aligned, wrapped
 
 from support.tiny_run import images
 
@@ -41,6 +40,7 @@ def test_audit_prints_its_verdict_before_the_report(tmp_path, capsys):
     ("arguments", "code", "words"),
     [
         (["compare", "nt-xnet"], 2, "did you mean 'nt-xent'?"),
+        (["compare", "nt-xent", "no-such-folder"], 2, "'no-such-folder' is not a recipe, an objective or data"),
         (["compare", "digits"], 2, "at least one recipe"),
         (["compare", "nt-xent", "digits", "cifar10"], 2, "unexpected argument 'cifar10'"),
         (["compare", "nt-xent", "--sweep", "objective.temperature"], 2, "must be key.path=value,value"),
@@ -54,12 +54,12 @@ def test_audit_prints_its_verdict_before_the_report(tmp_path, capsys):
         (["audit", "--saturation", "--bits", "0"], 2, "--bits 0"),
         (["audit", "digits", "--saturation", "--steps", "1"], 2, "not DATA"),
         (["audit", "--saturation", "--steps", "1", "--seeds", "2"], 2, "--seeds"),
-        (["audit", "--saturation", "--bits", "1024"], 2, "1 to 64 bits"),
+        (["audit", "--saturation", "--bits", "1024"], 2, "1 to 64"),
         (["audit", "--saturation", "--temperatures", "0"], 2, "--temperatures 0 with --saturation: allowed are"),
         (["audit", "--saturation", "--temperatures", "nan"], 2, "--temperatures nan"),
         (["audit", "--saturation", "--temperatures", "-1"], 2, "--temperatures -1"),
         (["audit", "--saturation", "--temperatures", "1e-320"], 2, "allowed are 1e-06 to"),
-        (["audit", "--saturation", "--steps", "-5"], 2, "--steps -5: give at least 1"),
+        (["audit", "--saturation", "--steps", "-5"], 2, "--steps -5"),
     ],
 )
 def test_mistakes_are_one_clear_line(arguments, code, words, tmp_path, capsys):
@@ -74,8 +74,7 @@ def test_arguments_are_split_into_names_data_and_overrides(tmp_path):
     folder.mkdir()
     names, data, overrides = split_names(["quickstart", "dcl", str(folder), "training.epochs=1"])
     assert (names, data, overrides) == (["quickstart", "dcl"], str(folder), ["training.epochs=1"])
-    with pytest.raises(UsageError, match="'nowhere'"):
-        split_names(["quickstart", "nowhere"])
+    assert split_names(["quickstart", "nowhere"])[0] == ["quickstart", "nowhere"], "an unknown word is refused later"
 
 
 def test_lists_of_numbers():
@@ -84,13 +83,13 @@ def test_lists_of_numbers():
 
 
 def test_tables_are_aligned():
-    assert text_table({"columns": ["a", "long"], "rows": [["wide cell", "1"]]}) == ["a          long", "wide cell  1"]
+    assert aligned([["a", "long"], ["wide cell", "1"]]) == ["a          long", "wide cell  1"]
 
 
 def test_a_wide_table_breaks_between_columns():
     columns = ["recipe", "accuracy", "over seeds", "over images", "difference", "over seeds", "over images"]
     row = ["nt-xent", "0.123", "0.100 to 0.200", "0.100 to 0.200", "+0.012", "-0.100 to +0.200", "-0.100 to +0.200"]
-    lines = text_table({"columns": columns, "rows": [row]}, 80)
+    lines = aligned([columns, row], 80)
     assert max(map(len, lines)) <= 80
     assert [line.split()[:2] for line in lines] == [["recipe", "accuracy"], ["nt-xent", "0.123"], [],
                                                     ["recipe", "difference"], ["nt-xent", "+0.012"]]  # fmt: skip

@@ -21,7 +21,7 @@ from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
 from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
 from kontrast.objectives import objective
 from kontrast.reports import report
-from kontrast.studies.audit.audit import audit, base_recipe, plan, standardize_pixels
+from kontrast.studies.audit.audit import audit, base_recipe, choose_learners, plan, standardize_pixels
 from kontrast.studies.audit.audit_summary import average_seeds, summarize, verdict
 from kontrast.studies.audit.autoencoder import VariationalAutoencoder
 from kontrast.studies.audit.baselines import Supervised, fit, with_small_batches
@@ -129,11 +129,11 @@ def test_cells_on_other_images_are_refused(copied):
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize(("content", "words"), [("[]", "not a table"), ("{}", "'learner' is missing")])
-def test_a_damaged_cell_is_refused(content, words, copied):
+@pytest.mark.parametrize("content", ["[]", "{}"])
+def test_a_damaged_cell_is_refused(content, copied):
     place, again = copied
     (place / "cells" / "vae-bits3-seed0.json").write_text(content)
-    with pytest.raises(CheckpointError, match=f"vae-bits3-seed0.json is damaged .*{words}"):
+    with pytest.raises(CheckpointError, match=r"vae-bits3-seed0\.json is damaged"):
         again()
 
 
@@ -226,7 +226,7 @@ def test_factor_probes_find_linear_factors():
 
 def test_objectives_without_a_temperature_are_planned_once():
     base = resolve("quickstart", ["training.max_steps=1"])
-    cells = plan(base, ["nt-xent", "swd"], [0.1, 0.2], {"bits": [0], "digits": []}, out=OUT, labeled=True)
+    cells = plan(base, choose_learners(["nt-xent", "swd"], [0.1, 0.2], labeled=True), {"bits": [0]}, OUT)
     assert [cell.facts["learner"] for cell in cells] == [
         "nt-xent 0.1",
         "nt-xent 0.2",
@@ -237,9 +237,9 @@ def test_objectives_without_a_temperature_are_planned_once():
     ]
     assert cells[1].recipe.objective.arguments["temperature"] == 0.2
     with pytest.raises(UsageError, match="unknown objective"):
-        plan(base, ["nt-xnet"], [0.1], {"bits": [0], "digits": []}, out=OUT, labeled=True)
+        choose_learners(["nt-xnet"], [0.1], labeled=True)
     with pytest.raises(UsageError, match="temperature"):
-        plan(base, ["nt-xent"], [-0.1], {"bits": [0], "digits": []}, out=OUT, labeled=True)
+        plan(base, choose_learners(["nt-xent"], [-0.1], labeled=True), {"bits": [0]}, OUT)
 
 
 @pytest.mark.parametrize("size", [28, 32, 33, 64])
@@ -357,11 +357,11 @@ def test_all_learners_start_with_the_same_encoder():
 
 def test_seeds_are_planned_in_order_and_averaged():
     base = resolve("quickstart", ["training.max_steps=1", "seed=4"])
-    cells = plan(base, ["swd"], [], {"bits": [0, 2], "digits": []}, out=OUT, labeled=False, seeds=2)
+    cells = plan(base, choose_learners(["swd"], [], labeled=False), {"bits": [0, 2]}, OUT, seeds=2)
     assert [c.recipe.seed for c in cells] == [4] * 6 + [5] * 6
     assert cells[0].name == "swd-bits0-seed4" and len({c.name for c in cells}) == 12
     with pytest.raises(UsageError, match="--seeds 0"):
-        plan(base, ["swd"], [], {"bits": [0], "digits": []}, out=OUT, labeled=False, seeds=0)
+        plan(base, choose_learners(["swd"], [], labeled=False), {"bits": [0]}, OUT, seeds=0)
     fine = {"learner": "swd", "feature": "bits", "amount": 0, "status": "finished", "target": "labels", "low": 0.0,
             "high": 1.0, "injected": None, "factors": {"hue": 0.2}}  # fmt: skip
     failed = {**fine, "status": "failed", "reason": "x"}

@@ -76,10 +76,10 @@ def test_sweeps_become_a_grid_of_typed_values():
     assert [(cell.seed, cell.name) for cell in later] == [(n, f"nt-xent-seed{n}") for n in (5, 6)]
 
 
-@pytest.mark.parametrize("text", ["objective.temperature", "=1,2", "training.lr=", "seed=1,2"])
+@pytest.mark.parametrize("text", ["objective.temperature", "=1,2", "training.lr=", "seed=1,2", "training.epochs=3"])
 def test_an_invalid_sweep_is_refused(text):
-    with pytest.raises(UsageError, match="--sweep"):
-        parse_sweeps([text])
+    with pytest.raises(UsageError, match=f"--sweep '{text}'"):
+        parse_sweeps(["training.epochs=1,2", text])
 
 
 def test_all_recipes_use_the_data_views_and_budget_of_the_first():
@@ -98,11 +98,11 @@ def test_a_budget_in_steps_shows_the_same_number_of_images():
 
 
 def test_impossible_cells_are_refused_before_any_training():
-    with pytest.raises(UsageError, match=r"unknown recipe or objective 'nt-xnet'.*'nt-xent'"):
+    with pytest.raises(UsageError, match=r"'nt-xnet' is not a recipe.*'nt-xent'"):
         planned(["nt-xnet"])
     with pytest.raises(UsageError, match=r"temperature"):
         planned(["nt-xent"], grid={"objective.temperature": [0.1, -1.0]})
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="nt-xent-seed0"):
         planned(["nt-xent", "nt-xent"])
 
 
@@ -207,25 +207,11 @@ def test_cells_of_older_versions_have_no_fingerprints(half_done):
         again()
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("[]", "not a table"),
-        ("{}", "'recipe' is missing"),
-        ('{"status": "done"}', "'done'"),
-        ('{"status": "failed"}', "'reason' is missing"),
-        ('{"seconds": "1"}', "seconds is not a number"),
-        ('{"probes": {"knn": {"accuracy": 0.5}}}', "'n' is missing in probes.knn"),
-    ],
-)
-def test_a_damaged_record_is_refused(content, words, half_done):
+@pytest.mark.parametrize("content", ["[]", "{}", '{"status": "done"}', "{"])
+def test_a_damaged_record_is_refused(content, half_done):
     out, again = half_done
-    path = out / "runs" / "dcl-seed0" / "cell.json"
-    tree = json.loads(content)
-    if tree:
-        tree = {**json.loads(path.read_text()), **tree}
-    path.write_text(json.dumps(tree))
-    with pytest.raises(CheckpointError, match=f"cell.json is damaged .*{words}"):
+    (out / "runs" / "dcl-seed0" / "cell.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"cell\.json is damaged"):
         again()
 
 

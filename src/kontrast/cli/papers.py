@@ -14,22 +14,19 @@ from kontrast.studies.text_tables import aligned, terminal_width, wrapped
 
 def reproduce(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE] [key=value ...]", help="See --list.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[TABLE] [key=value ...]", help="See --list.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the tables, or the cells of TABLE.")] = False,
-    cells: Annotated[
-        list[str] | None,
-        typer.Option(help="Names of cells or groups to run, separated by commas.", show_default=False),
-    ] = None,
+    cells: Annotated[list[str] | None, typer.Option(help="Names of cells or groups, separated by commas.")] = None,
     seeds: Annotated[str, typer.Option(help="How many seeds (3), or which ones (1,4; a single one as 2,).")] = "1",
-    jobs: Annotated[int, typer.Option(help="Runs at once on the device, each in its own process.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs at once on the device, each in its own process.", min=1)] = 1,
     data: Annotated[
         str, typer.Option(help="The folder with the images; default: KONTRAST_DATA, data, ../shared/data.")
     ] = "",
     out: Annotated[Path, typer.Option(help="The folder for TABLE.json and TABLE.md.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="The folder for run folders.")] = Path("runs/reproduce"),
     merged: Annotated[
-        Path | None, typer.Option("--merge", help="Run nothing; add the runs of this TABLE.json.", show_default=False)
+        Path | None, typer.Option("--merge", help="Run nothing; add the runs of this TABLE.json.")
     ] = None,
     docs: Annotated[
         bool, typer.Option("--docs", help="Run nothing; write docs/results.md and every TABLE.md from --out.")
@@ -45,12 +42,11 @@ def reproduce(
         written = [str(path) for path in write_docs(out, Path("docs"))]
         emit({"written": written}, written, as_json)
     elif merged is not None:
-        from kontrast.papers.results_file import results_path
         from kontrast.papers.save_results import merge_results
         from kontrast.papers.tables import load_table
 
         count = merge_results(out, load_table(table), merged)
-        emit({"runs": count}, [f"added {count} runs to {results_path(out, load_table(table))}"], as_json)
+        emit({"runs": count}, [f"added {count} runs to {out}"], as_json)
     elif listed:
         emit(*(list_cells(table, out) if table else list_tables()), as_json)
     else:

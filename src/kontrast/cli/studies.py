@@ -21,12 +21,9 @@ def compare(
     ],
     seeds: Annotated[int, typer.Option(help="Runs of each recipe, with different seeds.")] = 3,
     sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="Values to try: key.path=value,value. Repeat it for a grid.", show_default=False),
+        list[str] | None, typer.Option(help="Values to try: key.path=value,value. Repeat it for a grid.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The comparison's folder; give it again to resume.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The comparison's folder; give it again to resume.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -41,7 +38,7 @@ def compare(
 
 
 def audit(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]")] = None,
     objectives: Annotated[str, typer.Option(help="Names of objectives, separated by commas.")] = "nt-xent",
     temperatures: Annotated[str, typer.Option(help="Temperatures to try, separated by commas.")] = "0.1",
     bits: Annotated[str, typer.Option(help="Numbers of random bits to add (RandBit), such as 0,5,10.")] = "",
@@ -51,9 +48,7 @@ def audit(
     saturation: Annotated[
         bool, typer.Option("--saturation", help="Only train the distribution term on k bits of entropy.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="The audit's folder; give it again to resume.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The audit's folder; give it again to resume.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -67,7 +62,7 @@ def audit(
         "bits": parse_list("--bits", bits, int),
         "steps": steps, "out": out, "device": device, "say": say,
     }  # fmt: skip
-    names = [name.strip() for name in objectives.split(",") if name.strip()]
+    names = [name.strip() for name in objectives.split(",") if name.strip()] or ["nt-xent"]
     numbers = parse_list("--digits", digits, int)
     if saturation:
         if data or overrides or numbers or seeds != 1 or names != ["nt-xent"]:
@@ -88,22 +83,13 @@ def emit_study(found: Comparison | AuditResult, as_json: bool) -> None:
 
 
 def split_names(arguments: list[str]) -> tuple[list[str], str | None, list[str]]:
-    """Split the arguments into recipes or objectives, at most one DATA, and overrides."""
-    from kontrast.config.recipe_files import recipe_names
+    """Split the arguments into recipes or objectives (also unknown ones), at most one DATA, and overrides."""
     from kontrast.data.paths import describe_source
-    from kontrast.objectives import OBJECTIVES
-    from kontrast.registry import unknown
     from kontrast.studies.compare.comparison_plan import is_method
 
-    overrides = [text for text in arguments if "=" in text and not os.path.exists(text)]
-    words = [text for text in arguments if text not in overrides]
-    names = [word for word in words if is_method(word)]
-    rest = [word for word in words if word not in names]
-    for word in rest:
-        if describe_source(word).kind == "missing":
-            known = unknown(word, [*OBJECTIVES, *recipe_names()], OBJECTIVES.hint(word))
-            raise UsageError(f"{word!r} is not a recipe, an objective or data: {known}")
-    data, overrides = split_arguments([*rest, *overrides])
+    words = [text for text in arguments if "=" not in text or os.path.exists(text)]
+    names = [word for word in words if is_method(word) or describe_source(word).kind == "missing"]
+    data, overrides = split_arguments([text for text in arguments if text not in names])
     if not names:
         raise UsageError("compare needs at least one recipe or objective: see `kontrast recipes`")
     return names, data, overrides

@@ -18,14 +18,12 @@ from typing import Any
 
 from kontrast.config.recipe import parse_toml
 from kontrast.config.recipe_files import recipe_text
-from kontrast.errors import UsageError
 from kontrast.files import write_atomic
 from kontrast.papers.measure import IMAGES
 from kontrast.papers.result_pages import make_pages, markdown_row, write_pages
 from kontrast.papers.results_file import find_entry, finished_runs, metric_values, read_results
 from kontrast.papers.tables import CLAIMS, Table, load_table, table_names
 from kontrast.probes.intervals import over_seeds
-from kontrast.registry import nearest
 
 HOLDS, FAILS, INCONCLUSIVE, NOT_RUN = "holds", "does not hold", "inconclusive", "not run yet"
 
@@ -50,10 +48,6 @@ class Mean:
     variance: float | None
     by_seed: dict[int, float]
 
-    @property
-    def seeds(self) -> int:
-        return len(self.by_seed)
-
 
 @dataclass(frozen=True)
 class Judgment:
@@ -74,8 +68,7 @@ def parse_check(check: str) -> list[tuple[dict[str, float], str]]:
     A difference is a sum {cell: factor}, with constants under "", and the text of its comparison.
     """
     parts = re.split(r" ([<>]) ", check)
-    if len(parts) < 3:
-        raise UsageError(f"check {check!r} must compare: `cell > cell`, with spaces around the sign")
+    assert len(parts) >= 3, check
     made = []
     for left, sign, right in zip(parts[0::2], parts[1::2], parts[2::2]):
         high, low = (left, right) if sign == ">" else (right, left)
@@ -88,32 +81,25 @@ def parse_check(check: str) -> list[tuple[dict[str, float], str]]:
 
 def parse_sum(text: str) -> dict[str, float]:
     total: dict[str, float] = {}
-    sign = 1.0
-    for word in text.split():
-        if word in "+-":
-            sign = 1.0 if word == "+" else -1.0
-            continue
+    for sign, word in re.findall(r"(?:^|([+-]) )(\S+)", text):
+        factor = -1.0 if sign == "-" else 1.0
         number = re.fullmatch(r"\d+(\.\d+)?", word)
-        cell, factor = ("", sign * float(word)) if number else (word, sign)
+        cell, factor = ("", factor * float(word)) if number else (word, factor)
         total[cell] = total.get(cell, 0.0) + factor
     return total
 
 
 def mean_of(table: Table, tree: dict[str, Any], name: str, metric: str) -> Mean | None:
     """The mean of a cell's finished runs; None if there are none."""
-    cell = next((c for c in table.cells if c.name == name), None)
-    if cell is None:
-        raise UsageError(f"{table.name} has no cell {name!r}: {nearest(name, [c.name for c in table.cells])}")
+    cell = next(c for c in table.cells if c.name == name)
     runs = finished_runs(find_entry(tree, cell, {}))
     values = {run["seed"]: value for run in runs for value in metric_values([run], metric)}
     if not values:
         return None
-    mean, variance = statistics.fmean(values.values()), None
+    mean = statistics.fmean(values.values())
     if len(values) > 1:
-        variance = statistics.variance(values.values()) / len(values)
-    else:
-        variance = variance_over_images(runs[0], metric, mean)
-    return Mean(mean, variance, values)
+        return Mean(mean, statistics.variance(values.values()) / len(values), values)
+    return Mean(mean, variance_over_images(runs[0], metric, mean), values)
 
 
 def variance_over_images(run: dict[str, Any], metric: str, mean: float) -> float | None:
@@ -133,7 +119,7 @@ def judge(total: dict[str, float], means: dict[str, Mean]) -> tuple[str, float, 
     """The verdict on `total > 0`, the margin, and half its 95% interval; inconclusive if there is no interval."""
     difference = total.get("", 0.0) + sum(total[cell] * mean.value for cell, mean in means.items())
     half = half_paired_interval(total, means)
-    shares = [(total[c] ** 2 * m.variance, m.seeds) for c, m in means.items() if m.variance is not None]
+    shares = [(total[c] ** 2 * m.variance, len(m.by_seed)) for c, m in means.items() if m.variance is not None]
     if half is None and len(shares) == len(means):
         half = quantile(shares) * math.sqrt(sum(share for share, _ in shares))
     if half is None or abs(difference) <= half:
@@ -169,12 +155,10 @@ def judge_comparison(table: Table, tree: dict[str, Any], check: tuple[dict[str, 
     verdict, difference, half = judge(total, known)
     factor, unit = (100.0, " points") if metric in (*table.probes, "knn_area") else (1.0, "")
     spread = f" ± {factor * half:.2g}" if half is not None else " (no interval)"
-    seeds = sorted({mean.seeds for mean in known.values()})
+    seeds = sorted({len(mean.by_seed) for mean in known.values()})
     count = " to ".join(map(str, seeds[:1] + seeds[-1:] if len(seeds) > 1 else seeds))
-    return Judgment(
-        verdict,
-        f"{text}: {verdict}, margin {factor * difference:+.3g}{spread}{unit} ({count} seed{'s' * (seeds != [1])})",
-    )
+    margin = f"margin {factor * difference:+.3g}{spread}{unit} ({count} seed{'s' * (seeds != [1])})"
+    return Judgment(verdict, f"{text}: {verdict}, {margin}")
 
 
 def judge_claim(claim: Claim, table: Table, tree: dict[str, Any]) -> Judgment:

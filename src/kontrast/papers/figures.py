@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 from kontrast.papers.line_chart import Line, line_chart
+from kontrast.papers.results_file import Record, metric_values
 from kontrast.papers.tables import Table, TableCell
 
-Record = dict[str, Any]
 Runs = Callable[[TableCell], list[Record]]  # the finished runs of a cell
 MIN_POINTS = 2  # a single point shows nothing that the table does not
 HISTOGRAMS = {"cosine_histogram": "cosine of views", "variance_histogram": "variance of views"}
@@ -71,18 +70,10 @@ def sweep_lines(table: Table, runs: Runs) -> dict[str, list[Line]]:
         if len(names) != 1 or not all(matches):
             continue
         values = [float(match[2]) for match in matches if match]
-        ours = [(x, mean_accuracy(runs(cell), table.probes[0])) for x, cell in zip(values, cells)]
-        line = Line(
-            title,
-            sorted((x, y) for x, y in ours if y is not None),
-            sorted((x, cell.paper) for x, cell in zip(values, cells) if cell.paper is not None),
-        )
+        measured = [(x, metric_values(runs(cell), table.probes[0])) for x, cell in zip(values, cells)]
+        ours = sorted((x, 100 * statistics.fmean(accuracies)) for x, accuracies in measured if accuracies)
+        paper = sorted((x, cell.paper) for x, cell in zip(values, cells) if cell.paper is not None)
+        line = Line(title, ours, paper)
         if len(line.points) >= MIN_POINTS:
             found.setdefault(names.pop(), []).append(line)
     return found
-
-
-def mean_accuracy(runs: list[Record], probe: str) -> float | None:
-    """The mean over seeds, in percent."""
-    values = [run["probes"][probe]["accuracy"] for run in runs if probe in run["probes"]]
-    return 100 * statistics.fmean(values) if values else None

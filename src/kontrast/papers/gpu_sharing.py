@@ -31,14 +31,10 @@ def shared_gpu(device: str, say: Callable[[str], None]) -> Iterator[dict[str, st
 
     Without a GPU or the service, or if the variables are set already, it yields no variables.
     """
-    program = control_program()
     if device == "cpu" or not torch.cuda.is_available() or PIPES in os.environ:
         yield {}
         return
-    if program is None:
-        say(f"the runs take turns on the GPU: {CONTROL}, which would let them share it, is not installed")
-        yield {}
-        return
+    program = control_program() or CONTROL
     with tempfile.TemporaryDirectory(prefix="kontrast-mps-", ignore_cleanup_errors=True) as folder:
         variables = {PIPES: folder, LOGS: str(Path(folder) / "logs")}
         (Path(folder) / "logs").mkdir()
@@ -46,10 +42,8 @@ def shared_gpu(device: str, say: Callable[[str], None]) -> Iterator[dict[str, st
         failure = start_service(program, environment)
         if failure:
             say(f"the runs take turns on the GPU: {CONTROL} did not start ({failure})")
-            yield {}
-            return
         try:
-            yield variables
+            yield {} if failure else variables
         finally:
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run([program], input=b"quit\n", env=environment, capture_output=True, timeout=SECONDS)

@@ -17,6 +17,7 @@ from kontrast.runs.lens import encode_views, lens_images, project_views
 from kontrast.runs.probe import PROBES, Sets, features_of
 from kontrast.runs.run import Run
 from kontrast.runs.snapshots import snapshots
+from kontrast.studies.cells import probe_numbers
 from kontrast.training.build import views_of
 from kontrast.training.progress import Progress
 from kontrast.training.resolve import temperature_of
@@ -39,8 +40,7 @@ def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[st
             settings = run.recipe.evaluation
             arguments = {"k": settings.k, "temperature": settings.temperature} if name == "knn" else {}
             result = PROBES[name](*sets, **arguments)
-        numbers = {"accuracy": result.accuracy, "low": result.low, "high": result.high, "n": result.n}
-        found[name] = numbers | ({"best": result.extra["best"]} if "best" in result.extra else {})
+        found[name] = probe_numbers(result) | {key: result.extra[key] for key in ("best",) if key in result.extra}
     return found
 
 

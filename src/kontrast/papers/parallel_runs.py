@@ -5,16 +5,15 @@ Each cell is a process of its own, `kontrast reproduce` for one cell and one see
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from kontrast.errors import EnvironmentFault, KontrastError, Stopped
 from kontrast.files import disk_faults
@@ -29,16 +28,9 @@ def runs_at_once() -> int:
     return int(os.environ.get(RUNS_AT_ONCE, "1"))
 
 
-class RunningCell(NamedTuple):
-    cell: Cell
-    process: subprocess.Popen[bytes]
-    log: Path
-
-
+@dataclass
 class ParallelRuns:
-    """Runs cells in processes: `ParallelRuns(command, folder, 3, say).run(cells)` runs three at once.
-
-    A signal is passed on to all running processes, and no more are started.
+    """Runs cells in processes. A signal is passed on to all running processes, and no more are started.
 
     Args:
         command: the arguments of `kontrast reproduce` that run one cell.
@@ -48,17 +40,13 @@ class ParallelRuns:
         variables: environment variables to add.
     """
 
-    def __init__(
-        self,
-        command: Callable[[Any], list[str]],
-        folder: Path,
-        at_once: int,
-        say: Callable[[str], None],
-        variables: Mapping[str, str] = MappingProxyType({}),
-    ):
-        self.command, self.folder, self.at_once, self.say, self.variables = command, folder, at_once, say, variables
-        self.running: list[RunningCell] = []
-        self.signal: int | None = None
+    command: Callable[[Any], list[str]]
+    folder: Path
+    at_once: int
+    say: Callable[[str], None]
+    variables: Mapping[str, str]
+    running: list[tuple[Cell, subprocess.Popen[bytes]]] = field(default_factory=list)
+    signal: int | None = None
 
     def run(self, cells: Sequence[Cell]) -> list[KontrastError]:
         """Run all cells and return the errors of those that failed."""
@@ -69,45 +57,44 @@ class ParallelRuns:
                 while waiting and len(self.running) < self.at_once and self.signal is None:
                     self.start(waiting.pop(0))
                 time.sleep(0.2)
-                for one in [r for r in self.running if r.process.poll() is not None]:
-                    self.running.remove(one)
+                for cell, process in [one for one in self.running if one[1].poll() is not None]:
+                    self.running.remove((cell, process))
                     ended = len(cells) - len(waiting) - len(self.running)
-                    errors += self.finish(one, f"[{ended}/{len(cells)}]")
+                    errors += self.finish(cell, process.returncode, f"[{ended}/{len(cells)}]")
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
         if self.signal is not None:
-            kind = Interrupted if self.signal == signal.SIGINT else Stopped
-            raise kind(STOPPED)
+            raise (Interrupted if self.signal == signal.SIGINT else Stopped)(STOPPED)
         return errors
 
     def start(self, cell: Cell) -> None:
-        log = self.folder / f"{cell.name}.log"
+        log = self.log_file(cell)
         threads = str(max(1, (os.cpu_count() or 1) // self.at_once))
         environment = {"OMP_NUM_THREADS": threads, **os.environ, **self.variables, RUNS_AT_ONCE: str(self.at_once)}
         command = [sys.executable, "-m", "kontrast", "reproduce", *self.command(cell)]
         with disk_faults(log), open(log, "wb") as file:
             # In a process group of its own, so that Ctrl-C reaches only this process, which passes it on once.
             process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, process_group=0)
-        self.running.append(RunningCell(cell, process, log))
+        self.running.append((cell, process))
         self.say(f"{cell.name}: started, see {log}")
 
-    def finish(self, one: RunningCell, title: str) -> list[KontrastError]:
+    def log_file(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.name}.log"
+
+    def finish(self, cell: Cell, code: int, title: str) -> list[KontrastError]:
         """Report how a process ended, by the last line of its log, and return its error."""
-        lines = one.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        last = next(
-            (line for line in reversed(lines) if line.startswith(("kontrast: ", "[1/1] "))), "its log does not say why"
-        )
-        last = last.removeprefix("kontrast: ").removeprefix("[1/1] ")
-        code = one.process.returncode
-        self.say(f"{title} {last if code == 0 else f'{one.cell.name}: exit code {code}: {last}'}")
+        log = self.log_file(cell)
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        ends = [line.partition(" ")[2] for line in lines if line.startswith(("kontrast: ", "[1/1] "))]
+        last = ends[-1] if ends else "its log does not say why"
+        self.say(f"{title} {last if code == 0 else f'{cell.name}: exit code {code}: {last}'}")
         if code == 0 or self.signal is not None:
             return []
         kinds = {kind.exit_code: kind for kind in KontrastError.__subclasses__()}
-        return [kinds.get(code, EnvironmentFault)(f"{one.cell.name}: {last} (exit code {code}, log {one.log})")]
+        return [kinds.get(code, EnvironmentFault)(f"{cell.name}: {last} (exit code {code}, log {log})")]
 
     def pass_on(self, number: int, frame: Any) -> None:
         self.signal = number
-        for one in self.running:
-            with contextlib.suppress(ProcessLookupError):
-                one.process.send_signal(number)
+        for _, process in self.running:
+            process.send_signal(number)

@@ -7,38 +7,29 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from kontrast.config.recipe import Recipe
-from kontrast.errors import DataError, KontrastError, UsageError
+from kontrast.errors import DataError, UsageError
 from kontrast.files import disk_faults, read_json_lines
 from kontrast.objectives import objective
 from kontrast.papers.gpu_sharing import shared_gpu
 from kontrast.papers.measure import MEASURES, logged_curves, mean_and_error, probe_run
 from kontrast.papers.parallel_runs import ParallelRuns, runs_at_once
-from kontrast.papers.results_file import (
-    find_entry,
-    finished_runs,
-    metric_values,
-    read_results,
-    refuse_other_settings,
-    results_path,
-)
-from kontrast.papers.save_results import add_run
+from kontrast.papers.result_pages import mean_text
+from kontrast.papers.results_file import find_entry, finished_runs, read_results, refuse_other_settings, results_path
+from kontrast.papers.save_results import add_runs
 from kontrast.papers.table_data import describe_data, find_data
 from kontrast.papers.tables import Table, TableCell, load_table, relevant_settings
 from kontrast.registry import nearest
 from kontrast.runs.probe import PROBES
 from kontrast.studies.audit.audit import train_and_probe
 from kontrast.studies.audit.baselines import AUTOENCODERS
-from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, raise_if_all_failed
+from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run
 from kontrast.studies.text_tables import aligned, terminal_width
 from kontrast.training import checkpoints
 from kontrast.training.build import precision
@@ -68,9 +59,8 @@ class Reproduction:
         rows = [["cell", "paper", self.table.probes[0], "seeds"]]
         for cell in self.table.cells:
             runs = finished_runs(find_entry({"cells": self.cells}, cell, {}))
-            values = metric_values(runs, self.table.probes[0])
             paper = "" if cell.paper is None else f"{cell.paper:g}"
-            ours = f"{100 * statistics.fmean(values):.2f}" if values else "not run"
+            ours = mean_text(runs, self.table.probes[0], 100, ".2f") or "not run"
             rows.append([cell.name, paper, ours, " ".join(str(run["seed"]) for run in runs)])
         return "\n".join([*aligned(rows, terminal_width()), str(self.file), str(self.page)])
 
@@ -116,31 +106,22 @@ def reproduce(
         >>> result = kontrast.reproduce("gcl-mnist", cells=["vae"], seeds=2)  # doctest: +SKIP
         >>> print(result)  # doctest: +SKIP
     """
-    if jobs < 1:
-        raise UsageError(f"--jobs {jobs}: give at least 1")
     runner = TableRunner(load_table(table), overrides, data, Path(out), Path(runs), device, say)
     rows, numbers = runner.table.select(cells), range(seeds) if isinstance(seeds, int) else seeds
     planned = [runner.plan(row, seed) for seed in numbers for row in rows]  # the first seed of every cell comes first
-    remaining, errors = [], []
-    for cell in planned:
-        stored = runner.stored_result(cell)
-        if stored is None:
-            remaining.append(cell)
-        else:
-            say(f"{cell.name}: already in {runner.file}")
-            errors += [stored.error] if stored.error else []
+    remaining = [cell for cell in planned if runner.read(cell) is None]
     runner.check(remaining, compare_images=False)
     runner.check_data(remaining)
     with disk_faults(runner.folder):
         runner.folder.mkdir(parents=True, exist_ok=True)
-    if jobs > 1 and len(remaining) > 1:
+    parallel = jobs > 1 and len(remaining) > 1
+    runner.run([cell for cell in planned if cell not in remaining] if parallel else planned)
+    if parallel:
         with shared_gpu(device, say) as variables:
-            errors += ParallelRuns(runner.command, runner.folder, jobs, say, variables).run(remaining)
-    else:
-        errors += [result.error for result in runner.run(remaining) if result.error]
-    raise_if_all_failed(errors, len(planned))
-    if errors:
-        say(f"{len(errors)} of {len(planned)} runs failed; the first: {errors[0]}")
+            runner.errors += ParallelRuns(runner.command, runner.folder, jobs, say, variables).run(remaining)
+    runner.raise_if_all_failed(len(planned))
+    if runner.errors:
+        say(f"{len(runner.errors)} of {len(planned)} runs failed; the first: {runner.errors[0]}")
     tree = read_results(runner.out, runner.table)
     return Reproduction(runner.table, runner.file, runner.file.with_suffix(".md"), tree["cells"])
 
@@ -178,7 +159,9 @@ class TableRunner(CellRunner):
             source = self.table.recipe(row, self.overrides).data.source
             recipe = self.table.recipe(row, [*self.overrides, f"seed={seed}", *find_data(source, self.data)])
             changed = self.table.changed_settings(row, self.overrides)
-            check_recipe(recipe)
+            check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
+            if recipe.training.epochs < 1:
+                raise UsageError("training.epochs=0 trains nothing; give at least 1")
         except UsageError as error:
             raise UsageError(f"table {self.table.origin!r}, cell {row.name!r}: {error}") from None
         parts = [row.name, *(f"{key.rpartition('.')[2]}{value}" for key, value in changed.items()), f"seed{seed}"]
@@ -203,45 +186,38 @@ class TableRunner(CellRunner):
         words += ["--device", self.device, "--out", str(self.out), "--runs", str(self.runs)]
         return [*words, *(["--data", self.data] if self.data else [])]
 
-    def read(self, cell: Cell) -> Record | None:
-        assert isinstance(cell, TableRun)
+    def read(self, cell: TableRun) -> Record | None:  # type: ignore[override]
         entry = find_entry(read_results(self.out, self.table), cell.row, cell.changed) or {"runs": []}
         run = next((run for run in entry["runs"] if run["seed"] == cell.seed), None)
         failure = {"status": "failed", "reason": run["failed"]} if run and "failed" in run else {"status": "finished"}
         return None if run is None else {**failure, "seed": cell.seed}
 
-    def write(self, cell: Cell, record: Record) -> None:
-        assert isinstance(cell, TableRun)
+    def write(self, cell: TableRun, record: Record) -> None:  # type: ignore[override]
         images = open_split(cell.recipe.data, "train", seed=cell.seed, pretraining=True)
         facts = {"changed": cell.changed, "settings": cell.settings, "data": describe_data(cell.source, images)}
-        add_run(self.out, self.table, cell.row, facts, record)
+        add_runs(self.out, self.table, [(cell.row, facts, record)])
 
-    def failed_record(self, cell: Cell, error: KontrastError) -> Record:
-        return {"seed": cell.seed, "failed": str(error)}
-
-    def finished_record(self, cell: Cell, numbers: Record) -> Record:
-        return numbers
+    def record(self, cell: Cell, numbers: Record) -> Record:
+        return {"seed": cell.seed, "failed": numbers["reason"]} if "reason" in numbers else numbers
 
     def describe(self, record: Record) -> str:
         found = ", ".join(f"{name} {100 * probe['accuracy']:.2f}" for name, probe in record["probes"].items())
         return f"{found} in {record['seconds']:.0f} s"
 
-    def measure(self, cell: Cell) -> Record:
-        assert isinstance(cell, TableRun)
+    def measure(self, cell: TableRun) -> Record:  # type: ignore[override]
         on = choose_device(self.device)
         facts = {"seed": cell.seed, **checkpoints.versions(), "device": describe_device(on), "at_once": runs_at_once()}
         facts["precision"] = str(precision(cell.recipe.training.precision, on)).removeprefix("torch.")
-        measure = self.measure_autoencoder if cell.row.learner in AUTOENCODERS else self.measure_run
-        numbers = measure(cell, on)
-        return {**facts, "finished": timestamp(), **numbers}
+        measured = self.measure_autoencoder(cell) if cell.row.learner in AUTOENCODERS else self.measure_run(cell, on)
+        return {**facts, "finished": timestamp(), **measured}
 
     def measure_run(self, cell: TableRun, device: torch.device) -> Record:
         """Train the cell or resume its training, then probe and measure it."""
         run = finish_run(cell, self.device, self.say)
         info, start = run.folder.info(), time.monotonic()
-        curves: dict[str, Any] = logged_curves(run)
-        numbers: dict[str, float] = {}
-        errors: dict[str, float] = {}
+        curves: Record = dict(logged_curves(run))
+        numbers: Record = {}
+        errors: Record = {}
         probes = probe_run(run, self.table.probes, device)
         for name in self.table.measures:
             measured, more_curves = MEASURES[name](run, device, self.say)
@@ -257,17 +233,10 @@ class TableRunner(CellRunner):
         facts["probe_seconds"] = time.monotonic() - start
         return {**facts, "probes": probes, "numbers": numbers, "errors": errors, "curves": curves}
 
-    def measure_autoencoder(self, cell: TableRun, device: torch.device) -> Record:
+    def measure_autoencoder(self, cell: TableRun) -> Record:
         """Train the audit's autoencoder on the cell's images. It is short and therefore not resumed."""
         start = time.monotonic()
         found = train_and_probe(cell, cell.row.learner, self.device)
         probe = {key: found[key] for key in ("accuracy", "low", "high", "n")}
         facts = {"seconds": time.monotonic() - start, "epochs": cell.recipe.training.epochs, "precision": "float32"}
         return {**facts, "probes": {"linear": probe}, "numbers": {}, "curves": {}}
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Refuse a recipe that can't be trained or measured."""
-    check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
-    if recipe.training.epochs < 1:
-        raise UsageError("training.epochs=0 trains nothing; give at least 1")

@@ -6,24 +6,30 @@ of their own, with the changed settings under `changed`.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from kontrast.config.recipe import Recipe
 from kontrast.errors import CheckpointError, UsageError
 from kontrast.files import read_json
-from kontrast.papers.tables import Table, TableCell, relevant_settings
-from kontrast.studies.schema import ANY, find_mismatch
+from kontrast.papers.tables import Table, TableCell, differing_keys, relevant_settings
 
 VERSION = 1
-PROBE_SCHEMA = {"accuracy": float, "low": float, "high": float, "n": int}
-RUN_SCHEMA = {
-    "seed": int, "kontrast": str, "torch": str, "device": str, "precision": str, "seconds": float, "epochs": float,
-    "at_once": int, "probes": {ANY: PROBE_SCHEMA}, "numbers": {ANY: float}, "errors?": {ANY: float},
-    "curves": {ANY: [[float]]},
-}  # fmt: skip
-FAILED_SCHEMA = {"seed": int, "failed": str}
-ENTRY_SCHEMA = {"cell": str, "changed": {}, "settings": {}, "data": str, "runs": [{}]}
+ENTRY_KEYS = ("cell", "changed", "settings", "data", "runs")
+RUN_KEYS = (
+    "seed",
+    "kontrast",
+    "torch",
+    "device",
+    "precision",
+    "seconds",
+    "epochs",
+    "at_once",
+    "probes",
+    "numbers",
+    "curves",
+)
 Record = dict[str, Any]
 
 
@@ -40,25 +46,19 @@ def read_results(out: Path, table: Table) -> Record:
 
 
 def check_results(tree: Any, path: Path) -> Record:
-    """Refuse the file if anything that the pages need is missing or damaged."""
-    mismatch = find_mismatch(tree, {"version": int, "cells": [{}]})
-    if not mismatch and tree["version"] > VERSION:
+    """Refuse a file of a newer version, or one that lacks something that the pages need."""
+    try:
+        newer = tree["version"] > VERSION
+        for entry in tree["cells"]:
+            itemgetter(*ENTRY_KEYS)(entry)
+            for run in entry["runs"]:
+                itemgetter(*(("seed", "failed") if "failed" in run else RUN_KEYS))(run)
+    except (KeyError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is damaged or not a results file ({problem}): restore it") from None
+    if newer:
         raise UsageError(f"{path} was written by a newer kontrast: upgrade, or use another results folder")
-    mismatch = mismatch or next((text for text in map(find_entry_mismatch, tree["cells"]) if text), "")
-    if mismatch:
-        raise CheckpointError(f"{path} is damaged or not a results file ({mismatch}): restore it or use another file")
     return tree
-
-
-def find_entry_mismatch(entry: Record) -> str:
-    name, mismatch = f"cell {entry.get('cell')!r}", find_mismatch(entry, ENTRY_SCHEMA)
-    if mismatch:
-        return f"{name}: {mismatch}"
-    for run in entry["runs"]:
-        mismatch = find_mismatch(run, FAILED_SCHEMA if "failed" in run else RUN_SCHEMA)
-        if mismatch:
-            return f"{name}, seed {run.get('seed')}: {mismatch}"
-    return ""
 
 
 def find_entry(tree: Record, cell: TableCell, changed: Record) -> Record | None:
@@ -82,12 +82,23 @@ def refuse_other_settings(path: Path, entry: Record, settings: Record, data: str
     A setting that was introduced after the entry was written had its default value.
     """
     before = {**{k: v for k, v in relevant_settings(Recipe()).items() if k in settings}, **entry["settings"]}
-    keys = [key for key in sorted(before | settings) if before.get(key) != settings.get(key)]
-    different = [f"{key} {before.get(key)} -> {settings.get(key)}" for key in keys]
-    if data is not None and entry["data"] != data:
-        different.append(f"data {entry['data']} -> {data}")
+    after = {**settings, "data": entry["data"] if data is None else data}
+    before["data"] = entry["data"]
+    different = [f"{key} {before.get(key)} -> {after.get(key)}" for key in differing_keys(before, after)]
     if different:
         raise UsageError(
             f"{path} has the cell {entry['cell']!r} with other settings ({', '.join(different[:3])}): "
             "give another --out, or delete the old cell from the file"
         )
+
+
+def set_run(tree: Record, path: Path, cell: TableCell, facts: Record, run: Record) -> None:
+    """Add or replace one seed's record. facts: the entry's `changed`, `settings` and `data`."""
+    entry = find_entry(tree, cell, facts["changed"])
+    if entry is None:
+        described = {key: facts[key] for key in ("changed", "data", "settings")}
+        entry = {"cell": cell.name, "recipe": cell.recipe, **described, "runs": []}
+        tree["cells"].append(entry)
+    refuse_other_settings(path, entry, facts["settings"], facts["data"])
+    others = [r for r in entry["runs"] if r["seed"] != run["seed"]]
+    entry["runs"] = sorted([*others, run], key=lambda r: r["seed"])

@@ -62,8 +62,6 @@ def unpack(archive: Path, source: str) -> Path:
                     tar.extractall(temporary, filter="data")
             except (tarfile.TarError, EOFError) as error:
                 raise DataError(f"{archive} is damaged ({error}): download it again") from None
-    if not (home / source / "train").is_dir():
-        raise DataError(f"{archive} has no folder {source}/train: is it the right archive?")
     return home / source
 
 

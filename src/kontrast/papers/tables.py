@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from kontrast.config.recipe import Recipe, parse_toml, to_tree, toml_value
 from kontrast.config.recipe_files import recipe_text, resolve
 from kontrast.errors import UsageError
 from kontrast.registry import nearest
-from kontrast.studies.schema import ANY, find_mismatch
 
 FOLDER = Path(__file__).parent
 CLAIMS = FOLDER / "claims.toml"
@@ -25,18 +25,6 @@ IRRELEVANT_SETTINGS = (
     "training.compile", "training.log_every", "evaluation.", "checkpoints.",
 )  # fmt: skip
 """Settings in which two runs of a cell may differ: the seed, the place of the images, what is logged and saved."""
-CELL_SCHEMA = {
-    "name": str, "label": str, "recipe?": str, "overrides?": [str], "paper?": float, "where?": str, "learner?": str,
-}  # fmt: skip
-GRID_SCHEMA = {"key": str, "values": [float], "label": str, "paper?": [float], "same?": {ANY: str}}
-GROUP_SCHEMA = {
-    "name": str, "title": str, "recipe?": str, "overrides?": [str], "where?": str, "learner?": str,
-    "cells?": [CELL_SCHEMA], "grid?": GRID_SCHEMA,
-}  # fmt: skip
-TABLE_SCHEMA = {
-    "groups": [GROUP_SCHEMA], "title": str, "paper": str, "about": str, "probes": [str], "settings": [str],
-    "measures?": [str],
-}  # fmt: skip
 LEARNERS = ("", "VAE", "VAE-pixels")
 
 
@@ -85,7 +73,7 @@ class Table:
     def changed_settings(self, cell: TableCell, overrides: Sequence[str]) -> dict[str, Any]:
         """The settings that these overrides change; such runs are stored apart from the cell's own."""
         plain, given = (relevant_settings(self.recipe(cell, texts), cell.learner) for texts in ((), overrides))
-        return {key: given.get(key) for key in sorted(plain | given) if plain.get(key) != given.get(key)}
+        return {key: given.get(key) for key in differing_keys(plain, given)}
 
     def select(self, names: Sequence[str]) -> list[TableCell]:
         """The cells to run for these names of cells and groups, in the table's order; all cells without names."""
@@ -103,49 +91,40 @@ def table_names() -> list[str]:
 
 def load_table(name: str) -> Table:
     """Load a table of the package by name, or one of your own by the path of its .toml file."""
-    path = FOLDER / f"{name}.toml"
-    if name not in table_names():
-        path = Path(name)
-        if not name.endswith(".toml"):
-            raise UsageError(f"unknown table {name!r}: {nearest(name, table_names())}")
-        if not path.is_file():
-            raise UsageError(f"there is no table file {name!r}; see `kontrast reproduce --list` for included tables")
+    included = name in table_names()
+    path = FOLDER / f"{name}.toml" if included else Path(name)
+    if not included and not (path.suffix == ".toml" and path.is_file()):
+        raise UsageError(f"there is no table or table file {name!r}: {nearest(name, table_names())}")
     return read_table(path.stem, parse_toml(recipe_text(path), f"table {name!r}"), name)
 
 
 def read_table(name: str, tree: dict[str, Any], origin: str) -> Table:
     """Make a table of a file's tree and check it."""
-    mistake = find_mismatch(tree, TABLE_SCHEMA)
-    if mistake:
-        raise UsageError(
-            f"table {origin!r} can't be read: {mistake}; see {FOLDER / 'cacr-table-2.toml'} for an example"
-        )
-    mistake = next(group_mistakes(tree["groups"]), "")
-    if mistake:
-        raise UsageError(f"table {origin!r}: {mistake}")
     try:
-        cells = [cell for group in tree["groups"] for cell in group_cells(group)]
-    except TypeError as error:  # an unknown key, or no recipe
-        raise UsageError(f"table {origin!r} has a cell that can't be read: {error}") from None
-    table = Table(
-        name, tree["title"], tree["paper"], tree["about"], tuple(tree["probes"]), tuple(tree["settings"]),
-        tuple(tree.get("measures", ())), {g["name"]: g["title"] for g in tree["groups"]}, tuple(cells), origin,
-    )  # fmt: skip
-    mistake = next(table_mistakes(table), "")
+        table = Table(
+            name, tree["title"], tree["paper"], tree["about"], tuple(tree["probes"]), tuple(tree["settings"]),
+            tuple(tree.get("measures", ())), {g["name"]: g["title"] for g in tree["groups"]},
+            tuple(cell for group in tree["groups"] for cell in group_cells(group)), origin,
+        )  # fmt: skip
+        mistake = next(chain(grid_mistakes(tree["groups"]), table_mistakes(table)), "")
+    except KeyError as error:
+        mistake = f"has no {error}; see {FOLDER / 'cacr-table-2.toml'} for an example"
+    except (TypeError, ValueError, AttributeError) as error:  # an unknown key, or a value of another type
+        mistake = f"can't be read ({error}); see {FOLDER / 'cacr-table-2.toml'} for an example"
     if mistake:
         raise UsageError(f"table {origin!r} {mistake}")
     return table
 
 
-def group_mistakes(groups: Sequence[dict[str, Any]]) -> Iterator[str]:
+def grid_mistakes(groups: Sequence[dict[str, Any]]) -> Iterator[str]:
     for group in groups:
         grid = group.get("grid", {"values": []})
         name, count, papers = group["name"], len(grid["values"]), len(grid.get("paper", ()))
         if papers not in (0, count):
-            yield f"the grid of group {name!r} has {count} values but {papers} paper numbers; give {count} or none"
+            yield f"has a group {name!r} with {count} values but {papers} paper numbers; give {count} or none"
         unknown = set(grid.get("same", ())) - {f"{value:g}" for value in grid["values"]}
         if unknown:
-            yield f"the grid of group {name!r} has `same` for {', '.join(sorted(unknown))}, not one of its values"
+            yield f"has a group {name!r} with `same` for {', '.join(sorted(unknown))}, not one of its values"
 
 
 def table_mistakes(table: Table) -> Iterator[str]:
@@ -165,8 +144,7 @@ def table_mistakes(table: Table) -> Iterator[str]:
         elif cell.same_as:
             other = runs[cell.same_as]
             mine, its = (relevant_settings(table.recipe(one), one.learner) for one in (cell, other))
-            different = [key for key in sorted(mine | its) if mine.get(key) != its.get(key)]
-            if different:
+            if different := differing_keys(mine, its):
                 yield f"has a cell {cell.name!r} that differs from {other.name!r} in {', '.join(different)}"
 
 
@@ -176,8 +154,9 @@ def group_cells(group: dict[str, Any]) -> list[TableCell]:
     overrides = tuple(group.get("overrides", ()))
     cells = []
     for tree in [*group.get("cells", ()), *grid_cells(group)]:
-        own = tuple(tree.get("overrides", ()))
-        cells.append(TableCell(**{**shared, **tree, "group": group["name"], "overrides": (*overrides, *own)}))
+        own: dict[str, Any] = {"label": str(tree["label"]), "overrides": (*overrides, *tree.get("overrides", ()))}
+        own["paper"] = None if tree.get("paper") is None else float(tree["paper"])
+        cells.append(TableCell(**{**shared, **tree, **own, "group": group["name"]}))
     return cells
 
 
@@ -198,6 +177,10 @@ def grid_cells(group: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for value, paper in zip(grid["values"], papers)
     ]
+
+
+def differing_keys(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [key for key in sorted(before | after) if before.get(key) != after.get(key)]
 
 
 def relevant_settings(recipe: Recipe, learner: str = "") -> dict[str, Any]:

@@ -6,6 +6,7 @@ error is recorded and the others continue; the study itself fails only if all of
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +17,8 @@ from kontrast.config.recipe import DataSettings, Recipe, to_toml, to_tree
 from kontrast.data import ImageSet
 from kontrast.errors import CheckpointError, DataError, KontrastError, NumbersError, Stopped, UsageError
 from kontrast.files import read_json, write_atomic, write_json
+from kontrast.probes import ProbeResult
 from kontrast.runs.run import Run
-from kontrast.studies.schema import ANY, Optional, find_mismatch
 from kontrast.training.pretrain import pretrain
 from kontrast.training.resolve import with_defaults
 from kontrast.training.run_folder import RunFolder
@@ -47,16 +48,8 @@ class Cell:
         return self.recipe.seed
 
 
-@dataclass(frozen=True)
-class CellResult:
-    """The record of a cell that finished or failed, with the error of a failed one."""
-
-    record: Record
-    error: KontrastError | None = None
-
-
-class CellRunner:
-    """Runs the cells of one study one after another. A study overrides `measure`, and `describe` for progress lines.
+class CellRunner(ABC):
+    """Runs the cells of one study one after another. A study overrides `measure` and `describe`.
 
     Args:
         device: auto, cpu or cuda.
@@ -64,41 +57,36 @@ class CellRunner:
         option: the command-line option that names the study's folder, for error messages.
     """
 
-    record_schema: Record = {}
-    """What the record of every cell must contain."""
-    finished_schema: Record = {}
-    """What the record of a finished cell must contain in addition."""
-
     def __init__(self, device: str, say: Say, option: str = "--out"):
         self.device, self.say, self.option = device, say, option
         self.images: dict[str, Fingerprints] = {}  # the expected fingerprints by cell; empty: not compared
+        self.errors: list[KontrastError] = []  # of the cells that failed
 
+    @abstractmethod
     def measure(self, cell: Cell) -> Record:
         """Train the cell, or resume its training, and return its numbers; `fingerprints` are those of its images."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self, record: Record) -> str:
         """Summarize a finished record in a few words."""
-        return "finished"
 
     def check(self, cells: Sequence[Cell], compare_images: bool = True) -> None:
         """Before the first cell trains, refuse cells that were run with other settings or on other images."""
         if compare_images:
-            for cell, now in zip(cells, current_fingerprints([cell.recipe for cell in cells])):
-                self.images[cell.name] = now
+            self.images = current_fingerprints(cells)
         for cell in cells:
-            record, different = self.read(cell), changed_settings(cell)
+            record, different = self.read(cell) or {}, []
+            if RunFolder(cell.folder).holds_run:
+                different = recipe_changes(with_defaults(Run(cell.folder).recipe), with_defaults(cell.recipe))
             # Images that changed can change the settings derived from them, so they are reported first, unless the
             # user chose other data.
             if not any(text.startswith("data.") for text in different):
-                self.refuse_other_images(cell, (record or {}).get("images"))
+                self.refuse_other_images(cell, record.get("images"))
             settings = cell.facts.get("fingerprint")
-            if different or (record is not None and settings and record["fingerprint"] != settings):
-                place = cell.folder if different else cell.record_file
-                details = f" ({', '.join(different[:3])})" if different else ""
+            if different or record.get("fingerprint", settings) != settings:
                 raise UsageError(
-                    f"{place} was run with other settings{details}: give the same settings to resume, or another "
-                    f"{self.option}"
+                    f"{cell.name} was run with other settings ({', '.join(different[:3]) or cell.record_file}): give "
+                    f"the same settings to resume, or another {self.option}"
                 )
 
     def refuse_other_images(self, cell: Cell, seen: Fingerprints | None) -> None:
@@ -107,9 +95,8 @@ class CellRunner:
         Fingerprints that an older version did not store are not compared.
         """
         before = dict(seen or {})
-        noted = RunFolder(cell.folder).info().get("data") if RunFolder(cell.folder).holds_run else None
-        if isinstance(noted, dict):
-            before[TRAINED_ON] = noted.get("fingerprint")
+        if RunFolder(cell.folder).holds_run:
+            before[TRAINED_ON] = RunFolder(cell.folder).info().get("data", {}).get("fingerprint")
         now = self.images.get(cell.name, {})
         other = [part for part in now if before.get(part) not in (None, now[part])]
         if other:
@@ -119,67 +106,58 @@ class CellRunner:
                 f"restore the images, or give another {self.option} to run everything on the new ones"
             )
 
-    def run(self, cells: Sequence[Cell], save: Callable[[list[Record]], object] | None = None) -> list[CellResult]:
+    def run(self, cells: Sequence[Cell], save: Callable[[list[Record]], object] = lambda records: None) -> list[Record]:
         """Run all cells that are not finished; `save` receives the records so far after each cell."""
-        results: list[CellResult] = []
+        records: list[Record] = []
         with StopSignals(STOPPED):
             for number, cell in enumerate(cells, 1):
-                results.append(self.run_cell(cell, f"[{number}/{len(cells)}] {cell.name}"))
-                if save is not None:
-                    save([result.record for result in results])
-        return results
+                records.append(self.run_cell(cell, f"[{number}/{len(cells)}] {cell.name}"))
+                save(records)
+        return records
 
-    def run_cell(self, cell: Cell, title: str) -> CellResult:
-        """Return the stored result of a cell, or measure it now. A failure is returned, not raised."""
-        stored = self.stored_result(cell)
-        if stored is not None:
-            self.say(f"{title}: already {'failed' if stored.error else 'finished'}")
-            return stored
+    def run_cell(self, cell: Cell, title: str) -> Record:
+        """Return the stored record of a cell, or measure it now. A failure is recorded, not raised."""
+        record = self.read(cell)
+        if record is not None:
+            self.say(f"{title}: already {record['status']}")
+            if record["status"] == "failed":
+                self.errors.append(NumbersError(record["reason"]))
+            return record
         self.say(f"{title}: {'resuming' if RunFolder(cell.folder).holds_run else 'training'}")
         try:
             numbers = self.measure(cell)
-            self.refuse_other_images(
-                cell, numbers.pop("fingerprints", None)
-            )  # they may have changed during the training
-            record = self.finished_record(cell, numbers)
+            self.refuse_other_images(cell, numbers.pop("fingerprints", None))  # changed during the training?
+            record = self.record(cell, numbers)
             self.write(cell, record)
+            self.say(f"{title}: {self.describe(record)}")
         except (Stopped, Interrupted) as error:
             raise type(error)(f"stopped in {cell.name}; run the same command again to resume") from None
         except KontrastError as error:
             self.say(f"{title}: failed: {error}")
-            record = self.failed_record(cell, error)
+            self.errors.append(error)
+            failure = {"status": "failed", "reason": str(error), "exit_code": error.exit_code}
+            record = self.record(cell, failure)
             if isinstance(error, NumbersError):  # it would fail again; other errors, such as a full disk, may not
                 self.write(cell, record)
-            return CellResult(record, error)
-        self.say(f"{title}: {self.describe(record)}")
-        return CellResult(record)
+        return record
 
-    def stored_result(self, cell: Cell) -> CellResult | None:
-        record = self.read(cell)
-        if record is None:
-            return None
-        return CellResult(record, NumbersError(record["reason"]) if record["status"] == "failed" else None)
+    def raise_if_all_failed(self, count: int) -> None:
+        """Raise the first error, with its exit code, if none of this many cells finished."""
+        if self.errors and len(self.errors) == count:
+            first = self.errors[0]
+            raise type(first)(f"all {count} runs failed; the first: {first}" if count > 1 else str(first))
 
-    def finished_record(self, cell: Cell, numbers: Record) -> Record:
+    def record(self, cell: Cell, numbers: Record) -> Record:
+        """What is stored about a cell: its numbers, or the reason of its failure."""
         return {**cell.facts, "images": self.images[cell.name], "status": "finished", **numbers}
-
-    def failed_record(self, cell: Cell, error: KontrastError) -> Record:
-        failure = {"status": "failed", "reason": str(error), "exit_code": error.exit_code}
-        return {**cell.facts, "images": self.images[cell.name], **failure}
 
     def read(self, cell: Cell) -> Record | None:
         """Read the record of a cell that finished or failed; None if there is none."""
-        path = cell.record_file
-        if not path.is_file():
+        if not cell.record_file.is_file():
             return None
-        record = read_json(path)
-        status = record.get("status") if isinstance(record, dict) else None
-        schema = {"status": str, "reason": str} if status == "failed" else {"status": str, **self.finished_schema}
-        mismatch = find_mismatch(record, {**self.record_schema, **schema, "images?": {ANY: Optional(str)}})
-        if not mismatch and status not in ("finished", "failed"):
-            mismatch = f"its status is {status!r}"
-        if mismatch:
-            raise CheckpointError(f"{path} is damaged ({mismatch}): delete it to measure the cell again")
+        record = read_json(cell.record_file)
+        if not isinstance(record, dict) or record.get("status") not in ("finished", "failed"):
+            raise CheckpointError(f"{cell.record_file} is damaged: delete it to measure the cell again")
         return record
 
     def write(self, cell: Cell, record: Record) -> None:
@@ -195,12 +173,6 @@ def group_by(records: Sequence[Record], *keys: str) -> dict[Any, list[Record]]:
     return groups
 
 
-def raise_if_all_failed(errors: Sequence[KontrastError], count: int) -> None:
-    """Raise the first error, with its exit code, if none of the cells finished."""
-    if errors and len(errors) == count:
-        raise type(errors[0])(f"all {count} runs failed; the first: {errors[0]}" if count > 1 else str(errors[0]))
-
-
 def finish_run(cell: Cell, device: str, say: Say) -> Run:
     """Return the cell's finished run after training it or resuming its training, if necessary."""
     if not RunFolder(cell.folder).holds_run:
@@ -209,13 +181,6 @@ def finish_run(cell: Cell, device: str, say: Say) -> Run:
     if RunFolder(cell.folder).info().get("finished") and (cell.folder / "encoder.safetensors").is_file():
         return Run(cell.folder)
     return Run(pretrain(out=cell.folder, resume=True, device=device, say=say))
-
-
-def changed_settings(cell: Cell) -> list[str]:
-    """Settings in which the run in the cell's folder, if there is one, differs from the cell's recipe."""
-    if not RunFolder(cell.folder).holds_run:
-        return []
-    return recipe_changes(with_defaults(Run(cell.folder).recipe), with_defaults(cell.recipe))
 
 
 def recipe_changes(before: Recipe, after: Recipe) -> list[str]:
@@ -229,20 +194,29 @@ def probe_fingerprints(train: ImageSet, test: ImageSet | None) -> Fingerprints:
     return {"train": train.fingerprint, "test": None if test is None else test.fingerprint}
 
 
-def current_fingerprints(recipes: Sequence[Recipe]) -> list[Fingerprints]:
-    """Fingerprints of each recipe's images as they are now; recipes with the same data open them once."""
+def probe_numbers(result: ProbeResult) -> Record:
+    """The numbers of a probe that a record stores."""
+    return {key: getattr(result, key) for key in ("accuracy", "low", "high", "n")}
+
+
+def current_fingerprints(cells: Sequence[Cell]) -> dict[str, Fingerprints]:
+    """Fingerprints of each cell's images as they are now; cells with the same data open them once."""
     known: dict[DataSettings, Fingerprints] = {}
-    for recipe in recipes:
-        data = plain_data(recipe)
+    by_cell = {}
+    for cell in cells:
+        data = replace(cell.recipe.data, random_bits=0, overlay_digits=0)  # these don't change the fingerprints
         if data not in known:
             train = open_split(data, "train")
             test = open_split(data, "test", other_bad=train.bad) if train.has_test else None
             same = data.split == "train" and data.imbalance == "none"
             trained = train if same else open_split(data, "train", pretraining=True)
             known[data] = {**probe_fingerprints(train, test), TRAINED_ON: trained.fingerprint}
-    return [known[plain_data(recipe)] for recipe in recipes]
+        by_cell[cell.name] = known[data]
+    return by_cell
 
 
-def plain_data(recipe: Recipe) -> DataSettings:
-    """The data settings without injected features, which do not change the fingerprint."""
-    return replace(recipe.data, random_bits=0, overlay_digits=0)
+def seeds_from(first: int, count: int) -> range:
+    """Consecutive seeds, one per run of a learner or recipe."""
+    if count < 1:
+        raise UsageError(f"--seeds {count}: give at least 1")
+    return range(first, first + count)

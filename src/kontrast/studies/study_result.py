@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kontrast.files import write_json
-from kontrast.studies.text_tables import terminal_width, text_table, wrapped
+from kontrast.studies.text_tables import aligned, terminal_width, wrapped
 
 Record = dict[str, Any]
 
@@ -47,7 +47,7 @@ class StudyResult:
         """The tables, each followed by its note, and the verdict, wrapped to the width of a terminal."""
         lines = []
         for number, table in enumerate(self.tables):
-            lines += [*wrapped(table["title"], width), *text_table(table, width), ""]
+            lines += [*wrapped(table["title"], width), *aligned([table["columns"], *table["rows"]], width), ""]
             note = table.get("note")
             if note and note not in [other.get("note") for other in self.tables[number + 1 :]]:  # print a note once
                 lines += [*wrapped(note, width), ""]

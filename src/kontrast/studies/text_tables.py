@@ -17,11 +17,6 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
 
 
-def text_table(table: dict[str, Any], width: int | None = None) -> list[str]:
-    """Lines of a table with `columns` and `rows`, aligned under the column names."""
-    return aligned([table["columns"], *table["rows"]], width)
-
-
 def aligned(rows: Sequence[Sequence[Any]], width: int | None = None) -> list[str]:
     """Lines of rows with aligned columns. Columns that don't fit follow below, after a repeated first column."""
     texts = [[str(cell) for cell in row] for row in rows]
@@ -51,7 +46,5 @@ def wrapped(text: str, width: int | None = None, hang: int = 0) -> list[str]:
     """Lines of a sentence; later lines are indented by `hang`, and a word longer than a line stays whole."""
     if width is None:
         return [text]
-    room = max(width, hang + 20)
-    return textwrap.wrap(text, room, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False) or [
-        text
-    ]
+    options: Any = {"subsequent_indent": " " * hang, "break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, max(width, hang + 20), **options) or [text]

@@ -22,13 +22,12 @@ import torch
 from kontrast.config.overrides import apply_overrides
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_tree
 from kontrast.data import ImageSet
-from kontrast.errors import UsageError
 from kontrast.files import disk_faults
 from kontrast.objectives import OBJECTIVES, objective
-from kontrast.studies.audit.audit_summary import CELL_SCHEMA, FINISHED_SCHEMA, summarize
+from kontrast.studies.audit.audit_summary import summarize
 from kontrast.studies.audit.baselines import BASELINES, SUPERVISED, UNTRAINED, VAE, train_baseline
 from kontrast.studies.audit.retained_features import measure_features
-from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, raise_if_all_failed
+from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, seeds_from
 from kontrast.studies.study_result import AuditResult
 from kontrast.training.build import build_views
 from kontrast.training.device import choose_device
@@ -87,11 +86,9 @@ def audit(
     amounts = {"bits": list(bits) if bits or digits else list(BITS), "digits": list(digits)}
     base, images = base_recipe(data, steps, overrides, choose_device(device), say)
     labeled = images.labels is not None and images.has_test
-    cells = plan(base, objectives, temperatures, amounts, out=folder, labeled=labeled, seeds=seeds)
+    cells = plan(base, choose_learners(objectives, temperatures, labeled), amounts, folder, seeds)
     with disk_faults(folder):
         (folder / "cells").mkdir(parents=True, exist_ok=True)
-    runner = AuditRunner(device, say)
-    runner.check(cells)
     classes = None if images.labels is None else len(images.labels[images.labels >= 0].unique()) or None
 
     def save(records: list[Record]) -> AuditResult:
@@ -99,9 +96,11 @@ def audit(
         tree |= {"runs": [r["run"] for r in records if r.get("run")], **summarize(records, images.name, classes)}
         return AuditResult.save(folder / "audit.json", {**tree, "cells": records})
 
-    results = runner.run(cells, save)
-    raise_if_all_failed([result.error for result in results if result.error], len(cells))
-    return save([result.record for result in results])
+    runner = AuditRunner(device, say)
+    runner.check(cells)
+    records = runner.run(cells, save)
+    runner.raise_if_all_failed(len(cells))
+    return save(records)
 
 
 def base_recipe(
@@ -143,36 +142,29 @@ def standardize_pixels(recipe: Recipe, images: ImageSet) -> Recipe:
     )
 
 
+def choose_learners(objectives: Sequence[str], temperatures: Sequence[float], labeled: bool) -> dict[str, list[str]]:
+    """The overrides of each learner by its name: objectives at each temperature, if they have one, and baselines."""
+    learners: dict[str, list[str]] = {}
+    for name in objectives:
+        tempered = "temperature" in OBJECTIVES.arguments(name)
+        for t in temperatures if tempered else ():
+            learners[f"{name} {t:g}"] = [f"objective.name={name}", f"objective.temperature={t}"]
+        if not tempered:
+            learners[name] = [f"objective.name={name}"]
+    return learners | ({SUPERVISED: []} if labeled else {}) | {VAE: [], UNTRAINED: []}
+
+
 def plan(
-    base: Recipe,
-    objectives: Sequence[str],
-    temperatures: Sequence[float],
-    amounts: dict[str, list[int]],
-    *,
-    out: Path,
-    labeled: bool,
-    seeds: int = 1,
+    base: Recipe, learners: dict[str, list[str]], amounts: dict[str, list[int]], out: Path, seeds: int = 1
 ) -> list[Cell]:
     """All cells, checked before the first one trains.
 
     They are ordered by seed, so that an interrupted audit is complete for some seeds, and within a seed baselines come
     last.
     """
-    if seeds < 1:
-        raise UsageError(f"--seeds {seeds}: give at least 1")
-    if not objectives:
-        raise UsageError(f"--objectives needs at least one name; allowed: {', '.join(OBJECTIVES)}")
-    learners: dict[str, list[str]] = {}
-    for name in objectives:
-        if "temperature" in OBJECTIVES.arguments(name):
-            for t in temperatures:
-                learners[f"{name} {t:g}"] = [f"objective.name={name}", f"objective.temperature={t}"]
-        else:
-            learners[name] = [f"objective.name={name}"]
-    learners |= ({SUPERVISED: []} if labeled else {}) | {VAE: [], UNTRAINED: []}
     injected = [(feature, amount) for feature, values in amounts.items() for amount in sorted(set(values))]
     cells = []
-    for seed, (learner, texts) in itertools.product(range(base.seed, base.seed + seeds), learners.items()):
+    for seed, (learner, texts) in itertools.product(seeds_from(base.seed, seeds), learners.items()):
         for feature, amount in injected:
             tree = apply_overrides(to_tree(base), [*texts, f"{FEATURE_KEYS[feature]}={amount}", f"seed={seed}"])
             cells.append(make_cell(out, learner, feature, amount, read_recipe(tree, "audit")))
@@ -192,8 +184,6 @@ def make_cell(out: Path, learner: str, feature: str, amount: int, recipe: Recipe
 
 class AuditRunner(CellRunner):
     """Trains a learner and probes what its encoder learned."""
-
-    record_schema, finished_schema = CELL_SCHEMA, FINISHED_SCHEMA
 
     def measure(self, cell: Cell) -> Record:
         start = time.monotonic()

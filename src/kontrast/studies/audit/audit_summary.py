@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from kontrast.probes.intervals import over_seeds, within_one
+from kontrast.studies.audit.baselines import BASELINES
 from kontrast.studies.cells import Record, group_by
-from kontrast.studies.schema import ANY, Optional
 
-BASELINES = ("supervised", "VAE", "untrained")
 TARGETS = {"labels": "linear probe accuracy", "retrieval": "retrieval accuracy"}
 FEATURES = {"bits": "random bits", "digits": "overlaid digits"}
 OBJECTIVES = {"nt-xent": "NT-Xent", "swd": "SWD", "dcl": "DCL", "cacr": "CACR", "info-nce": "InfoNCE"}
@@ -17,12 +15,11 @@ SHARED = (
     "All learners use the same encoder with the same initial weights and see the same views. The VAE uses smaller "
     "batches, and its likelihood counts a random bit once."
 )
+NOT_THE_OBJECTIVE = (
+    "Supervised training lost at least half as much, so the cause may be the encoder or too few steps rather than the "
+    "objective: try more --steps"
+)
 SCORES = {"background": "accuracy", "hue": "accuracy", "position": "R²", "size": "R²"}
-CELL_SCHEMA = {"learner": str, "feature": str, "amount": int, "seed": int, "fingerprint": str}
-FINISHED_SCHEMA = {
-    "target": str, "accuracy": float, "low": float, "high": float, "injected": Optional(float),
-    "factors": {ANY: float}, "run?": str,
-}  # fmt: skip
 
 
 def summarize(records: list[Record], data: str, classes: int | None) -> Record:
@@ -31,7 +28,7 @@ def summarize(records: list[Record], data: str, classes: int | None) -> Record:
     points = {feature: average_seeds([r for r in records if r["feature"] == feature]) for feature in features}
     done = {feature: [p for p in group if p["status"] == "finished"] for feature, group in points.items()}
     tables = [accuracy_table(group) for group in points.values()]
-    tables += [table for table in [factor_table([p for group in done.values() for p in group])] if table]
+    tables += factor_table([p for group in done.values() for p in group])
     failed = sum(record["status"] == "failed" for record in records)
     failure = [f"{failed} training{'s' * (failed > 1)} failed."] if failed else []
     return {
@@ -57,15 +54,9 @@ def average(seeds: list[Record]) -> Record | None:
     values = [record["accuracy"] for record in seeds]
     low, high = within_one(over_seeds(values))  # type: ignore[misc]
     added = [record["injected"] for record in seeds if record["injected"] is not None]
-    return {
-        **seeds[0],
-        "seeds": len(seeds),
-        "accuracy": statistics.fmean(values),
-        "low": low,
-        "high": high,
-        "injected": statistics.fmean(added) if added else None,
-        "factors": {name: statistics.fmean(r["factors"][name] for r in seeds) for name in seeds[0]["factors"]},
-    }
+    factors = {name: statistics.fmean(r["factors"][name] for r in seeds) for name in seeds[0]["factors"]}
+    mean = {"accuracy": statistics.fmean(values), "low": low, "high": high, "factors": factors}
+    return {**seeds[0], "seeds": len(seeds), **mean, "injected": statistics.fmean(added) if added else None}
 
 
 def by_learner(records: list[Record]) -> dict[str, list[Record]]:
@@ -74,9 +65,8 @@ def by_learner(records: list[Record]) -> dict[str, list[Record]]:
 
 def describe_interval(points: list[Record]) -> str:
     seeds = {p.get("seeds", 1) for p in points}
-    if seeds == {1}:
-        return "the 95% interval over test images"
-    return f"the 95% interval over {'seeds' if len(seeds) > 1 else f'{seeds.pop()} seeds'}"
+    over = "test images" if seeds == {1} else "seeds" if len(seeds) > 1 else f"{seeds.pop()} seeds"
+    return f"the 95% interval over {over}"
 
 
 def display_name(learner: str) -> str:
@@ -103,7 +93,10 @@ def verdict(cells: list[Record]) -> str:
             text += f"; {shown} went from {change_of_accuracy(groups[name])}"
     if last.get("seeds", 1) > 1:
         text += f" (means of {last['seeds']} seeds)"
-    return f"{text}.{caution(loss_of_accuracy(worst), groups.get('supervised'))}"
+    loss = loss_of_accuracy(worst)
+    if loss > 0 and "supervised" in groups and loss_of_accuracy(groups["supervised"]) >= 0.5 * loss:
+        text += f". {NOT_THE_OBJECTIVE}"
+    return f"{text}."
 
 
 def loss_of_accuracy(group: list[Record]) -> float:
@@ -114,34 +107,21 @@ def change_of_accuracy(group: list[Record]) -> str:
     return f"{group[0]['accuracy']:.2f} to {group[-1]['accuracy']:.2f}"
 
 
-def caution(worst: float, supervised: list[Record] | None) -> str:
-    """A warning that the objective may not be the cause, if supervised training lost accuracy as well."""
-    if supervised is None or worst <= 0 or loss_of_accuracy(supervised) < 0.5 * worst:
-        return ""
-    return (
-        " Supervised training lost at least half as much, so the cause may be the encoder or too few steps rather than "
-        "the objective: try more --steps."
-    )
-
-
-def curves(cells: list[Record], classes: int | None) -> list[dict[str, Any]]:
+def curves(cells: list[Record], classes: int | None) -> list[Record]:
     """Accuracy of the labels, and of the added feature, against its amount."""
     groups = by_learner(cells)
     feature, target = cells[0]["feature"], cells[0]["target"]
     drops = {name: loss_of_accuracy(group) for name, group in groups.items() if name != "untrained" or len(groups) == 1}
     most = max(drops, key=lambda name: drops[name])
     plots = [
-        {
-            "id": f"audit-{feature}",
-            "title": curve_title(display_name(most), 100 * drops[most], feature, len(groups[most])),
-            "note": f"The {TARGETS[target]} on held-out images; the band is {describe_interval(cells)}. {SHARED}",
-            "kind": "line",
-            "x": {"label": FEATURES[feature], "whole": True, "zero": feature == "bits"},
-            "y": {"label": "accuracy", "format": "percent", "zero": True},
-            "series": [line(name, group, "accuracy") for name, group in groups.items()],
-            "references": [{"y": 1 / classes, "label": "chance"}] if classes and target == "labels" else [],
-        }
-    ]
+        {"id": f"audit-{feature}", "kind": "line",
+         "title": curve_title(display_name(most), 100 * drops[most], feature, len(groups[most])),
+         "note": f"The {TARGETS[target]} on held-out images; the band is {describe_interval(cells)}. {SHARED}",
+         "x": {"label": FEATURES[feature], "whole": True, "zero": feature == "bits"},
+         "y": {"label": "accuracy", "format": "percent", "zero": True},
+         "series": [line(name, group, "accuracy") for name, group in groups.items()],
+         "references": [{"y": 1 / classes, "label": "chance"}] if classes and target == "labels" else []}
+    ]  # fmt: skip
     injected = {name: [c for c in group if c["injected"] is not None] for name, group in groups.items()}
     series = [line(name, group, "injected") for name, group in injected.items() if group]
     if series:
@@ -163,14 +143,14 @@ def curve_title(most: str, points: float, feature: str, amounts: int) -> str:
     return f"{most} loses most accuracy, {points:.0f} points, as {FEATURES[feature]} are added"
 
 
-def line(name: str, group: list[Record], key: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": display_name(name), "x": [c["amount"] for c in group], "y": [c[key] for c in group]}
+def line(name: str, group: list[Record], key: str) -> Record:
+    made: Record = {"name": display_name(name), "x": [c["amount"] for c in group], "y": [c[key] for c in group]}
     if key == "accuracy":
         made |= {"low": [c["low"] for c in group], "high": [c["high"] for c in group]}
     return made
 
 
-def accuracy_table(records: list[Record]) -> dict[str, Any]:
+def accuracy_table(records: list[Record]) -> Record:
     """Accuracy of each learner by the amount of the added feature."""
     amounts = sorted({record["amount"] for record in records})
     rows = []
@@ -181,26 +161,23 @@ def accuracy_table(records: list[Record]) -> dict[str, Any]:
     title = f"{TARGETS[target][:1].upper()}{TARGETS[target][1:]} by number of {FEATURES[records[0]['feature']]}"
     done = [r for r in records if r["status"] == "finished"]
     note = (
-        f"Accuracy, {describe_interval(done)}, and in parentheses the accuracy of linear probes of the added feature. "
-        f"{SHARED}"
+        f"Accuracy, {describe_interval(done)}, and in parentheses the accuracy of linear probes of the added feature."
     )
-    return {"title": title, "note": note, "columns": ["learner", *map(str, amounts)], "rows": rows}
+    return {"title": title, "note": f"{note} {SHARED}", "columns": ["learner", *map(str, amounts)], "rows": rows}
 
 
 def cell_text(cell: Record | None) -> str:
-    if cell is None:
-        return "–"
-    if cell["status"] == "failed":
-        return "failed"
+    if cell is None or cell["status"] == "failed":
+        return "failed" if cell else "–"
     injected = "" if cell["injected"] is None else f" ({cell['injected']:.2f})"
     return f"{cell['accuracy']:.3f}, {cell['low']:.3f} to {cell['high']:.3f}{injected}"
 
 
-def factor_table(done: list[Record]) -> dict[str, Any] | None:
-    """How well linear probes read the known factors of the embedded digits from each learner."""
+def factor_table(done: list[Record]) -> list[Record]:
+    """A table of how well linear probes read the known factors from each learner; none if there are no factors."""
     with_factors = [cell for cell in done if cell.get("factors")]
     if not with_factors:
-        return None
+        return []
     names = [name for name in SCORES if name in with_factors[0]["factors"]]
     rows = []
     for cell in with_factors:
@@ -208,4 +185,4 @@ def factor_table(done: list[Record]) -> dict[str, Any] | None:
         rows.append([title, f"{cell['accuracy']:.2f}", *(f"{cell['factors'][name]:.2f}" for name in names)])
     columns = ["learner", "digit (accuracy)", *(f"{name} ({SCORES[name]})" for name in names)]
     note = "Linear probes of the known factors of the embedded digits. Chance: digit 0.10, background 0.06, hue 0.12."
-    return {"title": "What each learner retained", "note": note, "columns": columns, "rows": rows}
+    return [{"title": "What each learner retained", "note": note, "columns": columns, "rows": rows}]

@@ -30,14 +30,12 @@ class VariationalAutoencoder(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(
-        self, recipe: Recipe, channels: int = 3, latent: int = LATENT, beta: float = 1.0, each_pixel: bool = False
-    ):
+    def __init__(self, recipe: Recipe, channels: int = 3, beta: float = 1.0, each_pixel: bool = False):
         super().__init__()
         self.encoder = build_student(recipe, channels).encoder
-        self.posterior = nn.Linear(self.encoder.width, 2 * latent)
-        nn.init.constant_(self.posterior.bias[latent:], INITIAL_LOG_VARIANCE)
-        self.decoder = MirroredConvN(latent, channels, recipe.views.size)
+        self.posterior = nn.Linear(self.encoder.width, 2 * LATENT)
+        nn.init.constant_(self.posterior.bias[LATENT:], INITIAL_LOG_VARIANCE)
+        self.decoder = MirroredConvN(LATENT, channels, recipe.views.size)
         self.beta, self.each_pixel = beta, each_pixel
         policy = build_views(recipe, torch.float32).policies[0]
         self.picture_channels = policy.picture_channels(channels)
@@ -54,9 +52,8 @@ class VariationalAutoencoder(nn.Module):
     def loss(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         logits, mean, log_variance = self(x)
         pixels = (x[:, : self.picture_channels] * self.std + self.mean).clamp(0, 1)
-        by_channel = binary_cross_entropy_with_logits(
-            logits, torch.cat([pixels, x[:, self.picture_channels :]], 1), reduction="none"
-        ).mean(0)
+        target = torch.cat([pixels, x[:, self.picture_channels :]], 1)
+        by_channel = binary_cross_entropy_with_logits(logits, target, reduction="none").mean(0)
         picture, single = by_channel[: self.picture_channels].sum(), by_channel[self.picture_channels :]
         single = single.sum() if self.each_pixel else single.mean((1, 2)).sum()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()

@@ -6,6 +6,7 @@ N images, C channels, F width of the representation.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
@@ -28,10 +29,7 @@ AUTOENCODERS = (VAE, VAE_PIXELS)
 BASELINES = (SUPERVISED, *AUTOENCODERS, UNTRAINED)
 AUTOENCODER_BATCH = 64
 LEARNING_RATE = 1e-3
-BETAS = (
-    0.9,
-    0.95,
-)  # the first gradients of added channels are huge, and with a longer memory they would stall the rest
+BETAS = (0.9, 0.95)  # the first gradients of added channels are huge, and a longer memory would stall the rest
 Loss = Callable[[Tensor, Tensor | None], Tensor]
 
 
@@ -69,9 +67,8 @@ class Supervised(nn.Module):
 
 def with_small_batches(recipe: Recipe) -> Recipe:
     """The recipe with smaller batches and more steps for the autoencoder, so that it shows as many images."""
-    t, batch = recipe.training, AUTOENCODER_BATCH
-    if t.batch <= batch:
-        return recipe
+    t = recipe.training
+    batch = min(t.batch, AUTOENCODER_BATCH)
     t = dataclasses.replace(t, batch=batch, max_steps=t.max_steps * t.batch // batch)
     return dataclasses.replace(recipe, training=t)
 
@@ -91,23 +88,18 @@ def fit(module: nn.Module, loss: Loss, recipe: Recipe, train: ImageSet, device: 
     total = min(steps, t.max_steps) if t.max_steps else steps
     optimizer = torch.optim.Adam(module.parameters(), LEARNING_RATE, betas=BETAS)
     module.to(device).train()
-    step = 0
+    batches = ((epoch, batch) for epoch in itertools.count() for batch in feeder.batches(epoch))
     with Progress(title, total * t.batch) as bar:
-        while step < total:
-            epoch = step // feeder.steps_per_epoch
-            for batch in feeder.batches(epoch):
-                made = views(batch.images, keys(recipe.seed, epoch, batch.indices), batch.sizes)
-                value = loss(made[0], batch.labels)
-                optimizer.zero_grad()
-                value.backward()
-                optimizer.step()
-                step += 1
-                if step % 10 == 0 or step == total:
-                    number = value.item()
-                    if not math.isfinite(number):
-                        raise NumbersError(f"{title}: the loss is {number} at step {step}")
-                    bar.advance(0, loss=number)
-                bar.advance(t.batch)
-                if step == total:
-                    break
+        for step, (epoch, batch) in enumerate(itertools.islice(batches, total), 1):
+            made = views(batch.images, keys(recipe.seed, epoch, batch.indices), batch.sizes)
+            value = loss(made[0], batch.labels)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            if step % 10 == 0 or step == total:
+                number = value.item()
+                if not math.isfinite(number):
+                    raise NumbersError(f"{title}: the loss is {number} at step {step}")
+                bar.advance(0, loss=number)
+            bar.advance(t.batch)
     module.eval()

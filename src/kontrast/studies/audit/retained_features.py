@@ -6,6 +6,7 @@ N train rows, T test rows, F width, n bits.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from kontrast.probes.extract import extract_features
 from kontrast.probes.logistic import fit_logistic, standardize
 from kontrast.probes.result import result
 from kontrast.runs.probe import features_of
+from kontrast.studies.cells import probe_numbers
 from kontrast.training.build import build_views, evaluation_view
-from kontrast.views import keys
+from kontrast.views import keys as view_keys
 
 GALLERY = 1_000
 UNSEEN_VIEWS = 1_000_003  # a seed whose views no training draws
@@ -36,14 +38,9 @@ def measure_features(
     measured: dict[str, Any] = {"injected": None, "factors": {}}
     if test is None or train.labels is None or test.labels is None:
         # Without labels, images are retrieved by augmentations of them that the training never drew.
-        return {
-            **measured,
-            "target": "retrieval",
-            **retrieval(encoder, recipe, train if test is None else test, device),
-        }
+        return measured | {"target": "retrieval"} | retrieval(encoder, recipe, train if test is None else test, device)
     fit, held = (features_of(encoder, part, transform, device) for part in (train, test))
-    found = logistic(fit, train.labels, held, test.labels)
-    measured |= {"target": "labels", "accuracy": found.accuracy, "low": found.low, "high": found.high, "n": found.n}
+    measured |= {"target": "labels", **probe_numbers(logistic(fit, train.labels, held, test.labels))}
     measured["injected"] = probe_added_feature(fit, train, held, test)
     for name in FACTORS:
         if name in train.factors and name in test.factors:
@@ -90,30 +87,16 @@ def retrieval(encoder: nn.Module, recipe: Recipe, images: ImageSet, device: torc
     some = with_equal_bits(images.first(GALLERY), recipe)
     two = dataclasses.replace(recipe, views=dataclasses.replace(recipe.views, count=2, local_count=0))
     views = build_views(two, torch.float32)
-    sides = []
-    for side in (0, 1):
-        draw = OneView(views, some, side)
-        sides.append(extract_features(encoder, some, draw, device=device))
+
+    def draw(side: int, images: Tensor, keys: Tensor, sizes: Tensor | None) -> Tensor:
+        """One of two views that no training draws. `keys` are positions in the set, views need stable indices."""
+        index = some.index[keys.cpu()].to(keys.device)  # type: ignore[index]
+        return views(images, view_keys(UNSEEN_VIEWS, 0, index), sizes)[side : side + 1]  # type: ignore[return-value]
+
+    sides = [extract_features(encoder, some, partial(draw, side), device=device) for side in (0, 1)]
     a, b = (torch.nn.functional.normalize(x - x.mean(0), dim=1) for x in sides)
     correct = (a @ b.T).argmax(1) == torch.arange(len(a))
-    found = result("retrieval", correct, {"images": len(a)})
-    return {"accuracy": found.accuracy, "low": found.low, "high": found.high, "n": found.n}
-
-
-class OneView:
-    """One of a pair of views, drawn by the images' stable indices."""
-
-    def __init__(self, views: Any, images: ImageSet, side: int):
-        self.views, self.images, self.side = views, images, side
-
-    def __call__(self, images: Tensor, keys: Tensor, sizes: Tensor | None) -> Tensor:  # keys: positions in the set
-        index = self.images.index[keys.cpu()].to(keys.device)  # type: ignore[index]
-        made = self.views(images, unseen_keys(index), sizes)
-        return made[self.side : self.side + 1]
-
-
-def unseen_keys(index: Tensor) -> Tensor:
-    return keys(UNSEEN_VIEWS, 0, index)
+    return probe_numbers(result("retrieval", correct, {"images": len(a)}))
 
 
 def with_equal_bits(images: ImageSet, recipe: Recipe) -> ImageSet:

@@ -6,6 +6,7 @@ B images, D width of the projection z [B,D].
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
@@ -71,29 +72,20 @@ def measure_saturation(
             say(f"{name}, {k} bits: {value:.3f}")
     tree = {"version": 1, "kind": "audit", "title": "When is the distribution term saturated?", "runs": []}
     tree |= {"cells": cells, "verdict": verdict(cells), "plots": plots(cells), "tables": [table(cells)]}
-    tree["settings"] = {
-        "steps": steps or STEPS,
-        "images": IMAGES,
-        "batch": BATCH,
-        "size": SIZE,
-        "encoder": "small-conv",
-    }
+    settings = {"steps": steps or STEPS, "images": IMAGES, "batch": BATCH, "size": SIZE, "encoder": "small-conv"}
+    tree["settings"] = settings
     with disk_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return AuditResult.save(folder / "audit.json", tree)
 
 
 def check_arguments(bits: Sequence[int], temperatures: Sequence[float], steps: int) -> None:
-    for k in bits:
-        if not 1 <= k <= MAX_BITS:
-            raise UsageError(f"--bits {k} with --saturation: give 1 to {MAX_BITS} bits")
-    for t in temperatures:
-        if not MIN_TEMPERATURE <= t <= MAX_TEMPERATURE:  # refuses NaN as well
-            raise UsageError(
-                f"--temperatures {t:g} with --saturation: allowed are {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
-            )
-    if steps < 0:
-        raise UsageError(f"--steps {steps}: give at least 1, or 0 for the default of {STEPS}")
+    limits: list[tuple[str, float, float, float]] = [("--steps", steps, 0, math.inf)]
+    limits += [("--bits", k, 1, MAX_BITS) for k in bits]
+    limits += [("--temperatures", t, MIN_TEMPERATURE, MAX_TEMPERATURE) for t in temperatures]
+    for option, value, low, high in limits:
+        if not low <= value <= high:  # refuses NaN as well
+            raise UsageError(f"{option} {value:g} with --saturation: allowed are {low:g} to {high:g}")
 
 
 def wasserstein(swd: Objective, z: Tensor) -> Tensor:
@@ -128,17 +120,13 @@ def trained_term(term: Callable[[Tensor], Tensor], bits: int, steps: int, device
     feeder = Feeder(binary_channels(IMAGES, bits, SIZE), batch=BATCH, device=device)
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     values: list[float] = []
-    epoch = 0
-    while len(values) < steps:
-        for batch in feeder.batches(epoch):
-            value = term(network(batch.images.float() / 255))
-            optimizer.zero_grad()
-            value.backward()
-            optimizer.step()
-            values.append(value.item())
-            if len(values) == steps:
-                break
-        epoch += 1
+    batches = (batch for epoch in itertools.count() for batch in feeder.batches(epoch))
+    for batch in itertools.islice(batches, steps):
+        value = term(network(batch.images.float() / 255))
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
     mean = statistics.fmean(values[-LAST:])
     if not math.isfinite(mean):
         raise NumbersError(f"the distribution term with {bits} bits became {mean}: try a higher temperature")

@@ -19,14 +19,12 @@ from kontrast.probes import ProbeResult, knn, logistic
 from kontrast.probes.intervals import pack_bits
 from kontrast.runs.probe import features_of
 from kontrast.runs.run import Run
-from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, raise_if_all_failed
-from kontrast.studies.compare.comparison_plan import Grid, parse_sweeps, plan
-from kontrast.studies.compare.comparison_summary import CELL_SCHEMA, FINISHED_SCHEMA, PROBE_NAMES, summarize
+from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, probe_numbers
+from kontrast.studies.compare.comparison_plan import parse_sweeps, plan
+from kontrast.studies.compare.comparison_summary import PROBE_NAMES, summarize
 from kontrast.studies.study_result import Comparison
 from kontrast.training.device import choose_device
 from kontrast.training.peak_memory import PeakMemory
-
-VERSION = 1
 
 
 def compare(
@@ -68,27 +66,24 @@ def compare(
     cells = plan(names, data, out=folder, seeds=seeds, grid=grid, overrides=overrides, device=on, say=say)
     with disk_faults(folder):
         (folder / "recipes").mkdir(parents=True, exist_ok=True)
+
+    def save(records: list[Record]) -> Comparison:
+        tree = {"version": 1, "kind": "comparison", "finished": len(records) == len(cells)}
+        return Comparison.save(folder / "comparison.json", tree | summarize(folder, list(names), grid, records))
+
     runner = ComparisonRunner(device, say)
     runner.check(cells)
-    results = runner.run(cells, lambda records: save(folder, names, grid, records, len(records) == len(cells)))
-    raise_if_all_failed([result.error for result in results if result.error], len(cells))
-    return save(folder, names, grid, [result.record for result in results], True)
+    records = runner.run(cells, save)
+    runner.raise_if_all_failed(len(cells))
+    return save(records)
 
 
 def default_folder(names: Sequence[str]) -> Path:
     return Path("runs") / "-".join(["compare", *(name.replace("/", "-").removesuffix(".toml") for name in names)])
 
 
-def save(folder: Path, names: Sequence[str], grid: Grid, records: list[Record], finished: bool) -> Comparison:
-    summary = summarize(folder, list(names), grid, records)
-    tree = {"version": VERSION, "kind": "comparison", "finished": finished, **summary}
-    return Comparison.save(folder / "comparison.json", tree)
-
-
 class ComparisonRunner(CellRunner):
     """Trains a cell and probes its encoder with kNN and a linear probe."""
-
-    record_schema, finished_schema = CELL_SCHEMA, FINISHED_SCHEMA
 
     def measure(self, cell: Cell) -> Record:
         device = choose_device(self.device)
@@ -103,16 +98,11 @@ class ComparisonRunner(CellRunner):
         logged = [line for line in read_json_lines(run.path / "metrics.jsonl") if "loss" in line]
         return {
             "fingerprints": probe_fingerprints(train, test),
-            "seconds": info.get("seconds"),
-            "steps": info.get("steps"),
-            "device": info.get("device"),
+            **{key: info.get(key) for key in ("seconds", "steps", "device")},
             "peak_memory_bytes": memory.bytes,
             "loss": logged[-1]["loss"] if logged else None,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "probes": {
-                name: {"accuracy": r.accuracy, "low": r.low, "high": r.high, "n": r.n, "correct": pack_bits(r.correct)}
-                for name, r in results.items()
-            },
+            "probes": {n: {**probe_numbers(r), "correct": pack_bits(r.correct)} for n, r in results.items()},
         }
 
     def describe(self, record: Record) -> str:

@@ -19,8 +19,8 @@ from kontrast.config.recipe import Recipe, read_recipe, to_tree, toml_value
 from kontrast.config.recipe_files import recipe_names
 from kontrast.errors import UsageError
 from kontrast.objectives import OBJECTIVES, objective
-from kontrast.registry import nearest
-from kontrast.studies.cells import Cell, Say, recipe_changes
+from kontrast.registry import unknown
+from kontrast.studies.cells import Cell, Say, recipe_changes, seeds_from
 from kontrast.training.learner import check_options
 from kontrast.training.resolve import fresh_recipe, with_defaults
 
@@ -32,14 +32,13 @@ def parse_sweeps(texts: Sequence[str]) -> Grid:
     """Parse `objective.temperature=0.05,0.1` into a key and its values; several sweeps make a grid."""
     grid: Grid = {}
     for text in texts:
-        key, equals, values = text.partition("=")
+        key, _, values = text.partition("=")
         key, parts = key.strip(), [v for v in values.split(",") if v.strip()]
-        if not equals or not key or not parts:
-            raise UsageError(f"--sweep {text!r} must be key.path=value,value, e.g. objective.temperature=0.05,0.1")
-        if key == "seed":
-            raise UsageError("--sweep seed: use --seeds N instead")
-        if key in grid:
-            raise UsageError(f"--sweep {key} is given twice: put all its values into one --sweep")
+        if not key or not parts or key == "seed" or key in grid:
+            raise UsageError(
+                f"--sweep {text!r} must be key.path=value,value, e.g. objective.temperature=0.05,0.1, and each key may "
+                "be given once; for seeds use --seeds N"
+            )
         grid[key] = list(dict.fromkeys(parse_override(f"{key}={v}")[1] for v in parts))
     return grid
 
@@ -54,7 +53,8 @@ def resolve_method(name: str, data: str | None, overrides: Sequence[str], device
     if name in recipe_names() or name.endswith(".toml"):
         return fresh_recipe(data, name, list(overrides), device, say)[0]
     if name not in OBJECTIVES:
-        raise UsageError(f"unknown recipe or objective {name!r}: {nearest(name, [*OBJECTIVES, *recipe_names()])}")
+        known = unknown(name, [*OBJECTIVES, *recipe_names()], OBJECTIVES.hint(name))
+        raise UsageError(f"{name!r} is not a recipe, an objective or data: {known}")
     method = [f"objective.name={name}", f"title={toml_value(f'{name}, in the usual recipe')}"]
     return fresh_recipe(data, None, [*method, *overrides], device, say)[0]
 
@@ -71,10 +71,6 @@ def plan(
     say: Say,
 ) -> list[Cell]:
     """All cells with their recipes, which are checked before the first one trains."""
-    if seeds < 1:
-        raise UsageError(f"--seeds {seeds}: give at least 1")
-    if len(set(names)) != len(names):
-        raise UsageError(f"a name is given twice in {', '.join(names)}: both would be the same runs")
     recipes = [resolve_method(name, data, overrides, device, say) for name in names]
     for line in differing_arguments(names, recipes, grid):
         say(line)
@@ -85,12 +81,12 @@ def plan(
             say(f"{name}: {change}, as in {names[0]}")
         for values in itertools.product(*grid.values()):
             sweep = dict(zip(grid, values))
-            for seed in range(first.seed, first.seed + seeds):
+            for seed in seeds_from(first.seed, seeds):
                 cells.append(make_cell(out, name, sweep, cell_recipe(tree, sweep, first, seed)))
     cell_names = [cell.name for cell in cells]
-    twice = next((name for name in cell_names if cell_names.count(name) > 1), None)
+    twice = next((name for name in cell_names if cell_names.count(name) > 1), "")
     if twice:
-        raise UsageError(f"two runs would share the folder {twice}: give the recipes different names")
+        raise UsageError(f"two runs would share the folder {twice}: give each recipe once and under its own name")
     return cells
 
 
@@ -130,14 +126,9 @@ def shared_tree(first: Recipe, own: Recipe) -> dict[str, Any]:
         stretch = first.training.epochs / own.training.epochs
         training["milestones"] = [m * stretch for m in own.training.milestones]
     training |= {key: shared["training"][key] for key in ("epochs", "max_steps")}
-    return {
-        **tree,
-        "title": own.title,
-        "data": shared["data"],
-        "evaluation": shared["evaluation"],
-        "views": {**shared["views"], **{key: tree["views"][key] for key in KEPT_VIEW_SETTINGS}},
-        "training": training,
-    }
+    views = {**shared["views"], **{key: tree["views"][key] for key in KEPT_VIEW_SETTINGS}}
+    same = {key: shared[key] for key in ("data", "evaluation")}
+    return {**tree, **same, "title": own.title, "views": views, "training": training}
 
 
 def cell_recipe(tree: Mapping[str, Any], sweep: Mapping[str, Any], first: Recipe, seed: int) -> Recipe:

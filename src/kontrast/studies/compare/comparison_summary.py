@@ -11,30 +11,20 @@ from torch import Tensor
 
 from kontrast.probes.intervals import over_images, over_seeds, unpack_bits, within_one
 from kontrast.studies.cells import Record, group_by
-from kontrast.studies.schema import ANY, Optional
 
 PROBE_NAMES = {"knn": "kNN", "linear": "linear probe"}
 COLUMNS = ("recipe", "accuracy", "over seeds", "over images", "difference", "over seeds", "over images")
-CELL_SCHEMA = {"recipe": str, "configuration": str, "sweep": {}, "seed": int, "run": str}
-PROBE_SCHEMA = {"accuracy": float, "n": int, "correct": str}
-FINISHED_SCHEMA = {"seconds": float, "peak_memory_bytes": Optional(float), "probes": {ANY: PROBE_SCHEMA}}
 
 
 def summarize(out: Path, names: list[str], grid: dict[str, list[Any]], records: list[Record]) -> dict[str, Any]:
     """The content of comparison.json for these cells."""
     groups = group_by(records, "configuration")
     rows = [summarize_row(cells, find_reference(cells[0], names, groups)) for cells in groups.values()]
-    return {
-        "names": names,
-        "sweeps": grid,
-        "seeds": sorted({record["seed"] for record in records}),
-        "verdict": verdict(rows, groups),
-        "rows": rows,
-        "tables": make_tables(rows),
-        "plots": plot_sweeps(rows, grid),
-        "runs": [str(record["run"]) for record in records if (out / record["run"] / "recipe.toml").is_file()],
-        "cells": records,
-    }
+    seeds = sorted({record["seed"] for record in records})
+    tree = {"names": names, "sweeps": grid, "seeds": seeds, "verdict": verdict(rows, groups), "rows": rows}
+    tree |= {"tables": make_tables(rows), "plots": plot_sweeps(rows, grid)}
+    runs = [str(record["run"]) for record in records if (out / record["run"] / "recipe.toml").is_file()]
+    return {**tree, "runs": runs, "cells": records}
 
 
 def find_reference(cell: Record, names: list[str], groups: dict[str, Any]) -> list[Record]:
@@ -53,9 +43,7 @@ def summarize_row(cells: list[Record], against: list[Record]) -> Record:
     probes = {name: None for cell in done for name in cell["probes"]}
     memory = [cell["peak_memory_bytes"] for cell in done if cell["peak_memory_bytes"]]
     return {
-        "configuration": cells[0]["configuration"],
-        "recipe": cells[0]["recipe"],
-        "sweep": cells[0]["sweep"],
+        **{key: cells[0][key] for key in ("configuration", "recipe", "sweep")},
         "finished": len(done),
         "failed": [{"seed": c["seed"], "reason": c["reason"]} for c in cells if c["status"] == "failed"],
         "seconds": statistics.fmean(cell["seconds"] for cell in done) if done else None,
@@ -68,12 +56,14 @@ def summarize_row(cells: list[Record], against: list[Record]) -> Record:
 
 def mean_accuracy(done: list[Record], probe: str) -> Record:
     values = [cell["probes"][probe]["accuracy"] for cell in done if probe in cell["probes"]]
-    return {
-        "mean": statistics.fmean(values),
-        "by_seed": values,
-        "over_seeds": within_one(over_seeds(values)),
-        "over_images": over_images(torch.stack([correct_images(cell, probe) for cell in done]).double().mean(0)),
-    }
+    by_image = torch.stack([correct_images(cell, probe) for cell in done]).double().mean(0)
+    return mean_and_intervals(values, by_image)
+
+
+def mean_and_intervals(values: list[float], by_image: Tensor, least: float = 0.0) -> Record:
+    """The mean of one value per seed with its 95% intervals; by_image [T]: means over the seeds."""
+    intervals = {"over_seeds": within_one(over_seeds(values), least), "over_images": over_images(by_image)}
+    return {"mean": statistics.fmean(values), "by_seed": values, **intervals}
 
 
 def difference(done: list[Record], against: list[Record], probe: str) -> Record | None:
@@ -87,13 +77,7 @@ def difference(done: list[Record], against: list[Record], probe: str) -> Record 
     if not pairs:
         return None
     by_image = torch.stack([correct_images(a, probe).double() - correct_images(b, probe).double() for a, b in pairs])
-    values = by_image.mean(1).tolist()
-    return {
-        "mean": statistics.fmean(values),
-        "by_seed": values,
-        "over_seeds": within_one(over_seeds(values), least=-1.0),
-        "over_images": over_images(by_image.mean(0)),
-    }
+    return mean_and_intervals(by_image.mean(1).tolist(), by_image.mean(0), least=-1.0)
 
 
 def same_test_images(a: Record, b: Record, probe: str) -> bool:
@@ -175,12 +159,8 @@ def accuracy_line(row: Record, probe: str) -> list[str]:
 def cost_line(row: Record) -> list[str]:
     seconds, memory = row["seconds"], row["peak_memory_bytes"]
     failed = f", {len(row['failed'])} failed" if row["failed"] else ""
-    return [
-        row["configuration"],
-        f"{seconds:.1f} s" if seconds is not None else "–",
-        f"{memory / 2**20:,.0f} MiB" if memory else "–",
-        f"{row['finished']}{failed}",
-    ]
+    time, peak = "–" if seconds is None else f"{seconds:.1f} s", f"{memory / 2**20:,.0f} MiB" if memory else "–"
+    return [row["configuration"], time, peak, f"{row['finished']}{failed}"]
 
 
 def span(interval: Any, sign: str = "") -> str:
@@ -215,12 +195,7 @@ def sweep_plot(key: str, probe: str, lines: dict[str, list[tuple[float, Record]]
              "low": [max(0.0, low) for low, _ in spans], "high": [min(1.0, high) for _, high in spans]}
         )  # fmt: skip
     name, x, best = max(((n, x, f["mean"]) for n, pts in lines.items() for x, f in pts), key=lambda found: found[2])
-    return {
-        "id": f"sweep-{key}-{probe}",
-        "title": f"Highest {PROBE_NAMES[probe]} accuracy: {best:.3f} at {key.rpartition('.')[2]} {x:g} ({name})",
-        "note": "Means over seeds; the shaded band is the 95% interval.",
-        "kind": "line",
-        "x": {"label": key},
-        "y": {"label": "accuracy", "format": "percent"},
-        "series": series,
-    }
+    title = f"Highest {PROBE_NAMES[probe]} accuracy: {best:.3f} at {key.rpartition('.')[2]} {x:g} ({name})"
+    note = "Means over seeds; the shaded band is the 95% interval."
+    axes = {"x": {"label": key}, "y": {"label": "accuracy", "format": "percent"}}
+    return {"id": f"sweep-{key}-{probe}", "title": title, "note": note, "kind": "line", **axes, "series": series}
