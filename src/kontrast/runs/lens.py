@@ -25,8 +25,7 @@ from kontrast.lens.pair_weights import extremes, image_as_data_url, negative_wei
 from kontrast.lens.positive_spread import PositiveStatistics, positive_statistics
 from kontrast.lens.summaries import Summary
 from kontrast.probes import extract_features
-from kontrast.runs.embed import encode
-from kontrast.runs.embeddings_file import Embeddings, read_embeddings
+from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.run import Run, open_run
 from kontrast.runs.snapshots import ENCODER_ALONE, Snapshot, snapshots, spread_evenly
 from kontrast.training.build import views_of
@@ -152,7 +151,17 @@ def measure_run(
             z = extract_features(snapshot.student, shown, run.transform(), device=device)
             curve.append((snapshot.time, *conditional_entropy(z)))
             bar.advance(len(shown))
-    found = [*_summarize_projections(run, encoded, curve, unit), *_summarize_features(encoded, shown, augmentations)]
+    z, what = encoded.projections, "features" if unit == ENCODER_ALONE else "projections"
+    found = [
+        summaries.spread(z, what),
+        summaries.entropy([(time, value) for time, value, _ in curve], curve[-1][2], what, unit),
+        summaries.multiplier(z, temperature_of(run.recipe), run.recipe.training.batch),
+        summaries.projections(z[0], what),
+        summaries.dimensions(encoded.features),
+        summaries.positives(encoded.positives, augmentations, encoded.features.shape[1]),
+    ]
+    if shown.labels is not None:
+        found.append(summaries.classes(encoded.features, shown.labels))
     drawn, weights = _summarize_queries(run, history, shown, views, device, unit)
     return summaries.lens_tree([*found, *drawn], weights=weights)
 
@@ -175,7 +184,7 @@ def encode_views(
     size = max(1, BATCH // views.count)
     for start in range(0, len(shown), size):
         part = shown.subset(range(start, min(start + size, len(shown))))
-        plain.append(encode(student.encoder, part, transform, device))
+        plain.append(extract_features(student.encoder, part, transform, device=device))
         features = apply_to_views(student.encoder, augment(run, part, views, device))
         pairs.append(apply_to_views(student.head, features[:2].to(device)).cpu())
         spread.append(positive_statistics(features.cpu()))
@@ -210,28 +219,6 @@ def augment(run: Run, images: ImageSet, views: Views, device: torch.device) -> T
 def apply_to_views(network: nn.Module, x: Tensor) -> Tensor:
     """Apply a network to views [V,B,...] in one forward pass: [V,B,D]."""
     return network(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
-
-
-def _summarize_projections(
-    run: Run, encoded: EncodedViews, curve: list[tuple[float, float, float]], unit: str
-) -> list[Summary]:
-    z, what = encoded.projections, "features" if unit == ENCODER_ALONE else "projections"
-    return [
-        summaries.spread(z, what),
-        summaries.entropy([(time, value) for time, value, _ in curve], curve[-1][2], what, unit),
-        summaries.multiplier(z, temperature_of(run.recipe), run.recipe.training.batch),
-        summaries.projections(z[0], what),
-    ]
-
-
-def _summarize_features(encoded: EncodedViews, shown: ImageSet, augmentations: int) -> list[Summary]:
-    found = [
-        summaries.dimensions(encoded.features),
-        summaries.positives(encoded.positives, augmentations, encoded.features.shape[1]),
-    ]
-    if shown.labels is not None:
-        found.append(summaries.classes(encoded.features, shown.labels))
-    return found
 
 
 def _summarize_queries(
@@ -300,7 +287,13 @@ def denormalize(view: Tensor, views: Views) -> Tensor:
 def measure_file(path: Path, labels: Path | None, images: int) -> dict[str, Any]:
     """Return the content of lens.json for an embeddings file."""
     file = read_embeddings(path)
-    rows, kept, zero_rows = _sample_nonzero(file, images)
+    rows, positions = file.sample(images)
+    nonzero = rows.any(1)  # zeros have no direction; they would count as vectors at right angles to all others
+    zeros = [f"row {i} ({printable(str(file.names[i]))})" for i in positions[~nonzero].tolist()]
+    if nonzero.sum() < 3:
+        first = f" ({zeros[0]} is zero)" if zeros else ""
+        raise DataError(f"{path}: {nonzero.sum()} of {len(rows):,} rows are nonzero{first}; the lens needs at least 3")
+    total, rows, positions = len(rows), rows[nonzero], positions[nonzero]
     unit, what = directions(rows), f"{path.name}, {len(rows):,} rows"
     value, maximum = conditional_entropy(unit)
     found = [
@@ -308,29 +301,12 @@ def measure_file(path: Path, labels: Path | None, images: int) -> dict[str, Any]
         summaries.entropy([(0.0, value)], maximum, what),
         summaries.dimensions(rows, "vectors"),
         summaries.projections(unit, "vectors"),
-        zero_rows,
     ]
+    if zeros:
+        found.append(summaries.zero_rows(len(zeros), total, zeros[0]))
     numbers = file.labels
     if labels is not None:
         numbers = read_labels(ImageSet(torch.empty(len(file), 0), list(file.names)), labels).labels
     if numbers is not None:
-        found.append(summaries.classes(unit, numbers[kept]))
+        found.append(summaries.classes(unit, numbers[positions]))
     return summaries.lens_tree(found)
-
-
-def _sample_nonzero(file: Embeddings, images: int) -> tuple[Tensor, Tensor, Summary]:
-    """Return a sample of rows, their positions, and a summary of the rows of zeros, which are skipped.
-
-    Zeros have no direction; they would count as vectors at right angles to all others, that is, perfectly spread.
-    """
-    rows, kept = file.sample(images)
-    nonzero = rows.any(1)
-    zeros = [f"row {i} ({printable(str(file.names[i]))})" for i in kept[~nonzero][:1].tolist()]
-    if nonzero.sum() < 3:
-        raise DataError(
-            f"{file.path}: {int(nonzero.sum())} of {len(rows):,} rows are nonzero"
-            f"{''.join(f' ({name} is zero)' for name in zeros)}; the lens needs at least 3"
-        )
-    if not zeros:
-        return rows, kept, Summary([], [])
-    return rows[nonzero], kept[nonzero], summaries.zero_rows(int((~nonzero).sum()), len(rows), zeros[0])

@@ -18,7 +18,6 @@ from kontrast.probes import logistic
 from kontrast.probes.extract import extract_features
 from kontrast.probes.logistic import fit_logistic, standardize
 from kontrast.probes.result import result
-from kontrast.runs.probe import features_of
 from kontrast.training.build import build_views, evaluation_view
 from kontrast.views import keys
 
@@ -41,7 +40,7 @@ def measure_features(
             "target": "retrieval",
             **retrieval(encoder, recipe, train if test is None else test, device),
         }
-    fit, held = (features_of(encoder, part, transform, device) for part in (train, test))
+    fit, held = (extract_features(encoder, part, transform, device=device) for part in (train, test))
     found = logistic(fit, train.labels, held, test.labels)
     measured |= {"target": "labels", "accuracy": found.accuracy, "low": found.low, "high": found.high, "n": found.n}
     measured["injected"] = probe_added_feature(fit, train, held, test)
