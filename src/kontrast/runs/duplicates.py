@@ -87,10 +87,7 @@ def duplicates(
 
 
 def group_duplicates(
-    file: Embeddings,
-    above: float = 0.99,
-    device: torch.device | str = "cpu",
-    advance: Callable[[int], None] = lambda _: None,
+    file: Embeddings, above: float = 0.99, device: torch.device | str = "cpu", advance: Callable = lambda _: None
 ) -> list[DuplicateGroup]:
     """Group rows that are connected by pairs with a cosine of at least `above`; the most similar group first.
 
@@ -115,7 +112,7 @@ def group_duplicates(
 
 
 def pairs_above(
-    file: Embeddings, above: float, device: torch.device | str, advance: Callable[[int], None]
+    file: Embeddings, above: float, device: torch.device | str, advance: Callable
 ) -> Iterator[tuple[int, int, float]]:
     """Yield every pair of rows (i < j) whose cosine is at least `above`, with the cosine."""
     count = 0

@@ -160,16 +160,14 @@ def lock_parts(parts: Path) -> Iterator[None]:
 def discard_outdated(parts: Path, facts: dict[str, Any], say: Callable[[str], None]) -> None:
     """Remove parts that depend on other facts than these, and write the manifest."""
     manifest = parts / "manifest.json"
-    try:
-        same = read_json(manifest) == facts if manifest.exists() else None
-    except CheckpointError:
-        same = False
-    if same is False:
+    with contextlib.suppress(CheckpointError):  # missing or damaged
+        if read_json(manifest) == facts:
+            return
+    if manifest.exists():
         say(f"{parts} holds parts of another run, other images or another version: starting over")
-        for old in parts.glob("part-*"):
-            old.unlink()
-    if not same:
-        write_json(manifest, facts)
+    for old in parts.glob("part-*"):
+        old.unlink()
+    write_json(manifest, facts)
 
 
 def resume_command(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str) -> str:

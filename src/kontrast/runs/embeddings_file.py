@@ -101,21 +101,19 @@ Content = tuple[np.ndarray, list[str] | None, Tensor | None, str | None]  # vect
 
 
 def _read_npy(path: Path) -> Content:
+    names: list[str] = []
+    encoder = None
     try:
         vectors = np.lib.format.open_memmap(path, mode="r")  # refuses arrays of objects, so nothing is unpickled
-    except Exception as error:  # numpy parses the header as Python and lets nearly every built-in exception through
-        raise DataError(f"{path} is damaged or cut short, or is not a .npy file: {str(error)[:100]}") from None
-    if not names_path(path).is_file():
-        return vectors, None, None, None
-    names, encoder = [], None
-    with names_path(path).open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
+        if not names_path(path).is_file():
+            return vectors, None, None, None
+        with names_path(path).open(encoding="utf-8", errors="replace") as lines:
+            for record in map(json.loads, lines):
                 names.append(str(record["path"]))
                 encoder = record.get("encoder", encoder)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise DataError(f'{names_path(path)}, line {number}: needs an object with "path"') from None
+    except Exception as error:  # numpy parses the header as Python and lets nearly every built-in exception through
+        names_line = f"line {len(names) + 1} of {names_path(path).name} is not an object with a path"
+        raise DataError(f"{path} is damaged or cut short, or {names_line}: {str(error)[:100]}") from None
     return vectors, names, None, encoder
 
 

@@ -51,12 +51,11 @@ class ExportResult:
 
     def __str__(self) -> str:
         checked = "" if self.difference is None else f"largest difference from torch: {self.difference:.3g}\n"
-        out, card = printable(str(self.path)), printable(str(self.card))
-        return f"{checked}out     {out}\ncard    {card}"
+        return f"{checked}out     {printable(str(self.path))}\ncard    {printable(str(self.card))}"
 
     def to_dict(self) -> dict[str, Any]:
-        facts = {"out": str(self.path), "card": str(self.card), "width": self.width}
-        return {**facts, "max_difference": self.difference}
+        paths = {"out": str(self.path), "card": str(self.card)}
+        return {**paths, "width": self.width, "max_difference": self.difference}
 
 
 def export(
@@ -113,7 +112,6 @@ def export(
 def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
     """Return the card: how the encoder was trained, its input and output, and its probe results."""
     policy, info, bound = run.transform().policies[0], run.info, run.recipe.data.size
-    probes = run.path / "probes.json"
     return {
         "version": 1,
         "what": "an image encoder trained without labels by kontrast",
@@ -134,7 +132,7 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
         "exported_with": versions(),
         "recipe": to_tree(run.recipe),
         "fingerprint": info.get("fingerprint", ""),
-        "probes": read_probes(probes) if probes.exists() else [],
+        "probes": read_probes(run.path / "probes.json"),
     }
 
 

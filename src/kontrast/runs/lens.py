@@ -152,18 +152,16 @@ def measure_run(
             curve.append((snapshot.time, *conditional_entropy(z)))
             bar.advance(len(shown))
     z, what = encoded.projections, "features" if unit == ENCODER_ALONE else "projections"
-    found = [
-        summaries.spread(z, what),
-        summaries.entropy([(time, value) for time, value, _ in curve], curve[-1][2], what, unit),
-        summaries.multiplier(z, temperature_of(run.recipe), run.recipe.training.batch),
-        summaries.projections(z[0], what),
-        summaries.dimensions(encoded.features),
-        summaries.positives(encoded.positives, augmentations, encoded.features.shape[1]),
-    ]
+    summary = Summary()
+    summaries.spread(summary, z, what)
+    summaries.entropy(summary, [(time, value) for time, value, _ in curve], curve[-1][2], what, unit)
+    summaries.multiplier(summary, z, temperature_of(run.recipe), run.recipe.training.batch)
+    summaries.projections(summary, z[0], what)
+    summaries.dimensions(summary, encoded.features)
+    summaries.positives(summary, encoded.positives, augmentations, encoded.features.shape[1])
     if shown.labels is not None:
-        found.append(summaries.classes(encoded.features, shown.labels))
-    drawn, weights = _summarize_queries(run, history, shown, views, device, unit)
-    return summaries.lens_tree([*found, *drawn], weights=weights)
+        summaries.classes(summary, encoded.features, shown.labels)
+    return summary.to_dict(weights=_summarize_queries(summary, run, history, shown, views, device, unit))
 
 
 def lens_images(run: Run, count: int) -> ImageSet:
@@ -222,28 +220,27 @@ def apply_to_views(network: nn.Module, x: Tensor) -> Tensor:
 
 
 def _summarize_queries(
-    run: Run, history: list[Snapshot], shown: ImageSet, views: Views, device: torch.device, unit: str
-) -> tuple[list[Summary], list[dict[str, Any]]]:
-    """Return plots for one random query, and the weights of a few with their pictures."""
+    summary: Summary, run: Run, history: list[Snapshot], shown: ImageSet, views: Views, device: torch.device, unit: str
+) -> list[dict[str, Any]]:
+    """Add plots for one random query, and return the weights of a few with their pictures."""
     generator = torch.Generator().manual_seed(run.recipe.seed)
     chosen = choose_queries(shown.labels, torch.arange(len(shown)), QUERIES, generator)
-    drawn: list[Summary] = []
     weights = []
-    for order, place in enumerate(chosen):
+    for place in chosen:
         others = summaries.mini_batch_of(place, len(shown))
         query, batch = shown.subset([place]), shown.subset(others)
         z = _project_query(run, history[-1], query, batch, views, device)
         pictures = denormalize(augment(run, query, views, device)[:, 0], views)
         weights.append(_weights_entry(shown, place, others, pictures, *z))
-        if order:
+        if place != chosen[0]:
             continue
-        drawn.append(summaries.weights(*z))
+        summaries.weights(summary, *z)
         for number, snapshot in enumerate([*history[:-1][:1], *spread_evenly(history[1:] or history, MAPS - 1)]):
             when = "Before training" if snapshot.time == 0 else f"At {unit} {snapshot.time:.3g}"
             when = "After training" if unit == ENCODER_ALONE else when
             z = _project_query(run, snapshot, query, batch, views, device)
-            drawn.append(summaries.neighborhood(*z, when, number, run.recipe.seed))
-    return drawn, weights
+            summaries.neighborhood(summary, *z, when, number, run.recipe.seed)
+    return weights
 
 
 def _project_query(
@@ -296,17 +293,17 @@ def measure_file(path: Path, labels: Path | None, images: int) -> dict[str, Any]
     total, rows, positions = len(rows), rows[nonzero], positions[nonzero]
     unit, what = directions(rows), f"{path.name}, {len(rows):,} rows"
     value, maximum = conditional_entropy(unit)
-    found = [
-        summaries.spread(unit, what),
-        summaries.entropy([(0.0, value)], maximum, what),
-        summaries.dimensions(rows, "vectors"),
-        summaries.projections(unit, "vectors"),
-    ]
+    summary = Summary()
+    summaries.spread(summary, unit, what)
+    summaries.entropy(summary, [(0.0, value)], maximum, what)
+    summaries.dimensions(summary, rows, "vectors")
+    summaries.projections(summary, unit, "vectors")
     if zeros:
-        found.append(summaries.zero_rows(len(zeros), total, zeros[0]))
+        note = f"of {total:,}, skipped: no direction; first {zeros[0]}"
+        summary.number("rows of length zero", len(zeros), note)
     numbers = file.labels
     if labels is not None:
         numbers = read_labels(ImageSet(torch.empty(len(file), 0), list(file.names)), labels).labels
     if numbers is not None:
-        found.append(summaries.classes(unit, numbers[positions]))
-    return summaries.lens_tree(found)
+        summaries.classes(summary, unit, numbers[positions])
+    return summary.to_dict()

@@ -210,10 +210,9 @@ class _Job:
 
     def _write_gallery(self, fit: Tensor, held: Tensor) -> None:
         recipe, shown = self.run.recipe, self.train if self.test is None else self.test
-        test = GallerySplit("test", held, shown.base, shown.labels, shown.names)
-        train = GallerySplit("train", fit, self.train.base, self.train.labels, self.train.names)
-        options: dict[str, Any] = {"points": recipe.evaluation.gallery, "seed": recipe.seed}
-        write_gallery(self.run.path, test, shown.classes, train=None if self.test is None else train, **options)
+        train = None if self.test is None else GallerySplit("train", fit, self.train)
+        test = GallerySplit("test", held, shown)
+        write_gallery(self.run.path, test, train, points=recipe.evaluation.gallery, seed=recipe.seed)
 
 
 def _open_images(
@@ -233,8 +232,9 @@ def _open_images(
         say(warning)
     if labels is not None:
         train = read_labels(train, Path(labels))
-        test = None if test is None else read_labels(test, Path(labels))
-        if test is None:  # a flat folder with labels from a CSV: hold out a share
+        if test is not None:
+            test = read_labels(test, Path(labels))
+        else:  # a flat folder with labels from a CSV: hold out a share
             order = torch.from_numpy(permutation(len(train), run.recipe.seed))
             count = max(1, int(len(train) * (settings.test_share or 0.2)))
             train, test = train.subset(order[count:]), train.subset(order[:count])
@@ -289,16 +289,15 @@ def save_results(
     others = {key: value for key, value in (("data", data), ("labels", labels)) if value is not None}
     results = [dataclasses.replace(r, protocol={**r.protocol, **others}) for r in results]
     path = run.path / "probes.json"
-    before = read_probes(path) if path.exists() else []
-    merged = {_identity(entry): entry for entry in [*before, *(r.to_dict() for r in results)]}
+    merged = {_identity(entry): entry for entry in [*read_probes(path), *(r.to_dict() for r in results)]}
     if results:
         write_json(path, {"version": 1, "probes": list(merged.values())})
     return results
 
 
 def read_probes(path: Path) -> list[dict[str, Any]]:
-    """Return the results in a run's probes.json."""
-    tree = read_json(path)
+    """Return the results in a run's probes.json; none if it does not exist."""
+    tree = read_json(path) if path.exists() else {}
     found = tree.get("probes", []) if isinstance(tree, dict) else None
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise CheckpointError(f"{path} is damaged: it holds no list of probes; remove it and probe again")
@@ -317,8 +316,8 @@ def result_table(results: Sequence[ProbeResult]) -> list[str]:
     lines = [f"{'accuracy':<10}" + "".join(f"{name:>16}" for name in FEATURES)]
     for probe in dict.fromkeys(r.probe for r in results):
         values = {name: [r.accuracy for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES}
-        means = {name: f"{fmean(found):.3f}" if found else "" for name, found in values.items()}
-        lines.append(f"{probe:<10}" + "".join(f"{means[name]:>16}" for name in FEATURES))
+        means = (f"{fmean(found):.3f}" if found else "" for found in values.values())
+        lines.append(f"{probe:<10}" + "".join(f"{mean:>16}" for mean in means))
         intervals = [within_one(over_seeds(found)) for found in values.values()]
         if any(intervals):
             count = max(map(len, values.values()))

@@ -134,15 +134,13 @@ class Run:
     def check_channels(self, images: ImageSet, name: str = "") -> ImageSet:
         """Return the images if they have as many channels as the encoder takes."""
         if images.channels != self.channels:
-            raise DataError(
-                f"{name or images.name} has images of {images.channels} channels, the run's encoder takes "
-                f"{self.channels}: give images like those it was trained on"
-            )
+            given = f"{name or images.name} has images of {images.channels} channels"
+            raise DataError(f"{given}, the run's encoder takes {self.channels}: give images like those of its training")
         return images
 
-    def transform(self, dtype: torch.dtype = torch.float32) -> Views:
+    def transform(self) -> Views:
         """Return the view used outside training: center crop, resized and normalized as in training."""
-        return evaluation_view(self.recipe, dtype)
+        return evaluation_view(self.recipe)
 
     def prepare(self, images: Any) -> torch.Tensor:
         """Crop, resize and normalize images as the encoder expects them.
