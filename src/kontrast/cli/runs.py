@@ -28,7 +28,7 @@ def probe(
     kind: Annotated[str, typer.Argument(help="knn, linear, few-shot or finetune; default: knn and linear.")] = "",
     protocol: Annotated[str, typer.Option(help="Linear protocol: cacr, simclr, ...; a wrong name lists all.")] = "",
     cached: Annotated[
-        bool, typer.Option("--cached/--augmented", help="Protocols: plain images, or fresh crops.")
+        bool, typer.Option("--cached/--augmented", help="Protocols: plain images once, or fresh crops every epoch.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="How many times to probe, each time with another seed.")] = 1,
     epochs: Annotated[int, typer.Option(help="Epochs of fine-tuning; 0 means 50.")] = 0,

@@ -20,36 +20,6 @@ def series(name: str, x: Sequence[float] | Tensor, y: Sequence[float | None] | T
     return {"name": name, "x": _six_digits(x), "y": _six_digits(y)}
 
 
-def plot(
-    identity: str,
-    name: str,
-    title: str,
-    note: str,
-    x: str,
-    y: str,
-    *,
-    lines: list[dict[str, Any]],
-    kind: str = "line",
-    percent: bool = False,
-    references: Sequence[tuple[float, str]] = (),
-    **axes: bool,
-) -> dict[str, Any]:
-    """Return one plot. axes: the flags `x_zero`, `x_whole`, `y_zero` and `y_log` that the page knows."""
-    x_axis = {"label": x, "zero": axes.get("x_zero", False), "whole": axes.get("x_whole", False)}
-    y_axis = {"label": y, "format": "percent" if percent else "number"}
-    return {
-        "id": identity,
-        "name": name,
-        "title": title,
-        "note": note,
-        "kind": kind,
-        "x": x_axis,
-        "y": {**y_axis, "log": axes.get("y_log", False), "zero": axes.get("y_zero", False)},
-        "series": lines,
-        "references": [{"y": float(level), "label": label} for level, label in references],
-    }
-
-
 def histogram(values: Tensor, bins: int = BINS, span: tuple[float, float] | None = None) -> tuple[Tensor, Tensor]:
     """Return the center of each bin and its share of the values; values outside the span count in the outermost bin."""
     values = values.double().flatten()

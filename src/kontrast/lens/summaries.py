@@ -36,9 +36,26 @@ class Summary:
         """Add an entry to the table of numbers."""
         self.numbers.append({"name": name, "value": float(f"{value:.6g}"), "note": note})
 
-    def plot(self, *texts: str, lines: list[dict[str, Any]], **options: Any) -> None:
-        """Add a plot; the arguments are those of `plots.plot`."""
-        self.plots.append(plots.plot(*texts, lines=lines, **options))
+    def plot(
+        self, *texts: str, lines: list, kind: str = "line", percent: bool = False, references: Any = (), **axes: bool
+    ) -> None:
+        """Add a plot.
+
+        Args:
+            *texts: Its id, name, title and note, and the labels of the axes x and y.
+            lines: What `series` returns, for each line.
+            kind: "line", "bars" or "points".
+            percent: Whether to show the values on the y axis as percentages.
+            references: Pairs (value, label) of horizontal lines.
+            **axes: The flags `x_zero`, `x_whole`, `y_zero` and `y_log` that the page knows.
+        """
+        identity, name, title, note, x, y = texts
+        x_axis = {"label": x, "zero": axes.get("x_zero", False), "whole": axes.get("x_whole", False)}
+        y_axis: dict[str, Any] = {"label": y, "format": "percent" if percent else "number"}
+        y_axis |= {"log": axes.get("y_log", False), "zero": axes.get("y_zero", False)}
+        about = {"id": identity, "name": name, "title": title, "note": note, "kind": kind, "x": x_axis, "y": y_axis}
+        levels = [{"y": float(level), "label": label} for level, label in references]
+        self.plots.append({**about, "series": lines, "references": levels})
 
     def to_dict(self, **more: Any) -> dict[str, Any]:
         return {"version": 1, "plots": self.plots, "numbers": self.numbers, **more}

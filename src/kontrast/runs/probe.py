@@ -256,10 +256,9 @@ def data_change_warning(run: Run, train: ImageSet, test: ImageSet) -> str:
         found = find_changes(run.folder, Splits(train, train, train, test), whole=True)
     except DataError:  # a damaged listing must not prevent a probe
         found = None
-    warning = "the images changed since the run was trained" + ("" if found is None else f": {found}")
-    if found is not None and not found.added and not found.removed:  # names decide which images are held out
-        return warning
-    return f"{warning}; some test images may have been trained on"
+    moved = found is None or found.added or found.removed  # names decide which images are held out
+    details = ("" if found is None else f": {found}") + ("; some test images may have been trained on" if moved else "")
+    return f"the images changed since the run was trained{details}"
 
 
 def _report_missing(

@@ -185,10 +185,9 @@ class Run:
 
 def open_run(run: str | os.PathLike[str], float_range: tuple[float, float] | None = None) -> Run:
     """Return a path or `Run` as a `Run`; `float_range` replaces the recipe's range of float images."""
-    if float_range is None:
-        return run if isinstance(run, Run) else Run(run)
-    opened = Run(run)
-    opened.recipe = replace(opened.recipe, data=replace(opened.recipe.data, float_range=float_range))
+    opened = run if isinstance(run, Run) and float_range is None else Run(run)
+    if float_range is not None:
+        opened.recipe = replace(opened.recipe, data=replace(opened.recipe.data, float_range=float_range))
     return opened
 
 
