@@ -9,7 +9,6 @@ from kontrast.config.recipe_files import resolve
 from kontrast.data import ImageSet
 from kontrast.data.image_set import ExtraChannels, RaggedImages
 from kontrast.probes import extract_features
-from kontrast.runs.embed import encode
 from kontrast.training.build import evaluation_view
 
 
@@ -51,5 +50,5 @@ def test_features_of_an_image_do_not_depend_on_what_is_beside_it():
     small, large = ragged_set([(90, 60), *[(12, 12)] * 6]), ragged_set([(90, 60), *[(200, 220)] * 6])
     found = [extract_features(flat, images, view, device="cpu")[0] for images in (small, large)]
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
-    one = encode(flat, small.subset([0]), view, torch.device("cpu"))[0]
+    one = extract_features(flat, small.subset([0]), view, device="cpu")[0]
     torch.testing.assert_close(found[0], one, rtol=1e-5, atol=1e-5)

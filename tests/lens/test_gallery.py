@@ -12,15 +12,17 @@ import pytest
 import torch
 from PIL import Image
 
+from kontrast.data import ImageSet
 from kontrast.errors import EnvironmentFault
 from kontrast.lens.gallery import GallerySplit, choose_queries, thumbnail, write_gallery
 from kontrast.lens.measures import directions
 
 
-def split(features, labels=None, names=None, source: str = "test") -> GallerySplit:
+def split(features, labels=None, names=None, source: str = "test", classes=None) -> GallerySplit:
     """A split whose image i has one color, different for each i below 256, and the name i."""
     colors = torch.arange(len(features), dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 32, 32)
-    return GallerySplit(source, features, colors, labels, names or [str(i) for i in range(len(features))])
+    images = ImageSet(colors, names or [str(i) for i in range(len(features))], labels, classes=classes)
+    return GallerySplit(source, features, images)
 
 
 def read(folder: Path) -> tuple[dict, np.ndarray]:
@@ -41,14 +43,14 @@ def features() -> torch.Tensor:
 
 def test_neighbors_are_nearest_by_cosine_and_tiles_show_them(tmp_path, features):
     labels = torch.arange(90) % 3
-    write_gallery(tmp_path, split(features, labels), ["a", "b", "c"], points=40, queries=6, neighbors=4)
+    write_gallery(tmp_path, split(features, labels, classes=["a", "b", "c"]), points=40)
     gallery, sprite = read(tmp_path)
     assert len(gallery["points"]) == 40
-    assert len(gallery["queries"]) == 6
+    assert len(gallery["queries"]) == 12
     unit = torch.nn.functional.normalize(features, dim=1)
     cosines = (unit @ unit.T).fill_diagonal_(-2)
     for query in gallery["queries"]:
-        best = cosines[int(query["name"])].topk(4)
+        best = cosines[int(query["name"])].topk(8)
         assert [int(n["name"]) for n in query["neighbours"]] == best.indices.tolist()
         assert [n["similarity"] for n in query["neighbours"]] == pytest.approx(best.values.tolist(), abs=1e-4)
     entries = [*gallery["points"], *gallery["queries"], *(n for q in gallery["queries"] for n in q["neighbours"])]
@@ -71,7 +73,7 @@ def test_queries_take_turns_between_classes_and_depend_on_the_seed(features):
 def test_neighbors_among_train_images(tmp_path, features):
     train = torch.cat([features + 1e-3, -features[:50]])
     names = [f"train/{i}" for i in range(140)]
-    write_gallery(tmp_path, split(features), train=split(train, None, names, "train"), queries=5, neighbors=3)
+    write_gallery(tmp_path, split(features), split(train, None, names, "train"))
     gallery, sprite = read(tmp_path)
     assert gallery["neighbours_from"] == "train"
     for query in gallery["queries"]:
@@ -82,7 +84,7 @@ def test_neighbors_among_train_images(tmp_path, features):
 
 def test_classes_that_have_images_are_counted(tmp_path, features):
     labels = torch.tensor([3] * 60 + [7] * 29 + [-1])
-    write_gallery(tmp_path, split(features, labels), [str(n) for n in range(8)])
+    write_gallery(tmp_path, split(features, labels, classes=[str(n) for n in range(8)]))
     assert read(tmp_path)[0]["classes_present"] == 2
 
 

@@ -88,7 +88,7 @@ def test_a_linear_protocol_draws_new_crops_in_every_epoch():
     import torch
 
     from kontrast.papers.measure import CroppedFeatures, probe_run
-    from kontrast.runs.probe import features_of
+    from kontrast.probes import extract_features
     from kontrast.runs.run import Run
 
     from support.tiny_run import trained
@@ -97,7 +97,7 @@ def test_a_linear_protocol_draws_new_crops_in_every_epoch():
     train, encoder = run.data("train"), run.encoder("cpu")
     made = CroppedFeatures(run, encoder, train, (0.2, 1.0), cpu)
     first = made(0)
-    plain = features_of(encoder, train, run.transform(), cpu)
+    plain = extract_features(encoder, train, run.transform())
     assert first.shape == plain.shape and torch.equal(first, made(0))
     assert not torch.isclose(first, made(1)).all(1).any()
     whole = CroppedFeatures(

@@ -20,7 +20,7 @@ from kontrast.data import open_data
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault, Stopped, UsageError
 from kontrast.probes import extract_features
 from kontrast.runs import embed as embed_module
-from kontrast.runs.embed import consecutive_ranges, embed, resume_command
+from kontrast.runs.embed import embed, resume_command
 from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.neighbors import neighbors
@@ -257,10 +257,6 @@ def test_images_of_many_sizes_do_not_affect_each_other(run, tmp_path):
         embed(run, tmp_path / f"{number}", tmp_path / f"{number}.npy", device="cpu", say=silent)
         alone = np.load(tmp_path / f"{number}.npy")[0]
         np.testing.assert_allclose(np.load(tmp_path / "all.npy")[number], alone, rtol=1e-4, atol=1e-5)
-
-
-def test_consecutive_ranges():
-    assert list(consecutive_ranges([0, 1, 2, 5, 7, 8])) == [(0, 2), (5, 5), (7, 8)]
 
 
 def test_a_file_is_not_overwritten_and_two_processes_do_not_write_at_once(run, whole, tmp_path):

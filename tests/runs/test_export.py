@@ -90,34 +90,33 @@ def test_onnx_agrees_with_torch_for_any_batch_size(run, onnx_file):
     assert [p.name for p in onnx_file.path.parent.iterdir() if p.name.startswith(".")] == []
 
 
-def test_onnx_that_differs_from_torch_is_not_written(run, onnx_file, tmp_path, monkeypatch):
+def test_onnx_that_differs_from_torch_is_not_written(run, onnx_file, monkeypatch):
     """A file with other weights than the encoder's, compared by the real check."""
-    monkeypatch.setattr(exporting, "_to_onnx", lambda encoder, x, path: shutil.copy(onnx_file.path, path))
+    monkeypatch.setattr(exporting, "onnx_bytes", lambda encoder, x: onnx_file.path.read_bytes())
     untrained = run.encoder(trained=False)
     with pytest.raises(NumbersError, match="differs from torch by"):
-        exporting.write_onnx(run, untrained, tmp_path / "e.onnx", exporting.real_images(run, None))
+        exporting.checked_onnx(run, untrained, exporting.real_images(run, None))
     with torch.no_grad():
         for parameter in untrained.parameters():
             parameter.fill_(float("nan"))
     with pytest.raises(NumbersError, match="by nan"):
-        exporting.write_onnx(run, untrained, tmp_path / "e.onnx", exporting.real_images(run, None))
-    assert not list(tmp_path.iterdir())
+        exporting.checked_onnx(run, untrained, exporting.real_images(run, None))
 
 
 def test_onnx_that_cannot_be_run_is_not_written(run, onnx_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_to_onnx", lambda encoder, x, path: path.write_bytes(b"no graph"))
+    monkeypatch.setattr(exporting, "onnx_bytes", lambda encoder, x: b"no graph")
     with pytest.raises(NumbersError, match=r"onnxruntime .*not written"):
-        exporting.write_onnx(run, run.encoder(), tmp_path / "e.onnx", exporting.real_images(run, None))
+        export(run, "onnx", tmp_path / "e.onnx")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet-18", "small-alexnet", "vit-tiny"])
-def test_onnx_takes_any_batch_size_with_every_kind_of_encoder(name, onnx_file, tmp_path):
+def test_onnx_takes_any_batch_size_with_every_kind_of_encoder(name, onnx_file):
     encoder, x = networks.encoder(name, channels=3, size=32).eval(), torch.rand(5, 3, 32, 32)
-    exporting._to_onnx(encoder, x[:2], tmp_path / "e.onnx")
+    content = exporting.onnx_bytes(encoder, x[:2])
     for batch in (x, x[:1]):
-        assert exporting._difference(encoder, tmp_path / "e.onnx", batch) < 1e-4
+        assert exporting.onnx_difference(encoder, content, batch) < 1e-4
 
 
 def test_onnx_can_be_compared_on_other_images(run, tmp_path):

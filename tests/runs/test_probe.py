@@ -85,7 +85,7 @@ def test_each_seed_is_saved_and_the_table_shows_the_mean(tmp_path):
     assert table[1].split()[:2] == ["simclr", f"{mean:.3f}"] and table[2].startswith("2 seeds")
     with pytest.raises(UsageError, match="at least one seed"):
         probe(run, "knn", seeds=0, say=quiet)
-    with pytest.raises(UsageError, match=r"^epochs = -1: give at least one epoch"):
+    with pytest.raises(UsageError, match="epochs = -1"):
         probe(run, "finetune", epochs=-1, say=quiet)
 
 

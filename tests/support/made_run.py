@@ -112,12 +112,14 @@ def write_run(
 
 
 def write_pictures(folder: Path, seed: int) -> None:
+    from kontrast.data import ImageSet
     from kontrast.lens.gallery import GallerySplit, write_gallery
 
     features, pictures, labels = digit_pictures()
     features = features[600:] + 0.5 * torch.randn(1197, 9, generator=torch.Generator().manual_seed(seed))
     names = [f"test/{int(label)}/{number:05d}.png" for number, label in enumerate(labels[600:])]
-    write_gallery(folder, GallerySplit("test", features, pictures[600:], labels[600:], names), CLASSES)
+    images = ImageSet(pictures[600:], names, labels[600:], classes=CLASSES)
+    write_gallery(folder, GallerySplit("test", features, images))
 
 
 def forget_labels(path: Path) -> None:

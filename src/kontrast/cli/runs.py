@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import kontrast
 from kontrast.cli.output import Device, FloatRange, Json, MaxBad, emit, say, two_numbers, write_page
 from kontrast.errors import UsageError, refuse_pickle
 from kontrast.training.signals import StopSignals
@@ -24,12 +25,8 @@ def register(app: typer.Typer) -> None:
 
 def probe(
     run: RunFolder,
-    kind: Annotated[
-        str, typer.Argument(help="knn, linear, few-shot, finetune or a linear protocol; default: knn and linear.")
-    ] = "",
-    protocol: Annotated[
-        str, typer.Option(help="Linear protocol: cacr, moco, simclr, ...; an unknown name lists all.")
-    ] = "",
+    kind: Annotated[str, typer.Argument(help="knn, linear, few-shot or finetune; default: knn and linear.")] = "",
+    protocol: Annotated[str, typer.Option(help="Linear protocol: cacr, simclr, ...; a wrong name lists all.")] = "",
     cached: Annotated[
         bool, typer.Option("--cached/--augmented", help="Protocols: plain images once, or fresh crops every epoch.")
     ] = False,
@@ -43,11 +40,9 @@ def probe(
     as_json: Json = False,
 ) -> None:
     """Measure what the frozen encoder of RUN can do, next to raw pixels and the untrained encoder."""
-    from kontrast.runs import probe as verb
-
     again = shlex.join(["kontrast", *sys.argv[1:]])
     with StopSignals(f"stopped before the probe was done; finished probes are saved; continue with: {again}"):
-        results = verb.probe(
+        results = kontrast.probe(
             run, linear_protocol(kind, protocol), data=data or None, labels=labels, device=device, seeds=seeds,
             cached=cached, epochs=epochs, max_bad=max_bad, float_range=two_numbers(float_range), say=say,
         )  # fmt: skip
@@ -69,20 +64,16 @@ def lens(
     target: Annotated[Path, typer.Argument(help="A run folder, or an embeddings file (.npy, .parquet).")],
     images: Annotated[int, typer.Option(help="How many images (or rows) to measure.")] = 1024,
     augmentations: Annotated[int, typer.Option(help="Augmentations per image.")] = 8,
-    labels: Annotated[
-        Path | None, typer.Option(help="For an embeddings file: a CSV file with the columns name,label.")
-    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="For an embeddings file: a CSV file, name,label.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure what a representation is like: alignment, uniformity, entropy, multiplier, rank, histograms, weights."""
-    from kontrast.runs import lens as verb
     from kontrast.studies.text_tables import terminal_width
 
-    result = verb.lens(target, images=images, augmentations=augmentations, labels=labels, device=device, say=say)
+    result = kontrast.lens(target, images=images, augmentations=augmentations, labels=labels, device=device, say=say)
     page = write_page([result.path.parent], result.path.with_name("report.html"))
-    facts = {"lens": "", "report": str(page), **result.to_dict()}
-    emit(facts, [*result.lines(terminal_width()), f"report  {page}"], as_json)
+    emit({**result.to_dict(), "report": str(page)}, [*result.lines(terminal_width()), f"report  {page}"], as_json)
 
 
 def embed(
@@ -96,9 +87,7 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Write the vectors of all images of DATA, with id and path; run it again to continue after a kill."""
-    from kontrast.runs import embed as verb
-
-    result = verb.embed(
+    result = kontrast.embed(
         run, data, out, split=split, device=device, max_bad=max_bad, float_range=two_numbers(float_range), say=say
     )
     emit(result.to_dict(), str(result).splitlines(), as_json)
@@ -114,10 +103,8 @@ def neighbors(
     as_json: Json = False,
 ) -> None:
     """Find the images most similar to IMAGE in an embeddings file."""
-    from kontrast.runs import neighbors as verb
-
     span = two_numbers(float_range)
-    found = verb.neighbors(run, image, embeddings=embeddings, k=k, float_range=span, device=device, say=say)
+    found = kontrast.neighbors(run, image, embeddings=embeddings, k=k, float_range=span, device=device, say=say)
     emit(found.to_dict(), str(found).splitlines(), as_json)
 
 
@@ -128,9 +115,7 @@ def duplicates(
     as_json: Json = False,
 ) -> None:
     """Find groups of images that are nearly the same to the encoder: copies, bursts, other sizes of one picture."""
-    from kontrast.runs import duplicates as verb
-
-    found = verb.duplicates(target, above, device=device, say=say)
+    found = kontrast.duplicates(target, above, device=device, say=say)
     emit(found.to_dict(), str(found).splitlines(), as_json)
 
 
@@ -142,9 +127,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the encoder for other programs, with a JSON card; ONNX is compared with torch on real images."""
-    from kontrast.runs import export as verb
-
-    result = verb.export(run, format, out, data=data or None)
+    result = kontrast.export(run, format, out, data=data or None)
     emit(result.to_dict(), str(result).splitlines(), as_json)
 
 
@@ -156,9 +139,5 @@ def report(
     """Write one self-contained HTML page about one or several runs."""
     for path in runs:
         refuse_pickle(path)
-        if not (path / "recipe.toml").is_file():
-            raise UsageError(f"{path} is not a run folder: it has no recipe.toml")
-    if out is None and len(runs) > 1:
-        raise UsageError("several runs need --out PAGE.html")
-    page = write_page(runs, out or runs[0] / "report.html")
+    page = write_page(runs, out)
     emit({"report": str(page)}, [f"report  {page}"], as_json)

@@ -24,21 +24,10 @@ if TYPE_CHECKING:
     from kontrast.runs.lens import LensResult
 
 __all__ = [
-    "alignment",
-    "class_cosines",
-    "conditional_entropy",
-    "coupling",
-    "coupling_multiplier",
-    "dimension_variance",
-    "effective_rank",
-    "negative_weights",
-    "normality",
-    "positive_statistics",
-    "positive_weights",
-    "random_projections",
-    "spectrum",
-    "uniformity",
-]
+    "alignment", "class_cosines", "conditional_entropy", "coupling", "coupling_multiplier", "dimension_variance",
+    "effective_rank", "negative_weights", "normality", "positive_statistics", "positive_weights", "random_projections",
+    "spectrum", "uniformity",
+]  # fmt: skip
 
 
 class CallableRoom(ModuleType):

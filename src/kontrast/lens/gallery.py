@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate, pad
 
 from kontrast.files import write_atomic
 from kontrast.lens.map_2d import FEWEST, LIMIT, map_to_plane
@@ -25,6 +25,7 @@ from kontrast.lens.measures import directions
 
 TILE = 32
 COLUMNS = 40
+QUERIES, NEIGHBORS = 12, 8
 
 
 class Tiles:
@@ -44,26 +45,19 @@ class Tiles:
     def sprite(self) -> bytes:
         """Return all tiles as one PNG, `COLUMNS` wide."""
         rows = max(1, -(-len(self.pictures) // COLUMNS))
-        canvas = torch.zeros(3, rows * TILE, COLUMNS * TILE, dtype=torch.uint8)
+        grid = torch.zeros(rows * COLUMNS, 3, TILE, TILE, dtype=torch.uint8)
         for number, picture in enumerate(self.pictures):
-            top, left = number // COLUMNS * TILE, number % COLUMNS * TILE
-            canvas[:, top : top + TILE, left : left + TILE] = picture
-        return encode_png(canvas)
+            grid[number] = picture
+        return encode_png(grid.unflatten(0, (rows, COLUMNS)).permute(2, 0, 3, 1, 4).flatten(1, 2).flatten(2))
 
 
 @dataclass(frozen=True)
 class GallerySplit:
-    """Features [N,F], images uint8 [N,C,H,W], labels [N] and names of the images of one split, "train" or "test"."""
+    """The name of a split, "train" or "test", the features [N,F] of its images, and the `data.ImageSet` itself."""
 
     source: str
     features: Tensor
     images: Any
-    labels: Tensor | None
-    names: Sequence[str]
-
-    def __post_init__(self) -> None:
-        columns = (self.features, self.images, self.labels, self.names)
-        assert len({len(column) for column in columns if column is not None}) == 1, "one entry per image in each column"
 
     def directions(self) -> Tensor:
         """Return the features as unit vectors, float32 on the CPU."""
@@ -71,49 +65,40 @@ class GallerySplit:
 
     def entry(self, tiles: Tiles, index: int) -> dict[str, Any]:
         """Return tile, label and name of one image; a negative label means none."""
-        label = -1 if self.labels is None else int(self.labels[index])
-        return {
-            "tile": tiles.add(self.source, self.images, index),
-            "label": None if label < 0 else label,
-            "name": str(self.names[index]),
-        }
+        label = -1 if self.images.labels is None else int(self.images.labels[index])
+        name = str(self.images.names[index])
+        tile = tiles.add(self.source, self.images.base, index)
+        return {"tile": tile, "label": None if label < 0 else label, "name": name}
 
 
 def write_gallery(
-    folder: Path,
-    test: GallerySplit,
-    classes: Sequence[str] | None = None,
-    *,
-    train: GallerySplit | None = None,
-    points: int = 1000,
-    queries: int = 12,
-    neighbors: int = 8,
-    seed: int = 0,
-) -> Path:
-    """Write gallery.json and gallery.png, and return the path of the JSON file.
+    folder: Path, test: GallerySplit, train: GallerySplit | None = None, points: int = 1000, seed: int = 0
+) -> None:
+    """Write gallery.json and gallery.png: a map of at most `points` test images, and the neighbors of a few.
 
     Neighbors are searched by cosine among the train images, or among the other test images if there are none.
     """
     generator = torch.Generator().manual_seed(seed)
     unit, tiles = test.directions(), Tiles()
     sample = torch.randperm(len(unit), generator=generator)[: min(points, LIMIT)].sort().values
-    chosen = choose_queries(test.labels, sample, queries, generator)
+    chosen = choose_queries(test.images.labels, sample, QUERIES, generator)
     places = zip(sample.tolist(), map_to_plane(unit[sample], seed=seed).tolist())
     mapped = [{"x": round(x, 3), "y": round(y, 3), **test.entry(tiles, index)} for index, (x, y) in places]
-    if train is None:
-        pool, (cosines, near) = test, nearest_candidates(unit[chosen], unit, neighbors, exclude=chosen)
-    else:
-        pool, (cosines, near) = train, nearest_candidates(unit[chosen], train.directions(), neighbors)
+    pool = train or test
+    similar = unit[chosen] @ pool.directions().T
+    if train is None:  # no image is its own neighbor
+        similar[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.long)] = -torch.inf
+    cosines, near = similar.topk(max(0, min(NEIGHBORS, similar.shape[1] - (train is None))), dim=1)
     shown = []
     for query, row, indices in zip(chosen, cosines.tolist(), near.tolist()):
         found = [{**pool.entry(tiles, i), "similarity": round(cosine, 4)} for cosine, i in zip(row, indices)]
         shown.append({**test.entry(tiles, query), "neighbours": found})
-    labels = [split.labels for split in (test, train) if split is not None and split.labels is not None]
+    labels = [split.images.labels for split in (test, train) if split is not None]
     sprite = tiles.sprite()
     tree = {
         "version": 1,
-        "classes": None if classes is None else [str(name) for name in classes],
-        "classes_present": len({n for column in labels for n in column.tolist() if n >= 0}),
+        "classes": test.images.classes,
+        "classes_present": len({n for column in labels if column is not None for n in column.tolist() if n >= 0}),
         "method": "t-SNE" if len(sample) >= FEWEST else "PCA",
         "neighbours_from": pool.source,
         "points": mapped,
@@ -126,7 +111,6 @@ def write_gallery(
     write_atomic(folder / "gallery.png", sprite)
     # ASCII, so that file names with bytes that are not UTF-8 (surrogates) are restored exactly.
     write_atomic(folder / "gallery.json", json.dumps(tree, allow_nan=False).encode("ascii"))
-    return folder / "gallery.json"
 
 
 def encode_png(picture: Tensor, optimize: bool = False) -> bytes:
@@ -146,14 +130,10 @@ def thumbnail(image: Any) -> Tensor:
     if (height, width) != (TILE, TILE):
         scale = TILE / max(height, width)
         size = [max(1, round(height * scale)), max(1, round(width * scale))]
-        smooth = torch.nn.functional.interpolate(
-            picture[None].float(), size=size, mode="bilinear", align_corners=False, antialias=True
-        )
+        smooth = interpolate(picture[None].float(), size, mode="bilinear", align_corners=False, antialias=True)
         picture = smooth[0].round().clamp(0, 255).to(torch.uint8)
-    tile = torch.zeros(3, TILE, TILE, dtype=torch.uint8)
-    top, left = (TILE - picture.shape[1]) // 2, (TILE - picture.shape[2]) // 2
-    tile[:, top : top + picture.shape[1], left : left + picture.shape[2]] = picture
-    return tile
+    rows, columns = TILE - picture.shape[1], TILE - picture.shape[2]
+    return pad(picture, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
 
 
 def choose_queries(labels: Tensor | None, among: Tensor, count: int, generator: torch.Generator) -> list[int]:
@@ -171,15 +151,3 @@ def choose_queries(labels: Tensor | None, among: Tensor, count: int, generator: 
     if len(turns) > count:  # more classes than queries: draw the classes at random too
         chosen = [entry for entry in order if entry[0] == 0]
     return [index for _, _, index in chosen[:count]]
-
-
-def nearest_candidates(
-    queries: Tensor, candidates: Tensor, count: int, exclude: list[int] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return cosines and indices [Q,R] of the nearest candidates; `exclude` is each query's own index among them."""
-    cosines = queries @ candidates.T
-    if exclude is not None:
-        cosines[torch.arange(len(exclude)), torch.tensor(exclude, dtype=torch.long)] = -torch.inf
-    kept = max(0, min(count, len(candidates) - (exclude is not None)))
-    best, indices = cosines.topk(kept, dim=1)
-    return best, indices

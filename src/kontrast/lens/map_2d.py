@@ -17,10 +17,11 @@ COMPONENTS = 50
 LIMIT = 5_000
 FEWEST = 8
 EXAGGERATION = 12.0
+PERPLEXITY = 30.0
 HALVINGS = 40
 
 
-def map_to_plane(features: Tensor, *, seed: int = 0, iterations: int = 500, perplexity: float = 30.0) -> Tensor:
+def map_to_plane(features: Tensor, *, seed: int = 0, iterations: int = 500) -> Tensor:
     """Return positions [N,2] for features [N,F] that keep similar features together. The seed determines the map.
 
     Entries that are not finite count as their column's mean. Fewer than 8 points, or points that are all equal, get
@@ -29,10 +30,10 @@ def map_to_plane(features: Tensor, *, seed: int = 0, iterations: int = 500, perp
     assert features.ndim == 2 and len(features) <= LIMIT, list(features.shape)
     with torch.no_grad():
         components = principal_components(features, COMPONENTS)
-        start = _two_columns(components)
+        start = torch.nn.functional.pad(components[:, :2], (0, max(0, 2 - components.shape[1])))
         if len(start) < FEWEST or not components.any():
             return start
-        affinities = joint_affinities(components, min(perplexity, (len(start) - 1) / 3))
+        affinities = joint_affinities(components, min(PERPLEXITY, (len(start) - 1) / 3))
         noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         positions = 1e-4 * (start / start[:, 0].std().clamp_min(1e-12) + 0.01 * noise)
         return _descend(affinities, positions, iterations)
@@ -40,7 +41,10 @@ def map_to_plane(features: Tensor, *, seed: int = 0, iterations: int = 500, perp
 
 def principal_components(features: Tensor, count: int) -> Tensor:
     """Return float32 coordinates [N,C] along the widest directions, scaled so that the largest entry is about one."""
-    x = _finite(features.detach().to("cpu", torch.float64))
+    x = features.detach().to("cpu", torch.float64)
+    good = x.isfinite()
+    x = torch.where(good, x, 0.0)
+    x = torch.where(good, x, x.sum(0) / good.sum(0).clamp_min(1))
     x = x - x.mean(0) if len(x) else x
     x = x / x.abs().amax().clamp_min(1e-300) if x.numel() else x
     if min(x.shape) == 0 or x.abs().amax() < 1e-12:
@@ -97,16 +101,3 @@ def _gradient(affinities: Tensor, positions: Tensor, exaggeration: float, kernel
     repel = kernel.square_() @ both
     weight = exaggeration * attract - repel / total
     return 4 * (weight[:, 2:] * positions - weight[:, :2])
-
-
-def _finite(x: Tensor) -> Tensor:
-    """Replace entries that are not finite by the mean of the finite ones in their column, or by 0 if there are none."""
-    good = x.isfinite()
-    if good.all():
-        return x
-    x = torch.where(good, x, 0.0)
-    return torch.where(good, x, x.sum(0) / good.sum(0).clamp_min(1))
-
-
-def _two_columns(components: Tensor) -> Tensor:
-    return torch.nn.functional.pad(components[:, :2], (0, max(0, 2 - components.shape[1])))

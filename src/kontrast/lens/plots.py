@@ -20,37 +20,6 @@ def series(name: str, x: Sequence[float] | Tensor, y: Sequence[float | None] | T
     return {"name": name, "x": _six_digits(x), "y": _six_digits(y)}
 
 
-def plot(
-    identity: str,
-    name: str,
-    title: str,
-    note: str,
-    x: str,
-    y: str,
-    lines: list[dict[str, Any]],
-    *,
-    kind: str = "line",
-    percent: bool = False,
-    references: Sequence[tuple[float, str]] = (),
-    **axes: bool,
-) -> dict[str, Any]:
-    """Return one plot. axes: the flags `x_zero`, `x_whole`, `y_zero` and `y_log` that the page knows."""
-    flags: dict[str, dict[str, bool]] = {"x": {}, "y": {}}
-    for key, value in axes.items():
-        flags[key[0]][key[2:]] = value
-    return {
-        "id": identity,
-        "name": name,
-        "title": title,
-        "note": note,
-        "kind": kind,
-        "x": {"label": x, "zero": False, "whole": False, **flags["x"]},
-        "y": {"label": y, "format": "percent" if percent else "number", "log": False, "zero": False, **flags["y"]},
-        "series": lines,
-        "references": [{"y": float(level), "label": label} for level, label in references],
-    }
-
-
 def histogram(values: Tensor, bins: int = BINS, span: tuple[float, float] | None = None) -> tuple[Tensor, Tensor]:
     """Return the center of each bin and its share of the values; values outside the span count in the outermost bin."""
     values = values.double().flatten()
@@ -70,11 +39,6 @@ def separate_points(points: Tensor) -> tuple[list[float], list[float | None]]:
         x += [point[0], point[0]]
         y += [point[1], None]
     return x, y
-
-
-def number(name: str, value: float, note: str = "") -> dict[str, Any]:
-    """Return an entry of the table of numbers."""
-    return {"name": name, "value": float(f"{value:.6g}"), "note": note}
 
 
 def _six_digits(values: Sequence[float | None] | Tensor) -> list[float | None]:

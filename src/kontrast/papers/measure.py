@@ -11,10 +11,10 @@ from torch import Tensor
 from kontrast.files import read_json_lines
 from kontrast.lens import plots
 from kontrast.lens.measures import coupling
-from kontrast.probes import PROTOCOLS, linear
+from kontrast.probes import PROTOCOLS, extract_features, linear
 from kontrast.runs.cropped_features import CROPS, CroppedFeatures
 from kontrast.runs.lens import encode_views, lens_images, project_views
-from kontrast.runs.probe import PROBES, Sets, features_of
+from kontrast.runs.probe import PROBES, Sets
 from kontrast.runs.run import Run
 from kontrast.runs.snapshots import snapshots
 from kontrast.studies.cells import probe_numbers
@@ -30,7 +30,7 @@ def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[st
     """Accuracy of each probe on the whole, balanced set; linear protocols draw new crops in every epoch."""
     train, test = run.data("train"), run.data("test")
     encoder, transform = run.encoder(device).to(memory_format=torch.channels_last), run.transform()
-    fit, held = (features_of(encoder, part, transform, device).to(device) for part in (train, test))
+    fit, held = (extract_features(encoder, part, transform, device=device).to(device) for part in (train, test))
     found = {}
     for name in names:
         sets: Sets = (fit, train.labels, held, test.labels)

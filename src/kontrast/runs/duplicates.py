@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from kontrast.errors import DataError, UsageError, printable
-from kontrast.lens.measures import directions
 from kontrast.runs.embed import train_embeddings
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
 from kontrast.runs.result_sequence import ResultSequence
@@ -25,7 +24,6 @@ from kontrast.training.progress import Progress
 TILE = 4_096
 MOST_PAIRS = 1_000_000
 ROUNDING = 1e-6  # the float32 cosine of two equal rows may be 0.9999998
-Pair = tuple[int, int, float]
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,7 @@ class Duplicates(ResultSequence[DuplicateGroup]):
 
 
 def duplicates(
-    target: str | os.PathLike[str],
-    above: float = 0.99,
-    *,
-    device: str = "auto",
-    say: Callable[[str], None] = print,
+    target: str | os.PathLike[str], above: float = 0.99, *, device: str = "auto", say: Callable[[str], None] = print
 ) -> Duplicates:
     """Find groups of near-duplicates: copies, bursts, other sizes of one picture.
 
@@ -93,36 +87,39 @@ def duplicates(
 
 
 def group_duplicates(
-    file: Embeddings,
-    above: float = 0.99,
-    device: torch.device | str = "cpu",
-    advance: Callable[[int], None] | None = None,
+    file: Embeddings, above: float = 0.99, device: torch.device | str = "cpu", advance: Callable = lambda _: None
 ) -> list[DuplicateGroup]:
     """Group rows that are connected by pairs with a cosine of at least `above`; the most similar group first.
 
     advance: called with the number of rows that have been compared with all later ones.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     pairs = list(pairs_above(file, above, device, advance))
-    group = connected_groups(pairs)
+    if not pairs:
+        return []
+    first, second, _ = zip(*pairs)
+    graph = coo_array(([1] * len(pairs), (first, second)), shape=(len(file), len(file)))
+    group_of = connected_components(graph, directed=False)[1].tolist()
     least: dict[int, float] = {}
-    members: dict[int, list[int]] = {}
-    for first, _, cosine in pairs:
-        least[group[first]] = min(cosine, least.get(group[first], 1.0))
-    for row in sorted(group):
-        members.setdefault(group[row], []).append(row)
-    order = sorted(members, key=lambda root: (-least[root], members[root]))
-    return [DuplicateGroup(round(least[n], 6), [str(file.names[row]) for row in members[n]]) for n in order]
+    members: dict[int, set[int]] = {}
+    for i, j, cosine in pairs:
+        least[group_of[i]] = min(cosine, least.get(group_of[i], 1.0))
+        members.setdefault(group_of[i], set()).update((i, j))
+    groups = sorted((-least[group], sorted(rows)) for group, rows in members.items())
+    return [DuplicateGroup(round(-minus, 6), [str(file.names[row]) for row in rows]) for minus, rows in groups]
 
 
 def pairs_above(
-    file: Embeddings, above: float, device: torch.device | str, advance: Callable[[int], None] | None
-) -> Iterator[Pair]:
+    file: Embeddings, above: float, device: torch.device | str, advance: Callable
+) -> Iterator[tuple[int, int, float]]:
     """Yield every pair of rows (i < j) whose cosine is at least `above`, with the cosine."""
     count = 0
     for start in range(0, len(file), TILE):
-        rows = directions(file.rows(slice(start, start + TILE))).to(device)
+        rows = file[start : start + TILE].to(device)
         for other in range(start, len(file), TILE):
-            columns = rows if other == start else directions(file.rows(slice(other, other + TILE))).to(device)
+            columns = rows if other == start else file[other : other + TILE].to(device)
             cosines = rows @ columns.T
             similar = cosines >= above - ROUNDING
             similar = similar.triu(1) if other == start else similar
@@ -131,20 +128,4 @@ def pairs_above(
                 raise DataError(f"more than {MOST_PAIRS:,} pairs have a cosine of {above:g} or more: raise --above")
             for (i, j), cosine in zip(similar.nonzero().tolist(), cosines[similar].tolist()):
                 yield start + i, other + j, min(1.0, cosine)
-        if advance:
-            advance(len(rows))
-
-
-def connected_groups(pairs: list[Pair]) -> dict[int, int]:
-    """Map each row of a pair to the root row of its group (union-find)."""
-    parent: dict[int, int] = {}
-
-    def root(row: int) -> int:
-        while parent.setdefault(row, row) != row:
-            parent[row] = parent[parent[row]]
-            row = parent[row]
-        return row
-
-    for first, second, _ in pairs:
-        parent[root(second)] = root(first)
-    return {row: root(row) for row in list(parent)}
+        advance(len(rows))

@@ -15,7 +15,6 @@ import contextlib
 import glob
 import hashlib
 import io
-import itertools
 import json
 import os
 import shlex
@@ -23,7 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,8 @@ from kontrast.errors import CheckpointError, DataError, UsageError, printable
 from kontrast.files import disk_faults, read_json, write_atomic, write_json
 from kontrast.networks import Encoder
 from kontrast.plugins import command_start
-from kontrast.runs.embeddings_file import check_suffix, import_parquet, names_path, write_embeddings
+from kontrast.probes import extract_features
+from kontrast.runs.embeddings_file import Part, check_suffix, import_parquet, names_path, write_embeddings
 from kontrast.runs.image_stream import BATCH, Stream, StreamBatch, open_stream
 from kontrast.runs.run import Run, open_run
 from kontrast.training.checkpoints import versions
@@ -98,7 +98,8 @@ def embed(
         out     vectors.npy
     """
     run, out = open_run(run, float_range), Path(out)
-    if check_suffix(out) == ".parquet":
+    check_suffix(out)
+    if out.suffix == ".parquet":
         import_parquet()
     parts = out.with_name(f"{out.name}.parts")
     if out.exists() and not parts.exists():
@@ -127,7 +128,7 @@ def dependencies(run: Run, encoder: Encoder, stream: Stream, device: torch.devic
     float_range = run.recipe.data.float_range
     return ({"float_range": list(float_range)} if float_range else {}) | {
         "version": 1,
-        "encoder": encoder_digest(run),
+        "encoder": run.encoder_digest(),
         "recipe": run.info.get("fingerprint", ""),
         "view": repr(run.transform()),
         "data": stream.fingerprint,
@@ -138,15 +139,6 @@ def dependencies(run: Run, encoder: Encoder, stream: Stream, device: torch.devic
         "device": device.type,
         "torch": versions()["torch"],
     }
-
-
-def encoder_digest(run: Run) -> str:
-    """SHA-256 of the encoder's file."""
-    path = run.path / "encoder.safetensors"
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
 
 
 @contextlib.contextmanager
@@ -168,16 +160,14 @@ def lock_parts(parts: Path) -> Iterator[None]:
 def discard_outdated(parts: Path, facts: dict[str, Any], say: Callable[[str], None]) -> None:
     """Remove parts that depend on other facts than these, and write the manifest."""
     manifest = parts / "manifest.json"
-    try:
-        same = read_json(manifest) == facts if manifest.exists() else None
-    except CheckpointError:
-        same = False
-    if same is False:
+    with contextlib.suppress(CheckpointError):  # missing or damaged
+        if read_json(manifest) == facts:
+            return
+    if manifest.exists():
         say(f"{parts} holds parts of another run, other images or another version: starting over")
-        for old in parts.glob("part-*"):
-            old.unlink()
-    if not same:
-        write_json(manifest, facts)
+    for old in parts.glob("part-*"):
+        old.unlink()
+    write_json(manifest, facts)
 
 
 def resume_command(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str) -> str:
@@ -193,30 +183,31 @@ def resume_command(run: Run, stream: Stream, out: Path, split: str, max_bad: flo
 def _embed_parts(
     run: Run, encoder: Encoder, stream: Stream, parts: Path, device: torch.device, command: str, say: Callable
 ) -> list[Part]:
-    """Return all parts in order, computing those that don't exist yet."""
-    size = BATCHES_PER_PART
-    found = {n: read_part(part_path(parts, n)) for n in range(-(-stream.steps // size))}
-    missing = [n for n, part in found.items() if part is None]
-    if len(missing) < len(found):
-        say(f"continuing: {len(found) - len(missing)} of {len(found)} parts are done")
-    done = sum(len(part.ids) + len(part.bad) for part in found.values() if part)
-    transform = run.transform()
-    with StopSignals() as stop, Progress("embed", stream.total, done=done) as bar:
+    """Return all parts in order, computing those after the last one that can be read."""
+    size, transform = BATCHES_PER_PART, run.transform()
+    count = -(-stream.steps // size)
+    done: list[Part] = []
+    while len(done) < count and (part := read_part(part_path(parts, len(done)))):
+        done.append(part)
+    if done:
+        say(f"continuing: {len(done)} of {count} parts are done")
+    embedded = sum(len(part.ids) + len(part.bad) for part in done)
+    with StopSignals() as stop, Progress("embed", stream.total, done=embedded) as bar:
         stop.patient = True
-        for first, last in consecutive_ranges(missing):
-            rows: list[Tensor] = []
-            batches: list[StreamBatch] = []
-            for batch in stream.batches(first * size, min((last + 1) * size, stream.steps)):
-                rows.append(encode(encoder, batch.images, transform, device))
-                batches.append(batch)
-                bar.advance(len(batch.ids) + len(batch.bad))
-                if len(batches) == size or batch.number + 1 == stream.steps:
-                    number = batch.number // size
-                    found[number] = write_part(part_path(parts, number), torch.cat(rows), batches)
-                    rows, batches = [], []
-                if stop.signal is not None:
-                    raise stop.error(f"part {sum(map(bool, found.values()))} of {len(found)}", command)
-    return [part for part in found.values() if part]
+        rows: list[Tensor] = []
+        batches: list[StreamBatch] = []
+        for batch in stream.batches(len(done) * size, stream.steps):
+            if batch.ids:
+                rows.append(extract_features(encoder, batch.images, transform, device=device))
+            batches.append(batch)
+            bar.advance(len(batch.ids) + len(batch.bad))
+            if len(batches) == size or batch.number + 1 == stream.steps:
+                vectors = torch.cat(rows) if rows else torch.empty(0, encoder.width)
+                done.append(write_part(part_path(parts, len(done)), vectors, batches))
+                rows, batches = [], []
+            if stop.signal is not None:
+                raise stop.error(f"part {len(done)} of {count}", command)
+    return done
 
 
 def _check_skipped(stream: Stream, parts: list[Part], allowed: float) -> list[tuple[str, str]]:
@@ -227,22 +218,6 @@ def _check_skipped(stream: Stream, parts: list[Part], allowed: float) -> list[tu
         raise DataError(f"none of the images of {stream.name} could be read: {bad[0][0]} ({bad[0][1]}), ...")
     check_bad(bad, total, allowed, stream.name)
     return bad
-
-
-def consecutive_ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """[0, 1, 2, 5] -> (0, 2), (5, 5): first and last number of each unbroken range."""
-    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in group]
-        yield members[0], members[-1]
-
-
-class Part(NamedTuple):
-    """A finished part: its .npy file, and the id and name of each row."""
-
-    vectors: Path
-    ids: list[int]
-    names: list[str]
-    bad: list[tuple[str, str]]
 
 
 def part_path(parts: Path, number: int) -> Path:
@@ -277,24 +252,12 @@ def write_part(path: Path, vectors: Tensor, batches: list[StreamBatch]) -> Part:
     return Part(path.with_suffix(".npy"), facts["ids"], facts["names"], facts["bad"])
 
 
-@torch.inference_mode()
-def encode(encoder: Encoder, images: ImageSet, transform: Any, device: torch.device) -> Tensor:
-    """Return vectors float32 [B,F] on the CPU. Images may have different sizes; none affects another."""
-    if not len(images):
-        return torch.empty(0, encoder.width)
-    views = []
-    for positions, pixels, sizes in images.iter_chunks(torch.arange(len(images))):
-        sizes = None if sizes is None else sizes.to(device)
-        views.append(transform(pixels.to(device), positions.to(device), sizes)[0])
-    return encoder(torch.cat(views)).float().cpu()
-
-
 def train_embeddings(run: Run, device: str, say: Callable[[str], None]) -> Path:
     """Return RUN/embeddings/train.npy, computed if it is missing or if the encoder or the images have changed."""
     folder = run.path / "embeddings"
     vectors, about = folder / "train.npy", folder / "embeddings.json"
     train = run.data("train")
-    facts = {"version": 1, "encoder": encoder_digest(run), "data": train.fingerprint}
+    facts = {"version": 1, "encoder": run.encoder_digest(), "data": train.fingerprint}
     with contextlib.suppress(CheckpointError):
         if vectors.exists() and read_json(about) == facts:
             return vectors

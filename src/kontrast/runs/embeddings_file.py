@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kontrast.errors import DataError, EnvironmentFault, UsageError, printable, refuse_pickle
 from kontrast.files import atomic_path
+from kontrast.lens.measures import directions
 
 SUFFIXES = (".npy", ".parquet")
 CHUNK = 65_536
@@ -25,7 +26,7 @@ CHUNK = 65_536
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The content of an embeddings file.
+    """The content of an embeddings file; `file[start:stop]` are some rows as unit vectors, for cosines.
 
     vectors: [N,F], memory-mapped read-only for .npy files. names: one per row, "row N" if the file has none.
     """
@@ -34,15 +35,13 @@ class Embeddings:
     vectors: np.ndarray
     names: Sequence[str]
     labels: Tensor | None = None
-    classes: list[str] | None = None
     encoder: str | None = None  # SHA-256 of the encoder's file, if known
 
     def __len__(self) -> int:
         return len(self.vectors)
 
-    @property
-    def width(self) -> int:
-        return int(self.vectors.shape[1])
+    def __getitem__(self, positions: Any) -> Tensor:
+        return directions(self.rows(positions))
 
     def rows(self, positions: Any = slice(None)) -> Tensor:
         """Copy rows to a float32 tensor."""
@@ -55,10 +54,9 @@ class Embeddings:
         return self.rows(positions.numpy()), positions
 
 
-def check_suffix(path: Path) -> str:
+def check_suffix(path: Path, kind: str = "an embeddings file") -> None:
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"{path}: an embeddings file ends in {' or '.join(SUFFIXES)}")
-    return path.suffix
+        raise UsageError(f"{path} is not {kind} ({' or '.join(SUFFIXES)})")
 
 
 def names_path(path: Path) -> Path:
@@ -82,104 +80,67 @@ def read_embeddings(path: str | os.PathLike[str], width: int | None = None) -> E
     """Read a file and check its shape, its width if one is given, and that every row is finite."""
     path = Path(path)
     refuse_pickle(path)
-    if path.suffix not in SUFFIXES and not path.exists():
-        raise UsageError(f"no run folder or embeddings file ({' or '.join(SUFFIXES)}) {path}")
-    suffix = check_suffix(path)
+    check_suffix(path, "a run folder or an embeddings file")
     if not path.is_file():
         raise DataError(f"no embeddings file {path}: make one with `kontrast embed RUN DATA --out {path.name}`")
-    file = _read_npy(path) if suffix == ".npy" else _read_parquet(path)
-    if width is not None and file.width != width:
-        raise DataError(f"{path} has vectors of width {file.width}, the run gives {width}: another run wrote it")
+    vectors, names, labels, encoder = _read_npy(path) if path.suffix == ".npy" else _read_parquet(path)
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not all(vectors.shape):
+        raise DataError(f"{path} holds {vectors.dtype} {list(vectors.shape)}: give numbers [rows, width], not empty")
+    rows, columns = vectors.shape
+    names = [f"row {i}" for i in range(rows)] if names is None else names
+    if len(names) != rows:
+        raise DataError(f"{path} has {rows} rows, {names_path(path)} has {len(names)} rows: they don't belong together")
+    if columns != (width or columns):
+        raise DataError(f"{path} has vectors of width {columns}, the run gives {width}: another run wrote it")
+    file = Embeddings(path, vectors, names, labels, encoder)
     _check_finite(file)
     return file
 
 
-def _read_npy(path: Path) -> Embeddings:
+Content = tuple[np.ndarray, list[str] | None, Tensor | None, str | None]  # vectors, names, labels, encoder
+
+
+def _read_npy(path: Path) -> Content:
+    names: list[str] = []
+    encoder = None
     try:
         vectors = np.lib.format.open_memmap(path, mode="r")  # refuses arrays of objects, so nothing is unpickled
-    except Exception as error:  # numpy parses the header as Python and lets nearly every built-in exception through
-        raise DataError(f"{path} is damaged or cut short, or is not a .npy file: {str(error)[:100]}") from None
-    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not all(vectors.shape):
-        raise DataError(f"{path} holds {vectors.dtype} {list(vectors.shape)}: give numbers [rows, width], not empty")
-    names_file = names_path(path)
-    names, encoder = _read_names(names_file) if names_file.is_file() else (_row_numbers(len(vectors)), None)
-    if len(names) != len(vectors):
-        raise DataError(f"{names_file} names {len(names)} rows, {path} has {len(vectors)}: they don't belong together")
-    return Embeddings(path, vectors, names, encoder=encoder)
-
-
-def _row_numbers(count: int) -> list[str]:
-    return [f"row {i}" for i in range(count)]
-
-
-def _read_names(path: Path) -> tuple[list[str], str | None]:
-    names, encoder = [], None
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
+        if not names_path(path).is_file():
+            return vectors, None, None, None
+        with names_path(path).open(encoding="utf-8", errors="replace") as lines:
+            for record in map(json.loads, lines):
                 names.append(str(record["path"]))
                 encoder = record.get("encoder", encoder)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise DataError(f'{path}, line {number}: needs an object with "path"') from None
-    return names, encoder
+    except Exception as error:  # numpy parses the header as Python and lets nearly every built-in exception through
+        names_line = f"line {len(names) + 1} of {names_path(path).name} is not an object with a path"
+        raise DataError(f"{path} is damaged or cut short, or {names_line}: {str(error)[:100]}") from None
+    return vectors, names, None, encoder
 
 
-def _read_parquet(path: Path) -> Embeddings:
+def _read_parquet(path: Path) -> Content:
     module = import_parquet()
+    from pyarrow import compute
+
     try:
-        return _convert_table(module.read_table(path), path)
-    except DataError:
-        raise
+        table = module.read_table(path)
+        lengths = compute.list_value_length(table["vector"]).fill_null(-1).to_numpy()
+        flat = _to_float32(compute.list_flatten(table["vector"]).to_numpy())
+        names, raw, labels = (
+            table[name].to_pylist() if name in table.column_names else None for name in ("path", "path_bytes", "label")
+        )
+        names = names if raw is None else [os.fsdecode(name) for name in raw]  # written if some name is not UTF-8
+        about = json.loads((table.schema.metadata or {}).get(b"kontrast", b"{}"))
+        wrong = np.flatnonzero(lengths != lengths[0])
     except Exception as error:  # damage can show up anywhere: in the footer, in a page, in a string that is not UTF-8
-        raise DataError(f"{path} is damaged or cut short, or is not a parquet file: {str(error)[:100]}") from None
-
-
-def _convert_table(table: Any, path: Path) -> Embeddings:
-    columns = table.column_names
-    if "vector" not in columns or table.num_rows == 0:
-        raise DataError(f"{path} has {table.num_rows} rows and columns {columns}: give rows with a `vector`")
-    vectors = _stack_lists(table["vector"], path)
-    if "path_bytes" in columns:  # written if some name is not UTF-8
-        names = [os.fsdecode(n) if isinstance(n, bytes) else str(n) for n in table["path_bytes"].to_pylist()]
-    elif "path" in columns:
-        names = [str(n) for n in table["path"].to_pylist()]
-    else:
-        names = _row_numbers(table.num_rows)
-    labels, classes = _encode_labels(table["label"].to_pylist()) if "label" in columns else (None, None)
-    about = (table.schema.metadata or {}).get(b"kontrast", b"{}")
-    return Embeddings(path, vectors, names, labels, classes, json.loads(about).get("encoder"))
-
-
-def _stack_lists(column: Any, path: Path) -> np.ndarray:
-    """Convert a column of lists to float32 [N,F]; the first row of another length is an error."""
-    parts: list[np.ndarray] = []
-    width = None
-    for chunk in column.chunks:
-        lengths = np.diff(chunk.offsets.to_numpy()) if hasattr(chunk, "offsets") else None
-        if lengths is None and not hasattr(chunk.type, "list_size"):
-            raise DataError(f"{path}: `vector` is {column.type}, give lists of numbers")
-        width = width or (chunk.type.list_size if lengths is None else int(lengths[0]) if len(lengths) else None)
-        if chunk.null_count or (lengths is not None and (lengths != width).any()):
-            valid = chunk.is_valid().to_numpy(zero_copy_only=False)
-            wrong = ~valid if lengths is None else ~valid | (lengths != width)
-            row = sum(map(len, parts)) + int(wrong.argmax())
-            raise DataError(f"{path}, row {row}: not a vector of width {width} like the first row")
-        flat = chunk.flatten().to_numpy(zero_copy_only=False)
-        parts.append(_to_float32(flat).reshape(-1, width or 1))
-    if not width:
-        raise DataError(f"{path}: its vectors are empty")
-    return np.concatenate(parts)
-
-
-def _encode_labels(values: list[Any]) -> tuple[Tensor | None, list[str] | None]:
-    """Return labels as integers and the class names, or None if some row has no label."""
-    if any(v is None for v in values):
-        return None, None
-    names = [str(v) for v in values]
-    classes = sorted(set(names))
-    number = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([number[name] for name in names]), classes
+        what = "a parquet file whose column `vector` has lists of numbers"
+        raise DataError(f"{path} is damaged or cut short, or is not {what}: {str(error)[:100]}") from None
+    if len(wrong):
+        raise DataError(f"{path}, row {wrong[0]}: not a vector of width {lengths[0]} like the first row")
+    if labels is not None:
+        known = None not in labels
+        labels = torch.from_numpy(np.unique(list(map(str, labels)), return_inverse=True)[1]) if known else None
+    names = None if names is None else list(map(str, names))
+    return flat.reshape(len(lengths), -1), names, labels, about.get("encoder")
 
 
 def _to_float32(values: Any) -> np.ndarray:
@@ -202,18 +163,16 @@ def _check_finite(file: Embeddings) -> None:
 # Writing
 
 
-class VectorPart(Protocol):
-    """Consecutive rows of the output: a .npy file of vectors, and the id and name of each."""
+class Part(NamedTuple):
+    """Consecutive rows of the output: a .npy file of vectors, the id and name of each, and the images skipped."""
 
-    @property
-    def vectors(self) -> Path: ...
-    @property
-    def ids(self) -> list[int]: ...
-    @property
-    def names(self) -> list[str]: ...
+    vectors: Path
+    ids: list[int]
+    names: list[str]
+    bad: list[tuple[str, str]]
 
 
-def write_embeddings(out: Path, parts: Sequence[VectorPart], facts: dict[str, Any]) -> None:
+def write_embeddings(out: Path, parts: Sequence[Part], facts: dict[str, Any]) -> None:
     """Join the parts, in order, into `out`. Its bytes depend only on the parts and the facts."""
     if out.suffix == ".npy":
         _write_npy(out, parts, facts)
@@ -221,7 +180,7 @@ def write_embeddings(out: Path, parts: Sequence[VectorPart], facts: dict[str, An
         _write_parquet(out, parts, facts)
 
 
-def _write_npy(out: Path, parts: Sequence[VectorPart], facts: dict[str, Any]) -> None:
+def _write_npy(out: Path, parts: Sequence[Part], facts: dict[str, Any]) -> None:
     # Names first: if the vectors exist under their final name, so do the names.
     with atomic_path(names_path(out)) as place, place.open("w", encoding="ascii") as file:
         encoder = {"encoder": facts["encoder"]}  # only on the first line
@@ -236,7 +195,7 @@ def _write_npy(out: Path, parts: Sequence[VectorPart], facts: dict[str, Any]) ->
             file.write(np.load(part.vectors, allow_pickle=False).astype("<f4", copy=False).tobytes())
 
 
-def _write_parquet(out: Path, parts: Sequence[VectorPart], facts: dict[str, Any]) -> None:
+def _write_parquet(out: Path, parts: Sequence[Part], facts: dict[str, Any]) -> None:
     module = import_parquet()
     import pyarrow
 

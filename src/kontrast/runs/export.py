@@ -6,7 +6,6 @@ images [N,C,h,w] float32, normalized as the card says -> features [N,F].
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import logging
@@ -23,17 +22,20 @@ from torch import Tensor, nn
 from kontrast.config.recipe import to_tree
 from kontrast.data import ImageSet
 from kontrast.errors import DataError, EnvironmentFault, NumbersError, UsageError, printable
-from kontrast.files import atomic_path, disk_faults, write_atomic, write_json
+from kontrast.files import disk_faults, write_atomic, write_json
 from kontrast.networks import Encoder
 from kontrast.registry import nearest
+from kontrast.runs.image_stream import open_stream
 from kontrast.runs.probe import read_probes
 from kontrast.runs.run import Run, open_run
 from kontrast.training.checkpoints import versions
+from kontrast.training.run_folder import sha256
 
 FORMATS = ("safetensors", "onnx")
 MOST_IMAGES = 32
 """An ONNX file must agree with torch on at most so many real images."""
 TOLERANCE = 1e-3
+INSTEAD = "not written; export to safetensors instead"
 READ = "a shorter side over {0} px is first resized to {0}, bicubic; a JPEG from the next larger scale of its decoder"
 
 
@@ -49,12 +51,11 @@ class ExportResult:
 
     def __str__(self) -> str:
         checked = "" if self.difference is None else f"largest difference from torch: {self.difference:.3g}\n"
-        out, card = printable(str(self.path)), printable(str(self.card))
-        return f"{checked}out     {out}\ncard    {card}"
+        return f"{checked}out     {printable(str(self.path))}\ncard    {printable(str(self.card))}"
 
     def to_dict(self) -> dict[str, Any]:
-        facts = {"out": str(self.path), "card": str(self.card), "width": self.width}
-        return {**facts, "max_difference": self.difference}
+        paths = {"out": str(self.path), "card": str(self.card)}
+        return {**paths, "width": self.width, "max_difference": self.difference}
 
 
 def export(
@@ -88,22 +89,21 @@ def export(
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
     out = Path(out) if out is not None else run.path / "export" / f"encoder.{format}"
-    if out.suffix != f".{format}":
-        raise UsageError(f"--out {out}: a {format} file ends in .{format}")
-    if out.resolve() == (run.path / "encoder.safetensors").resolve():
-        raise UsageError(f"--out {out} is the run's own file: give another path")
+    if out.suffix != f".{format}" or out.resolve() == (run.path / "encoder.safetensors").resolve():
+        raise UsageError(f"--out {out}: give a path that ends in .{format} and is not the run's own file")
     encoder = run.encoder("cpu")
     card = describe(run, encoder)
-    with disk_faults(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
     difference = None
     if format == "safetensors":
-        write_atomic(out, safetensors_bytes(encoder, card))
+        content = safetensors_bytes(encoder, card)
     else:
         images = real_images(run, data)
-        difference = write_onnx(run, encoder, out, images)
+        content, difference = checked_onnx(run, encoder, images)
         card["onnx"] = {"max_difference": difference, "images": len(images), "tolerance": TOLERANCE}
-    card |= {"format": format, "file": out.name, "sha256": hashlib.sha256(out.read_bytes()).hexdigest()}
+    with disk_faults(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, content)
+    card |= {"format": format, "file": out.name, "sha256": sha256(content)}
     card_path = out.with_name(f"{out.name}.json")
     write_json(card_path, card)
     return ExportResult(out, card_path, encoder.width, difference)
@@ -112,7 +112,6 @@ def export(
 def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
     """Return the card: how the encoder was trained, its input and output, and its probe results."""
     policy, info, bound = run.transform().policies[0], run.info, run.recipe.data.size
-    probes = run.path / "probes.json"
     return {
         "version": 1,
         "what": "an image encoder trained without labels by kontrast",
@@ -133,7 +132,7 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
         "exported_with": versions(),
         "recipe": to_tree(run.recipe),
         "fingerprint": info.get("fingerprint", ""),
-        "probes": read_probes(probes) if probes.exists() else [],
+        "probes": read_probes(run.path / "probes.json"),
     }
 
 
@@ -147,76 +146,60 @@ def safetensors_bytes(encoder: nn.Module, card: dict[str, Any]) -> bytes:
 
 def real_images(run: Run, data: str | None) -> ImageSet:
     """Return a few of the run's own images, or of `data`, to compare ONNX with torch on."""
-    from kontrast.runs.image_stream import open_stream
-
     try:
         if data is None:
             return run.data("train").first(MOST_IMAGES)
         batch = next(iter(open_stream(run, data).batches(0, 1)))
-        if not len(batch.images):
-            raise DataError(f"the first images of {data} can't be read: {batch.bad[0][0]} ({batch.bad[0][1]})")
+        if batch.bad and not batch.ids:
+            raise DataError(f"can't read {batch.bad[0][0]} ({batch.bad[0][1]})")
         return batch.images.first(MOST_IMAGES)
     except DataError as error:
-        hint = "" if data else "; give others with --data DIR"
-        raise DataError(f"ONNX is compared with torch on real images, and there are none: {error}{hint}") from None
+        raise DataError(f"ONNX is compared with torch on real images: {error}; give others with --data DIR") from None
 
 
-def write_onnx(run: Run, encoder: nn.Module, out: Path, images: ImageSet) -> float:
-    """Write the graph, for any batch size, and return its largest difference from torch."""
+def checked_onnx(run: Run, encoder: nn.Module, images: ImageSet) -> tuple[bytes, float]:
+    """Return the content of the ONNX file, for any batch size, and its largest difference from torch."""
     view, everyone = run.transform(), torch.arange(len(images))
     parts = [view(pixels, positions, sizes)[0] for positions, pixels, sizes in images.iter_chunks(everyone)]
     x = torch.cat(parts).contiguous()
-    with atomic_path(out) as place:
-        _to_onnx(encoder, x[:2], place)
-        difference = max(_difference(encoder, place, batch) for batch in (x, x[:1]))
-        if not difference <= TOLERANCE:
-            raise NumbersError(
-                f"the ONNX file differs from torch by {difference:.3g} on {len(x)} images, more than {TOLERANCE:g}: "
-                "not written; export to safetensors instead"
-            )
-    return difference
-
-
-def _to_onnx(encoder: nn.Module, x: Tensor, path: Path) -> None:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise EnvironmentFault(f"ONNX needs {error.name}: pip install onnx onnxscript onnxruntime") from None
+    try:
+        content = onnx_bytes(encoder, x[:2])
+        difference = max(onnx_difference(encoder, content, batch) for batch in (x, x[:1]))
+    except Exception as error:  # exporter and runtime have many exception types, with many lines
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+        raise NumbersError(f"torch or onnxruntime can't make the ONNX file ({reason}): {INSTEAD}") from error
+    if not difference <= TOLERANCE:
+        problem = f"differs from torch by {difference:.3g} on {len(x)} images, more than {TOLERANCE:g}"
+        raise NumbersError(f"the ONNX file {problem}: {INSTEAD}")
+    return content, difference
+
+
+def onnx_bytes(encoder: nn.Module, x: Tensor) -> bytes:
+    """Return the content of an ONNX file that takes any number of images like `x`."""
     shapes = ({0: torch.export.Dim("images", min=1)},)
-    with silence_exporter(), one_line_errors("torch can't write this encoder as ONNX"):
+    with silence_exporter():
         # strict=True: otherwise torch takes len(x), and so the batch size, for a constant.
         program = torch.export.export(encoder, (x,), dynamic_shapes=shapes, strict=True)
-        torch.onnx.export(
-            program, (x,), str(path), dynamo=True, external_data=False, verbose=False,
-            input_names=["images"], output_names=["features"],
-        )  # fmt: skip
+        names: Any = {"input_names": ["images"], "output_names": ["features"]}
+        made = torch.onnx.export(program, (x,), dynamo=True, verbose=False, **names)
+        return made.model_proto.SerializeToString()  # type: ignore[union-attr]
 
 
-def _difference(encoder: nn.Module, path: Path, x: Tensor) -> float:
+def onnx_difference(encoder: nn.Module, content: bytes, x: Tensor) -> float:
     """Return the largest absolute difference, NaN if either output has one (no tolerance admits it)."""
     import onnxruntime
 
     with torch.inference_mode():
         expected = encoder(x)
-    with one_line_errors("onnxruntime can't run the file"):
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        given = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    given = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
     return (given - expected).abs().max().item()
-
-
-@contextlib.contextmanager
-def one_line_errors(what: str) -> Iterator[None]:
-    """Turn the many exception types of exporter and runtime into one line; a disk error stays an OSError."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        first = next(iter(str(error).strip().splitlines()), "")
-        reason = f"{type(error).__name__}: {first[:200]}"
-        raise NumbersError(f"{what} ({reason}): not written; export to safetensors instead") from error
 
 
 @contextlib.contextmanager
@@ -225,8 +208,7 @@ def silence_exporter() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
         logging.disable(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,14 +12,13 @@ import torch
 from torch import Tensor
 
 from kontrast.data import ImageSet, LazyImages, open_data
-from kontrast.data.decode import BadImage, Limits, checked_range, decode_file
 from kontrast.data.decode_workers import Chunk, decode_all
 from kontrast.data.image_set import ExtraChannels
 from kontrast.data.listing import Listing, scan_folder
 from kontrast.data.paths import Source, describe_source
 from kontrast.data.shards import scan_shards
 from kontrast.data.store import shape_images
-from kontrast.errors import DataError, UsageError
+from kontrast.errors import UsageError
 from kontrast.registry import nearest
 from kontrast.runs.run import Run
 from kontrast.training.progress import tell
@@ -99,20 +97,6 @@ def open_stream(
     return _of_images(run, [train, open_data(data, "test", **options)] if train.has_test else [train])
 
 
-def one_image(run: Run, path: str | Path, float_range: tuple[float, float] | None = None) -> ImageSet:
-    """A single image file as a set of one image."""
-    try:
-        pixels, _ = decode_file(os.fspath(path), limits=_limits(run, float_range))
-    except BadImage as error:
-        raise DataError(f"can't read the image {path}: {error.reason}") from None
-    return run.check_channels(ImageSet(torch.from_numpy(pixels)[None], [os.fspath(path)]), os.fspath(path))
-
-
-def _limits(run: Run, float_range: tuple[float, float] | None = None) -> Limits:
-    data = run.recipe.data
-    return Limits(data.size or None, float_range=checked_range(float_range or data.float_range))
-
-
 def _list_files(run: Run, source: Source, split: str) -> Listing | None:
     """The files of a folder (a split is a sub-folder) or of shards; None for a named set or a packed store."""
     if source.kind in ("named", "store", "store split", "missing"):
@@ -130,7 +114,7 @@ def _list_files(run: Run, source: Source, split: str) -> Listing | None:
 def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
     def batches(first: int, last: int) -> Iterator[StreamBatch]:
         items = listed.items[: last * BATCH]
-        for number, chunk in decode_all(items, _limits(run), BATCH, start=first):
+        for number, chunk in decode_all(items, run.limits, BATCH, start=first):
             start = number * BATCH
             bad = [(listed.items[start + place].name, reason) for place, reason in chunk.bad]
             ids = [start + place for place in chunk.kept]

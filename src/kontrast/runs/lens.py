@@ -25,8 +25,7 @@ from kontrast.lens.pair_weights import extremes, image_as_data_url, negative_wei
 from kontrast.lens.positive_spread import PositiveStatistics, positive_statistics
 from kontrast.lens.summaries import Summary
 from kontrast.probes import extract_features
-from kontrast.runs.embed import encode
-from kontrast.runs.embeddings_file import Embeddings, read_embeddings
+from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.run import Run, open_run
 from kontrast.runs.snapshots import ENCODER_ALONE, Snapshot, snapshots, spread_evenly
 from kontrast.training.build import views_of
@@ -152,9 +151,17 @@ def measure_run(
             z = extract_features(snapshot.student, shown, run.transform(), device=device)
             curve.append((snapshot.time, *conditional_entropy(z)))
             bar.advance(len(shown))
-    found = [*_summarize_projections(run, encoded, curve, unit), *_summarize_features(encoded, shown, augmentations)]
-    drawn, weights = _summarize_queries(run, history, shown, views, device, unit)
-    return summaries.lens_tree([*found, *drawn], weights=weights)
+    z, what = encoded.projections, "features" if unit == ENCODER_ALONE else "projections"
+    summary = Summary()
+    summaries.spread(summary, z, what)
+    summaries.entropy(summary, [(time, value) for time, value, _ in curve], curve[-1][2], what, unit)
+    summaries.multiplier(summary, z, temperature_of(run.recipe), run.recipe.training.batch)
+    summaries.projections(summary, z[0], what)
+    summaries.dimensions(summary, encoded.features)
+    summaries.positives(summary, encoded.positives, augmentations, encoded.features.shape[1])
+    if shown.labels is not None:
+        summaries.classes(summary, encoded.features, shown.labels)
+    return summary.to_dict(weights=_summarize_queries(summary, run, history, shown, views, device, unit))
 
 
 def lens_images(run: Run, count: int) -> ImageSet:
@@ -175,7 +182,7 @@ def encode_views(
     size = max(1, BATCH // views.count)
     for start in range(0, len(shown), size):
         part = shown.subset(range(start, min(start + size, len(shown))))
-        plain.append(encode(student.encoder, part, transform, device))
+        plain.append(extract_features(student.encoder, part, transform, device=device))
         features = apply_to_views(student.encoder, augment(run, part, views, device))
         pairs.append(apply_to_views(student.head, features[:2].to(device)).cpu())
         spread.append(positive_statistics(features.cpu()))
@@ -212,51 +219,28 @@ def apply_to_views(network: nn.Module, x: Tensor) -> Tensor:
     return network(x.flatten(0, 1)).float().unflatten(0, x.shape[:2])
 
 
-def _summarize_projections(
-    run: Run, encoded: EncodedViews, curve: list[tuple[float, float, float]], unit: str
-) -> list[Summary]:
-    z, what = encoded.projections, "features" if unit == ENCODER_ALONE else "projections"
-    return [
-        summaries.spread(z, what),
-        summaries.entropy([(time, value) for time, value, _ in curve], curve[-1][2], what, unit),
-        summaries.multiplier(z, temperature_of(run.recipe), run.recipe.training.batch),
-        summaries.projections(z[0], what),
-    ]
-
-
-def _summarize_features(encoded: EncodedViews, shown: ImageSet, augmentations: int) -> list[Summary]:
-    found = [
-        summaries.dimensions(encoded.features),
-        summaries.positives(encoded.positives, augmentations, encoded.features.shape[1]),
-    ]
-    if shown.labels is not None:
-        found.append(summaries.classes(encoded.features, shown.labels))
-    return found
-
-
 def _summarize_queries(
-    run: Run, history: list[Snapshot], shown: ImageSet, views: Views, device: torch.device, unit: str
-) -> tuple[list[Summary], list[dict[str, Any]]]:
-    """Return plots for one random query, and the weights of a few with their pictures."""
+    summary: Summary, run: Run, history: list[Snapshot], shown: ImageSet, views: Views, device: torch.device, unit: str
+) -> list[dict[str, Any]]:
+    """Add plots for one random query, and return the weights of a few with their pictures."""
     generator = torch.Generator().manual_seed(run.recipe.seed)
     chosen = choose_queries(shown.labels, torch.arange(len(shown)), QUERIES, generator)
-    drawn: list[Summary] = []
     weights = []
-    for order, place in enumerate(chosen):
+    for place in chosen:
         others = summaries.mini_batch_of(place, len(shown))
         query, batch = shown.subset([place]), shown.subset(others)
         z = _project_query(run, history[-1], query, batch, views, device)
         pictures = denormalize(augment(run, query, views, device)[:, 0], views)
         weights.append(_weights_entry(shown, place, others, pictures, *z))
-        if order:
+        if place != chosen[0]:
             continue
-        drawn.append(summaries.weights(*z))
+        summaries.weights(summary, *z)
         for number, snapshot in enumerate([*history[:-1][:1], *spread_evenly(history[1:] or history, MAPS - 1)]):
             when = "Before training" if snapshot.time == 0 else f"At {unit} {snapshot.time:.3g}"
             when = "After training" if unit == ENCODER_ALONE else when
             z = _project_query(run, snapshot, query, batch, views, device)
-            drawn.append(summaries.neighborhood(*z, when, number, run.recipe.seed))
-    return drawn, weights
+            summaries.neighborhood(summary, *z, when, number, run.recipe.seed)
+    return weights
 
 
 def _project_query(
@@ -300,37 +284,26 @@ def denormalize(view: Tensor, views: Views) -> Tensor:
 def measure_file(path: Path, labels: Path | None, images: int) -> dict[str, Any]:
     """Return the content of lens.json for an embeddings file."""
     file = read_embeddings(path)
-    rows, kept, zero_rows = _sample_nonzero(file, images)
+    rows, positions = file.sample(images)
+    nonzero = rows.any(1)  # zeros have no direction; they would count as vectors at right angles to all others
+    zeros = [f"row {i} ({printable(str(file.names[i]))})" for i in positions[~nonzero].tolist()]
+    if nonzero.sum() < 3:
+        first = f" ({zeros[0]} is zero)" if zeros else ""
+        raise DataError(f"{path}: {nonzero.sum()} of {len(rows):,} rows are nonzero{first}; the lens needs at least 3")
+    total, rows, positions = len(rows), rows[nonzero], positions[nonzero]
     unit, what = directions(rows), f"{path.name}, {len(rows):,} rows"
     value, maximum = conditional_entropy(unit)
-    found = [
-        summaries.spread(unit, what),
-        summaries.entropy([(0.0, value)], maximum, what),
-        summaries.dimensions(rows, "vectors"),
-        summaries.projections(unit, "vectors"),
-        zero_rows,
-    ]
+    summary = Summary()
+    summaries.spread(summary, unit, what)
+    summaries.entropy(summary, [(0.0, value)], maximum, what)
+    summaries.dimensions(summary, rows, "vectors")
+    summaries.projections(summary, unit, "vectors")
+    if zeros:
+        note = f"of {total:,}, skipped: no direction; first {zeros[0]}"
+        summary.number("rows of length zero", len(zeros), note)
     numbers = file.labels
     if labels is not None:
         numbers = read_labels(ImageSet(torch.empty(len(file), 0), list(file.names)), labels).labels
     if numbers is not None:
-        found.append(summaries.classes(unit, numbers[kept]))
-    return summaries.lens_tree(found)
-
-
-def _sample_nonzero(file: Embeddings, images: int) -> tuple[Tensor, Tensor, Summary]:
-    """Return a sample of rows, their positions, and a summary of the rows of zeros, which are skipped.
-
-    Zeros have no direction; they would count as vectors at right angles to all others, that is, perfectly spread.
-    """
-    rows, kept = file.sample(images)
-    nonzero = rows.any(1)
-    zeros = [f"row {i} ({printable(str(file.names[i]))})" for i in kept[~nonzero][:1].tolist()]
-    if nonzero.sum() < 3:
-        raise DataError(
-            f"{file.path}: {int(nonzero.sum())} of {len(rows):,} rows are nonzero"
-            f"{''.join(f' ({name} is zero)' for name in zeros)}; the lens needs at least 3"
-        )
-    if not zeros:
-        return rows, kept, Summary([], [])
-    return rows[nonzero], kept[nonzero], summaries.zero_rows(int((~nonzero).sum()), len(rows), zeros[0])
+        summaries.classes(summary, unit, numbers[positions])
+    return summary.to_dict()

@@ -11,20 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from kontrast.errors import DataError, UsageError, printable
 from kontrast.lens.measures import directions
-from kontrast.probes.knn import nearest_rows
-from kontrast.runs.embed import encode, encoder_digest, train_embeddings
-from kontrast.runs.embeddings_file import Embeddings, read_embeddings
-from kontrast.runs.image_stream import one_image
+from kontrast.probes import extract_features, nearest_rows
+from kontrast.runs.embed import train_embeddings
+from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import open_run
 from kontrast.training.device import choose_device
-
-CHUNK = 65_536
 
 
 @dataclass(frozen=True)
@@ -84,25 +78,14 @@ def neighbors(
         raise UsageError(f"-k {k}: give at least 1")
     run, on = open_run(run), choose_device(device)
     encoder = run.encoder(on)
-    query_image = one_image(run, image, float_range)  # type: ignore[arg-type]
+    query_image = open_run(run, float_range).read_image(image)
     path = train_embeddings(run, device, say) if embeddings is None else Path(embeddings)
     file = read_embeddings(path, width=encoder.width)
-    if file.encoder not in (None, encoder_digest(run)):
+    if file.encoder not in (None, run.encoder_digest()):
         raise DataError(f"{path} has vectors of another encoder than {run.path}: embed its images again with this run")
-    query = directions(encode(encoder, query_image, run.transform(), on))
     if k > len(file):
         say(f"-k {k}: {path} has only {len(file)} rows")
-    return Neighbors(nearest_in_file(query, file, k), Path(image))
-
-
-def nearest_in_file(query: Tensor, file: Embeddings, k: int) -> tuple[Neighbor, ...]:
-    """Return the k rows nearest to a unit query [1,F], reading the file in chunks."""
-    best, rows = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
-    for start in range(0, len(file), CHUNK):
-        candidates = directions(file.rows(slice(start, start + CHUNK)))
-        cosines, found = nearest_rows(query, candidates, k)
-        best, rows = torch.cat([best, cosines], 1), torch.cat([rows, found + start], 1)
-        best, order = best.topk(min(k, best.shape[1]), dim=1)
-        rows = rows.gather(1, order)
-    pairs = zip(rows[0].tolist(), best[0].tolist())
-    return tuple(Neighbor(row, str(file.names[row]), round(cosine, 6)) for row, cosine in pairs)
+    query = directions(extract_features(encoder, query_image, run.transform(), device=on))
+    cosines, rows = (found[0].tolist() for found in nearest_rows(query, file, k))  # type: ignore[arg-type]
+    found = (Neighbor(row, str(file.names[row]), round(cosine, 6)) for row, cosine in zip(rows, cosines))
+    return Neighbors(tuple(found), Path(image))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,10 +103,8 @@ def probe(
         accuracy           trained       untrained          pixels
         knn                  0...            0...            0...
     """
-    if seeds < 1:
-        raise UsageError(f"seeds = {seeds}: give at least one seed")
-    if epochs < 0:
-        raise UsageError(f"epochs = {epochs}: give at least one epoch, or 0 for the default of {FINE_TUNE_EPOCHS}")
+    if seeds < 1 or epochs < 0:
+        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
     if kind and kind not in (*PROBES, "finetune"):
         raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
     if float_range and not data:
@@ -114,8 +112,9 @@ def probe(
     run, on = open_run(run, float_range), choose_device(device)
     data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
     train, test = _open_images(run, data, labels, max_bad, say)
-    job = _Job(run, kind, range(run.recipe.seed, run.recipe.seed + seeds), cached, epochs, train, test, on, say)
-    encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": None}
+    seed_range = range(run.recipe.seed, run.recipe.seed + seeds)
+    job = _Job(run, kind, seed_range, cached, epochs or FINE_TUNE_EPOCHS, train, test, on, say)
+    encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": nn.Flatten()}
     results: list[ProbeResult] = []
     with job.progress() as bar:
         for name, encoder in encoders.items():
@@ -163,79 +162,57 @@ class _Job:
         images = len(self.train) + len(self.test or ())
         return Progress("probe", passes * images, silent=self.on_crops or self.kind == "finetune")
 
-    def probe_encoder(self, name: str, encoder: Any, bar: Progress, gallery: bool) -> list[ProbeResult]:
-        """Run all probes on one kind of features; `encoder` is None for pixels."""
+    def probe_encoder(self, name: str, encoder: nn.Module, bar: Progress, gallery: bool) -> list[ProbeResult]:
+        """Run all probes on one kind of features."""
         if self.kind == "finetune":
-            return [self._fine_tune(name, encoder, seed) for seed in self.seeds] if self.labeled and encoder else []
+            return [self._fine_tune(name, encoder, s) for s in self.seeds] if self.labeled and name != "pixels" else []
         if not self.labeled and name != "trained":
             return []
-        sets = self._extract(encoder, bar)
+        features = [
+            extract_features(encoder, part, self.run.transform(), device=self.device, advance=bar.advance)
+            for part in (self.train, self.test)
+            if part is not None
+        ]
+        fit, held = features[0].to(self.device), features[-1].to(self.device)
         if gallery and name == "trained" and self.run.recipe.evaluation.gallery:
-            self._write_gallery(sets[0], sets[2])
+            self._write_gallery(fit, held)
         results = []
         for probe, seed in self.fits if self.labeled else ():
+            sets: Sets = (fit, self.train.labels, held, self.test.labels)  # type: ignore[union-attr]
             results.append(self._fit(probe, name, encoder, sets, seed))
-            bar.advance(len(sets[0]) + len(sets[2]))
+            bar.advance(len(fit) + len(held))
         return results
 
-    def _extract(self, encoder: nn.Module | None, bar: Progress) -> Sets:
-        """Return features and labels of both splits; without test images, those of the train images twice."""
-        transform, test = self.run.transform(), self.test
-        train_features = features_of(encoder, self.train, transform, self.device, bar.advance).to(self.device)
-        if test is None:
-            return train_features, self.train.labels, train_features, None
-        test_features = features_of(encoder, test, transform, self.device, bar.advance).to(self.device)
-        return train_features, self.train.labels, test_features, test.labels
-
-    def _fit(self, probe: str, name: str, encoder: Any, sets: Sets, seed: int) -> ProbeResult:
+    def _fit(self, probe: str, name: str, encoder: nn.Module, sets: Sets, seed: int) -> ProbeResult:
         settings = self.run.recipe.evaluation
         arguments: dict[str, Any] = {"seed": seed}
         if probe == "knn":
             arguments |= {"k": settings.k, "temperature": settings.temperature}
         elif probe == "few-shot":
             arguments = {"classes": self.train.classes, "seeds": range(3 * seed, 3 * seed + 3)}
-        with self._crops(probe, encoder) as crops:
-            result = PROBES[probe](*sets, **arguments, **crops)
+        with contextlib.ExitStack() as stack:
+            if self.on_crops:  # fresh crops in every epoch, with a progress bar
+                bar = stack.enter_context(Progress(f"{probe} on crops", PROTOCOLS[probe].epochs * len(self.train)))
+                network = encoder.to(memory_format=torch.channels_last)
+                crops = CroppedFeatures(self.run, network, self.train, CROPS[probe], self.device, bar.advance)
+                arguments["features_of_epoch"] = crops
+            result = PROBES[probe](*sets, **arguments)
         if result.note:
             self.say(f"{probe}, {name}: {result.note}")
         return dataclasses.replace(result, probe=probe, features=name)
 
-    @contextlib.contextmanager
-    def _crops(self, probe: str, encoder: nn.Module | None) -> Iterator[dict[str, Any]]:
-        """Give a linear protocol fresh crops in every epoch, with a progress bar; nothing to other probes."""
-        if not self.on_crops:
-            yield {}
-            return
-        network = nn.Flatten() if encoder is None else encoder.to(memory_format=torch.channels_last)
-        with Progress(f"{probe} on crops", PROTOCOLS[probe].epochs * len(self.train)) as bar:
-            crops = CroppedFeatures(self.run, network, self.train, CROPS[probe], self.device, bar.advance)
-            yield {"features_of_epoch": crops}
-
     def _fine_tune(self, name: str, encoder: nn.Module, seed: int) -> ProbeResult:
-        train, test, epochs = self.train, self.test, self.epochs or FINE_TUNE_EPOCHS
-        with Progress(f"finetune, {name}", epochs * len(train)) as bar:
-            options: dict[str, Any] = {"epochs": epochs, "transform": self.run.transform(), "seed": seed}
+        train, test = self.train, self.test
+        with Progress(f"finetune, {name}", self.epochs * len(train)) as bar:
+            options: dict[str, Any] = {"epochs": self.epochs, "transform": self.run.transform(), "seed": seed}
             result = finetune(encoder, train, train.labels, test, test.labels, advance=bar.advance, **options)  # type: ignore[union-attr, arg-type]
         return dataclasses.replace(result, probe="finetune", features=name)
 
-    def _write_gallery(self, train_features: Tensor, test_features: Tensor) -> None:
+    def _write_gallery(self, fit: Tensor, held: Tensor) -> None:
         recipe, shown = self.run.recipe, self.train if self.test is None else self.test
-        test = GallerySplit("test", test_features, shown.base, shown.labels, shown.names)
-        train = GallerySplit("train", train_features, self.train.base, self.train.labels, self.train.names)
-        options: dict[str, Any] = {"points": recipe.evaluation.gallery, "seed": recipe.seed}
-        write_gallery(self.run.path, test, shown.classes, train=None if self.test is None else train, **options)
-
-
-def features_of(
-    encoder: nn.Module | None,
-    images: ImageSet,
-    transform: Any,
-    device: torch.device,
-    advance: Callable[[int], None] | None = None,
-) -> Tensor:
-    """Return features [N,F] float32 on the CPU; without an encoder, the transformed pixels."""
-    network = encoder if encoder is not None else nn.Flatten()
-    return extract_features(network, images, transform, device=device, advance=advance)
+        train = None if self.test is None else GallerySplit("train", fit, self.train)
+        test = GallerySplit("test", held, shown)
+        write_gallery(self.run.path, test, train, points=recipe.evaluation.gallery, seed=recipe.seed)
 
 
 def _open_images(
@@ -255,8 +232,9 @@ def _open_images(
         say(warning)
     if labels is not None:
         train = read_labels(train, Path(labels))
-        test = None if test is None else read_labels(test, Path(labels))
-        if test is None:  # a flat folder with labels from a CSV: hold out a share
+        if test is not None:
+            test = read_labels(test, Path(labels))
+        else:  # a flat folder with labels from a CSV: hold out a share
             order = torch.from_numpy(permutation(len(train), run.recipe.seed))
             count = max(1, int(len(train) * (settings.test_share or 0.2)))
             train, test = train.subset(order[count:]), train.subset(order[:count])
@@ -274,31 +252,30 @@ def data_change_warning(run: Run, train: ImageSet, test: ImageSet) -> str:
     settings, before = run.recipe.data, run.info.get("data", {}).get("fingerprint")
     if settings.split != "train" or settings.imbalance != "none" or before in (None, train.fingerprint):
         return ""
-    found = None
-    with contextlib.suppress(DataError):  # a damaged listing must not prevent a probe
+    try:
         found = find_changes(run.folder, Splits(train, train, train, test), whole=True)
-    warning = "the images changed since the run was trained" + ("" if found is None else f": {found}")
-    if found is not None and not found.added and not found.removed:  # names decide which images are held out
-        return warning
-    return f"{warning}; some test images may have been trained on"
+    except DataError:  # a damaged listing must not prevent a probe
+        found = None
+    moved = found is None or found.added or found.removed  # names decide which images are held out
+    details = ("" if found is None else f": {found}") + ("; some test images may have been trained on" if moved else "")
+    return f"the images changed since the run was trained{details}"
 
 
 def _report_missing(
     run: Run, train: ImageSet, test: ImageSet | None, data: str | None, say: Callable[[str], None]
 ) -> None:
     """Say why there was nothing to probe: no test images or no labels. An error if the user named data or a probe."""
-    command = shlex.join(["kontrast", "report", str(run.path)])
-    hint = f"to see the map and neighbors, write the report with `{command}`"
-    if train.labels is not None and test is None:
-        share = run.recipe.data.test_share
-        why = f"data.test_share of {share:g} is too small to hold any out" if share else "data.test_share is 0"
-        if data is not None:
-            raise DataError(f"{data} has no test images: {why}; give folders train and test, or --labels CSV")
-        say(f"no test images: {why}; probe with --data, folders train and test, or --labels CSV; {hint}")
-    elif data is not None:
-        raise DataError(f"{data} has no labels: give class sub-folders with two images or more, or --labels CSV")
+    share = run.recipe.data.test_share
+    if train.labels is None or test is not None:
+        why = "no labels: give class sub-folders with two images or more"
+    elif share:
+        why = f"no test images: data.test_share of {share:g} is too small to hold any out; give folders train and test"
     else:
-        say(f"no labels: probes need two class sub-folders or more, or --labels CSV; {hint}")
+        why = "no test images: data.test_share is 0; give folders train and test"
+    if data is not None:
+        raise DataError(f"{data} has {why}, or --labels CSV")
+    command = shlex.join(["kontrast", "report", str(run.path)])
+    say(f"{why} with --data, or --labels CSV; to see the map and neighbors, write the report with `{command}`")
 
 
 def save_results(
@@ -311,16 +288,15 @@ def save_results(
     others = {key: value for key, value in (("data", data), ("labels", labels)) if value is not None}
     results = [dataclasses.replace(r, protocol={**r.protocol, **others}) for r in results]
     path = run.path / "probes.json"
-    before = read_probes(path) if path.exists() else []
-    merged = {_identity(entry): entry for entry in [*before, *(r.to_dict() for r in results)]}
+    merged = {_identity(entry): entry for entry in [*read_probes(path), *(r.to_dict() for r in results)]}
     if results:
         write_json(path, {"version": 1, "probes": list(merged.values())})
     return results
 
 
 def read_probes(path: Path) -> list[dict[str, Any]]:
-    """Return the results in a run's probes.json."""
-    tree = read_json(path)
+    """Return the results in a run's probes.json; none if it does not exist."""
+    tree = read_json(path) if path.exists() else {}
     found = tree.get("probes", []) if isinstance(tree, dict) else None
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise CheckpointError(f"{path} is damaged: it holds no list of probes; remove it and probe again")
@@ -328,9 +304,8 @@ def read_probes(path: Path) -> list[dict[str, Any]]:
 
 
 def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
-    protocol = entry.get("protocol")
-    others = [protocol.get(key) for key in ("data", "labels")] if isinstance(protocol, dict) else [None, None]
-    return entry.get("probe"), entry.get("features"), entry.get("seed"), *others
+    protocol = entry["protocol"] if isinstance(entry.get("protocol"), dict) else {}
+    return *(entry.get(key) for key in ("probe", "features", "seed")), protocol.get("data"), protocol.get("labels")
 
 
 def result_table(results: Sequence[ProbeResult]) -> list[str]:
@@ -340,8 +315,8 @@ def result_table(results: Sequence[ProbeResult]) -> list[str]:
     lines = [f"{'accuracy':<10}" + "".join(f"{name:>16}" for name in FEATURES)]
     for probe in dict.fromkeys(r.probe for r in results):
         values = {name: [r.accuracy for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES}
-        means = {name: f"{fmean(found):.3f}" if found else "" for name, found in values.items()}
-        lines.append(f"{probe:<10}" + "".join(f"{means[name]:>16}" for name in FEATURES))
+        means = (f"{fmean(found):.3f}" if found else "" for found in values.values())
+        lines.append(f"{probe:<10}" + "".join(f"{mean:>16}" for mean in means))
         intervals = [within_one(over_seeds(found)) for found in values.values()]
         if any(intervals):
             count = max(map(len, values.values()))

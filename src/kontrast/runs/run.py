@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import replace
 from functools import cached_property
@@ -13,12 +12,14 @@ import torch
 
 from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import ImageSet
+from kontrast.data.decode import BadImage, Limits, checked_range, decode_file
 from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickle
 from kontrast.networks import Encoder
 from kontrast.training.build import evaluation_view
 from kontrast.training.checkpoints import read_weights
+from kontrast.training.device import choose_device
 from kontrast.training.learner import Student, build_student
-from kontrast.training.run_folder import RunFolder, stored_recipe
+from kontrast.training.run_folder import RunFolder, sha256, stored_recipe
 from kontrast.training.splits import located, open_split
 from kontrast.views import Views
 
@@ -48,8 +49,6 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        if not isinstance(path, str | os.PathLike):
-            raise UsageError(f"a run can't be given as {type(path).__name__}: give its folder or a kontrast.Run")
         self.folder = RunFolder(path)
         self.path = Path(path)
         refuse_pickle(self.path)
@@ -79,11 +78,16 @@ class Run:
     @property
     def channels(self) -> int:
         """The number of channels of the images that the encoder takes."""
-        data = self.info.get("data")
-        channels = data.get("channels") if isinstance(data, dict) else None
+        channels = self.info.get("data", {}).get("channels")
         if not isinstance(channels, int) or not 1 <= channels <= MOST_CHANNELS:
             raise CheckpointError(f"{self.path / 'run.json'} is damaged: its data has no number of channels")
         return channels
+
+    @property
+    def limits(self) -> Limits:
+        """How the recipe's data settings say that image files are decoded."""
+        data = self.recipe.data
+        return Limits(data.size or None, float_range=checked_range(data.float_range))
 
     def untrained(self) -> Student:
         """Return encoder and head with the weights they had before the first step."""
@@ -107,32 +111,36 @@ class Run:
         return encoder.to(device).eval()
 
     def _read_weights(self, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Read encoder.safetensors and compare it with the tensors that the recipe's encoder has."""
+        """Read encoder.safetensors and check it: the recipe's tensors, finite numbers, the digest in run.json."""
         path = self.path / "encoder.safetensors"
         weights = read_weights(path)
         if {k: (t.shape, t.dtype) for k, t in weights.items()} != {k: (t.shape, t.dtype) for k, t in expected.items()}:
-            raise CheckpointError(f"{path} does not fit the run's recipe: it has other tensors")
-        if not all(torch.isfinite(t).all() for t in weights.values()):
-            raise CheckpointError(f"{path} holds NaN or infinity: its training went wrong")
-        if self.info.get("encoder_sha256") not in (None, hashlib.sha256(path.read_bytes()).hexdigest()):
-            raise CheckpointError(
-                f"{path} is damaged or was changed after the run wrote it (its SHA-256 differs): restore it, or remove "
-                "encoder_sha256 from run.json if you changed it on purpose"
-            )
-        return weights
+            problem = "does not fit the run's recipe: it has other tensors"
+        elif not all(torch.isfinite(t).all() for t in weights.values()):
+            problem = "holds NaN or infinity: its training went wrong"
+        elif self.info.get("encoder_sha256") not in (None, self.encoder_digest()):
+            problem = "is damaged or was changed: restore it, or remove encoder_sha256 from run.json to use it as it is"
+        else:
+            return weights
+        raise CheckpointError(f"{path} {problem}")
+
+    def encoder_digest(self) -> str:
+        """Return the SHA-256 of the encoder's file."""
+        path = self.path / "encoder.safetensors"
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: the run has not finished; resume it first")
+        return sha256(path.read_bytes())
 
     def check_channels(self, images: ImageSet, name: str = "") -> ImageSet:
         """Return the images if they have as many channels as the encoder takes."""
         if images.channels != self.channels:
-            raise DataError(
-                f"{name or images.name} has images of {images.channels} channels, the run's encoder takes "
-                f"{self.channels}: give images like those it was trained on"
-            )
+            given = f"{name or images.name} has images of {images.channels} channels"
+            raise DataError(f"{given}, the run's encoder takes {self.channels}: give images like those of its training")
         return images
 
-    def transform(self, dtype: torch.dtype = torch.float32) -> Views:
+    def transform(self) -> Views:
         """Return the view used outside training: center crop, resized and normalized as in training."""
-        return evaluation_view(self.recipe, dtype)
+        return evaluation_view(self.recipe)
 
     def prepare(self, images: Any) -> torch.Tensor:
         """Crop, resize and normalize images as the encoder expects them.
@@ -143,22 +151,27 @@ class Run:
         Returns:
             float32 [N,C,h,w], the same input that `kontrast.embed` gives the encoder.
         """
-        from kontrast.runs.image_stream import one_image
+        view = self.transform()
+        if hasattr(images, "ndim"):
+            pixels = torch.as_tensor(images)
+            pixels = pixels[None] if pixels.ndim == 3 else pixels
+            self.check_channels(ImageSet(pixels, [""] * len(pixels)), "images")
+            return view(pixels, torch.arange(len(pixels), device=pixels.device))[0]
+        files = images if isinstance(images, list | tuple) else [images]
+        kinds = {type(file).__name__ for file in files if not isinstance(file, str | os.PathLike)}
+        if kinds or not files:
+            given = ", ".join(kinds) or "no images"
+            raise UsageError(f"can't prepare {given}: give image files, or uint8 pixels [N,C,H,W]")
+        return torch.cat([view(self.read_image(file)[:], torch.zeros(1, dtype=torch.int64))[0] for file in files])
 
-        view, hint = self.transform(), "give image files, or uint8 pixels [N,C,H,W]"
-        if not isinstance(images, list | tuple) and not hasattr(images, "ndim"):
-            images = [images]
-        if not len(images):
-            raise DataError(f"no images to prepare: {hint}")
-        if isinstance(images, list | tuple):
-            for image in images:
-                if not isinstance(image, str | os.PathLike):
-                    raise UsageError(f"can't prepare an image of type {type(image).__name__}: {hint}")
-            return torch.cat([view(one_image(self, path)[:], torch.zeros(1, dtype=torch.int64))[0] for path in images])
-        pixels = torch.as_tensor(images)
-        pixels = pixels[None] if pixels.ndim == 3 else pixels
-        self.check_channels(ImageSet(pixels, [""] * len(pixels)), "images")
-        return view(pixels, torch.arange(len(pixels), device=pixels.device))[0]
+    def read_image(self, path: str | os.PathLike[str]) -> ImageSet:
+        """Decode an image file; a set of one image."""
+        name = os.fspath(path)
+        try:
+            pixels, _ = decode_file(name, limits=self.limits)
+        except BadImage as error:
+            raise DataError(f"can't read the image {name}: {error.reason}") from None
+        return self.check_channels(ImageSet(torch.from_numpy(pixels)[None], [name]), name)
 
     def data(self, split: str) -> ImageSet:
         """Open the run's own images: "train" or "test"."""
@@ -197,8 +210,4 @@ def load(run: str | os.PathLike[str], device: torch.device | str = "cpu") -> Enc
         >>> encoder(kontrast.Run("runs/digits").prepare("photo.png")).shape
         torch.Size([1, 32])
     """
-    try:
-        device = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"unknown device {device!r}: give cpu, cuda or cuda:N") from None
-    return Run(run).encoder(device)
+    return Run(run).encoder(choose_device(str(device)))

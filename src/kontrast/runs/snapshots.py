@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -34,20 +33,18 @@ def snapshots(
     Damaged checkpoints are skipped with a warning. If none is readable, the only snapshot is the encoder of the
     finished run, without its head.
     """
-    saved: list[tuple[int, Path]] = []
-    for path in checkpoints.checkpoints(run.path / "checkpoints"):
-        step = path.name.removeprefix("step-")
-        if step.isdigit():
-            saved.append((int(step), path))
+    saved = checkpoints.checkpoints(run.path / "checkpoints")
     scale, unit = _time_per_step(run)
     found: list[Snapshot] = []
-    for step, path in spread_evenly(saved, max(1, limit - 1)):
+    for path in spread_evenly(saved, max(1, limit - 1)):
         try:
-            tensors, _, _ = checkpoints.load(path)
+            tensors, _, manifest = checkpoints.load(path)
             student = restore_student(run, checkpoints.under("learner.student", tensors), device)
-            found.append(Snapshot(step * scale, student))
+            found.append(Snapshot(manifest["step"] * scale, student))
         except CheckpointError as error:
             say(f"skipped {error}")
+        except RuntimeError:  # from load_state_dict
+            say(f"skipped checkpoint {path.name}: it does not fit the run's recipe")
     if not found:
         say(f"{run.path} has no readable checkpoint: the encoder's features are used in place of projections")
         encoder = run.encoder(device)
@@ -59,10 +56,7 @@ def restore_student(run: Run, tensors: dict | None, device: torch.device) -> Stu
     """Build the student with these weights, or with those before the first step."""
     student = with_batch_norm(run.untrained(), run.recipe)
     if tensors is not None:
-        try:
-            student.load_state_dict(tensors)
-        except RuntimeError:
-            raise CheckpointError(f"a checkpoint of {run.path} does not fit its recipe") from None
+        student.load_state_dict(tensors)
     return student.to(device).eval()
 
 

@@ -19,7 +19,6 @@ from kontrast.probes import logistic
 from kontrast.probes.extract import extract_features
 from kontrast.probes.logistic import fit_logistic, standardize
 from kontrast.probes.result import result
-from kontrast.runs.probe import features_of
 from kontrast.studies.cells import probe_numbers
 from kontrast.training.build import build_views, evaluation_view
 from kontrast.views import keys as view_keys
@@ -39,7 +38,7 @@ def measure_features(
     if test is None or train.labels is None or test.labels is None:
         # Without labels, images are retrieved by augmentations of them that the training never drew.
         return measured | {"target": "retrieval"} | retrieval(encoder, recipe, train if test is None else test, device)
-    fit, held = (features_of(encoder, part, transform, device) for part in (train, test))
+    fit, held = (extract_features(encoder, part, transform, device=device) for part in (train, test))
     measured |= {"target": "labels", **probe_numbers(logistic(fit, train.labels, held, test.labels))}
     measured["injected"] = probe_added_feature(fit, train, held, test)
     for name in FACTORS:

@@ -15,9 +15,8 @@ import torch
 
 from kontrast.data import ImageSet
 from kontrast.files import disk_faults, read_json_lines, write_json
-from kontrast.probes import ProbeResult, knn, logistic
+from kontrast.probes import ProbeResult, extract_features, knn, logistic
 from kontrast.probes.intervals import pack_bits
-from kontrast.runs.probe import features_of
 from kontrast.runs.run import Run
 from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, probe_numbers
 from kontrast.studies.compare.comparison_plan import parse_sweeps, plan
@@ -119,7 +118,7 @@ def probe_trained(run: Run, train: ImageSet, test: ImageSet | None, device: torc
     if test is None or train.labels is None or test.labels is None:
         return {}
     encoder, transform, settings = run.encoder(device), run.transform(), run.recipe.evaluation
-    fit, held = (features_of(encoder, part, transform, device) for part in (train, test))
+    fit, held = (extract_features(encoder, part, transform, device=device) for part in (train, test))
     parts, seed = (fit, train.labels, held, test.labels), run.recipe.seed
     results = {
         "knn": knn(*parts, k=settings.k, temperature=settings.temperature, seed=seed),

@@ -1,4 +1,4 @@
-"""A person's own images: what `pretrain` reports about a folder."""
+"""What `pretrain` reports about the images and the length of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kontrast.training.splits import open_split
 from support.made_images import encoded, write_tar
 
 
-def test_a_folder_s_labels_and_other_files_are_told(tmp_path):
+def test_labels_and_other_files_of_a_folder_are_reported(tmp_path):
     for name in [f"{album}/{n}.png" for album in ("2021 sea", "garden") for n in range(10)] + ["garden/10.heic"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name, format="PNG")
@@ -37,14 +37,14 @@ def folder_of(root, *names):
     return resolve("folder", [f'data.source="{root}"', "data.pack=false"])
 
 
-def test_a_class_called_test_is_a_class_and_told_as_one(tmp_path):
+def test_a_class_called_test_is_reported_as_a_class(tmp_path):
     recipe = folder_of(tmp_path, "bus", "test", "tram")
     (labels,) = describe_folder(recipe, open_split(recipe.data, "train"))
     assert "3 sub-folders (bus, test, tram)" in labels and "held out" in labels and unread_folders(recipe) == []
 
 
-def test_what_lies_beside_a_folder_called_train_is_told(tmp_path):
-    """A class of that name would leave the other classes out without a word."""
+def test_folders_beside_one_called_train_are_reported(tmp_path):
+    """A class of that name would silently exclude the other classes."""
     (line,) = unread_folders(folder_of(tmp_path / "a", "bus", "train", "tram"))
     assert line.startswith("not read: bus, tram beside ") and "rename it" in line
     recipe = folder_of(tmp_path / "b", "train/x", "train/y", "test/x", "val/y")
@@ -57,12 +57,12 @@ def test_what_lies_beside_a_folder_called_train_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "words"), [(0, "epochs: 5 (about 500"), (6, "steps: 6 (about 60 "), (99, "epochs: 5 (about 500")]
 )
-def test_a_length_in_steps_is_told_where_it_ends_the_training(steps, words):
+def test_the_limit_that_ends_the_training_is_reported(steps, words):
     line = describe_length(TrainingSettings(epochs=5, batch=10, max_steps=steps), 100)
     assert line.startswith(words) and f"training.{'max_steps' if steps == 6 else 'epochs'}=N" in line
 
 
-def test_labels_in_shards_and_stores_are_no_sub_folders(tmp_path):
+def test_labels_of_shards_and_stores_are_not_sub_folders(tmp_path):
     pictures = [(f"{n}.png", encoded(Image.new("RGB", (8, 8)), "PNG")) for n in range(20)]
     (tmp_path / "shards").mkdir()
     write_tar(tmp_path / "shards" / "0.tar", [*pictures, *((f"{n}.cls", str(n % 2).encode()) for n in range(20))])
@@ -73,8 +73,8 @@ def test_labels_in_shards_and_stores_are_no_sub_folders(tmp_path):
         assert images.classes == ["0", "1"] and describe_folder(recipe, images) == []
 
 
-def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):
-    """300 train images and then 60 of test: the first bar is not set back, nor left at 60 of 300."""
+def test_each_packed_split_has_its_own_bar(monkeypatch):
+    """300 train images and then 60 of test: the first bar does not go back to 60."""
     opened = []
 
     class Watched(Progress):
@@ -89,7 +89,7 @@ def test_a_second_part_to_pack_has_a_bar_of_its_own(monkeypatch):
     assert [(one.done, one.total) for one in opened] == [(300, 300), (60, 60)]
 
 
-def test_a_bank_without_a_teacher_is_told():
+def test_a_bank_without_a_teacher_is_reported():
     said = []
     for more in (["bank.size=20"], ["bank.size=20", "teacher.momentum=0.9"]):
         said += bank_warnings(resolve("cifar10/simclr", more), 100)
@@ -104,7 +104,7 @@ def test_a_bank_without_a_teacher_is_told():
         (["bank.contents=all", "views.count=4", "teacher.symmetric=false"], 300),
     ],
 )
-def test_a_bank_that_outlasts_an_epoch_is_told_by_the_rows_that_an_image_has_in_it(more, rows):
+def test_a_bank_larger_than_an_epoch_is_reported(more, rows):
     for size in (rows, 2 * rows):
         said = []
         recipe = resolve("cifar10/simclr", ["teacher.momentum=0.9", f"bank.size={size}", *more])
