@@ -21,11 +21,9 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"unknown device {name!r}; allowed: auto, cpu, cuda, cuda:N")
     if device.type == "cpu":
         return device
-    if not torch.cuda.is_available():
-        raise EnvironmentFault("--device cuda: there is no usable NVIDIA GPU; use --device cpu or auto")
     index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
-    if index >= torch.cuda.device_count():
-        raise EnvironmentFault(f"--device cuda:{index}: this machine has {torch.cuda.device_count()} GPU(s)")
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise EnvironmentFault(f"--device {name}: there is no such usable NVIDIA GPU; use --device cpu or auto")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

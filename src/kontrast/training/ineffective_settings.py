@@ -20,16 +20,11 @@ def past_the_end(training: TrainingSettings, epochs: float | None = None) -> dic
     epochs = training.epochs if epochs is None else epochs
     warnings = {}
     if 0 < epochs < training.warmup:
-        warnings["training.warmup"] = (
-            f"training.warmup of {training.warmup:g} epochs is longer than the training of {epochs:g}: the learning "
-            "rate does not reach its peak"
-        )
-    late = [f"{m:g}" for m in training.milestones if m >= epochs]
+        longer = f"training.warmup of {training.warmup:g} epochs is longer than the training of {epochs:g}"
+        warnings["training.warmup"] = f"{longer}: the learning rate does not reach its peak"
+    late = ", ".join(f"{m:g}" for m in training.milestones if m >= epochs)
     if epochs and late and training.schedule == "steps":
-        warnings["training.milestones"] = (
-            f"training.milestones {', '.join(late)}: the training of {epochs:g} epochs ends before the learning rate "
-            "is lowered there"
-        )
+        warnings["training.milestones"] = f"training.milestones {late}: the training of {epochs:g} epochs ends before"
     return warnings
 
 
@@ -37,15 +32,9 @@ def unused_by_schedule(training: TrainingSettings) -> dict[str, str]:
     """Return a warning if milestones are set for a schedule without them, or missing for one that needs them."""
     steps = training.schedule == "steps"
     if training.milestones and not steps:
-        return {
-            "training.milestones": f"the {training.schedule} schedule does not use training.milestones: set "
-            "training.schedule=steps"
-        }
+        return {"training.milestones": f"the {training.schedule} schedule does not use training.milestones"}
     if steps and not training.milestones:
-        return {
-            "training.schedule": "training.schedule=steps never lowers the learning rate without "
-            "training.milestones, for example [60,80]"
-        }
+        return {"training.schedule": "schedule=steps never lowers the learning rate without training.milestones"}
     return {}
 
 

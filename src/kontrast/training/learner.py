@@ -53,9 +53,8 @@ class Student(nn.Module):
 
 def build_student(recipe: Recipe, channels: int) -> Student:
     """Return the recipe's encoder and head, newly initialized."""
-    encoder = networks.encoder(
-        recipe.encoder.name, channels=channels, size=recipe.views.size, **recipe.encoder.arguments
-    )
+    given = {"channels": channels, "size": recipe.views.size}
+    encoder = networks.encoder(recipe.encoder.name, **given, **recipe.encoder.arguments)
     return Student(encoder, networks.head(recipe.head.name, encoder.width, **recipe.head.arguments))
 
 
@@ -76,8 +75,8 @@ class Learner(nn.Module):
         check_options(recipe, self.objective)
         student = build_student(recipe, channels)
         check_crops(recipe, student.encoder, channels)
-        if recipe.training.parallel == "fsdp":
-            sharding.check_shardable(student.encoder, recipe.encoder.name)
+        if recipe.training.parallel == "fsdp" and not sharding.is_transformer(student.encoder):
+            refuse("training.parallel = 'fsdp'", f"{recipe.encoder.name} is not a transformer: use 'ddp'")
         self.student = with_batch_norm(student, recipe)
         self.width = student.head.width
         self.predictor = None
@@ -85,12 +84,12 @@ class Learner(nn.Module):
             part = networks.predictor(recipe.predictor.name, self.width, **recipe.predictor.arguments)
             self.predictor = with_batch_norm(part, recipe)
         self.teacher = Teacher(self.student) if recipe.teacher else None
-        self.bank = (
-            MemoryBank(recipe.bank.size, self.width, normalize=recipe.bank.contents != "means") if recipe.bank else None
-        )
+        self.bank, self.contents = None, ""
+        if recipe.bank is not None:
+            self.contents = recipe.bank.contents
+            self.bank = MemoryBank(recipe.bank.size, self.width, normalize=self.contents != "means")
         self.count = recipe.views.count
         self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric
-        self.contents = recipe.bank.contents if recipe.bank else ""
         self.stop_gradient, self.joint = recipe.training.stop_gradient, recipe.batch_norm.joint
         self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -115,9 +114,7 @@ class Learner(nn.Module):
         is dropped: the compiler keeps a limited number of versions of a function, and runs the next one uncompiled.
         """
         torch.compiler.reset()
-        self._compiled = {"student": torch.compile(self.student, dynamic=False)}
-        if self.teacher is not None:
-            self._compiled["teacher"] = torch.compile(self.teacher, dynamic=False)
+        self._compiled = {n: torch.compile(part, dynamic=False) for n, part in self.parts() if n != "predictor"}
 
     def network(self, name: str) -> Callable[[Tensor], Tensor]:
         """Return a network by name, compiled if it was."""
@@ -149,9 +146,8 @@ class Learner(nn.Module):
         inputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
         with values_unread():  # the step checks for NaN itself, on the device and on all ranks
             terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
-        return Outcome(
-            terms, None if self.bank is None else self.rows_for_bank(z[: self.count] if keys is None else keys)
-        )
+        stored = z[: self.count] if keys is None else keys
+        return Outcome(terms, None if self.bank is None else self.rows_for_bank(stored))
 
     def predict(self, projections: Tensor) -> Tensor:
         """Return the queries: projections through the predictor, if there is one."""

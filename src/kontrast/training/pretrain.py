@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +21,16 @@ from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
 from kontrast.data.bad_images import skipped
 from kontrast.data.in_memory import pack_in_memory
-from kontrast.errors import EnvironmentFault, UsageError
+from kontrast.errors import UsageError
 from kontrast.files import sweep, write_atomic
 from kontrast.plugins import command_start
+from kontrast.registry import nearest
 from kontrast.sharding import whole_state
 from kontrast.training import checkpoints
 from kontrast.training.auto_recipe import unread_folders
 from kontrast.training.build import algorithms
 from kontrast.training.device import choose_device, describe_device
-from kontrast.training.failures import check_on_nan, is_out_of_memory, lost_rank, out_of_memory
+from kontrast.training.failures import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.ineffective_settings import past_the_end, unused_by_schedule
 from kontrast.training.loop import Evaluate, Loop
 from kontrast.training.online_probe import OnlineProbe
@@ -78,16 +80,9 @@ def pretrain(
         >>> (run / "encoder.safetensors").exists()
         True
     """
-    job = Pretraining(
-        data=data,
-        recipe_name=recipe,
-        overrides=overrides,
-        accept_data_change=accept_data_change,
-        device_name=device,
-        device=choose_device(device),
-        on_nan=check_on_nan(on_nan),
-        say=say if distributed.is_main() else lambda _: None,
-    )
+    if on_nan not in ("stop", "skip"):
+        raise UsageError(f"unknown --on-nan {on_nan!r}: {nearest(on_nan, ['stop', 'skip'])}")
+    job = Pretraining(data, recipe, overrides, accept_data_change, device, choose_device(device), on_nan, say)
     try:
         with StopSignals() as stop:
             return job.run(out, resume, stop)
@@ -96,7 +91,7 @@ def pretrain(
         if fault is None and not (job.resolved and is_out_of_memory(error)):
             raise
     # The frames of the failed run, and the memory of their tensors, are gone here: the estimate can be true.
-    raise fault or job.out_of_memory()
+    raise fault or out_of_memory(*typing.cast(tuple[Recipe, ImageSet], job.resolved), job.device)
 
 
 @dataclass
@@ -112,6 +107,10 @@ class Pretraining:
     on_nan: str
     say: Callable[[str], None]
     resolved: tuple[Recipe, ImageSet] | None = None
+
+    def __post_init__(self) -> None:
+        if not distributed.is_main():
+            self.say = lambda _: None
 
     def run(self, out: str | os.PathLike[str] | None, resume: bool, stop: StopSignals) -> Path:
         """Train, in a folder that only this process writes to, and return the folder's path."""
@@ -131,15 +130,10 @@ class Pretraining:
                 if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run
                     write_start(folder, loop, recipe, splits, command, resume)
                 self.report_skipped(folder, train)
-                probe = build_probe(recipe, splits, self.device) if distributed.is_main() else None
+                probe = OnlineProbe(recipe, splits, self.device) if distributed.is_main() else None
                 del splits  # frees the images that no probe needs
                 self.train(folder, loop, train, probe, stop, command)
         return folder.path
-
-    def out_of_memory(self) -> EnvironmentFault:
-        """Return the error for a run that ran out of memory."""
-        assert self.resolved is not None
-        return out_of_memory(*self.resolved, self.device)
 
     def resolve(self, folder: RunFolder, resume: bool) -> tuple[Recipe, ImageSet]:
         """Return the recipe and the training images: those of the folder's run if it is resumed."""
@@ -153,11 +147,10 @@ class Pretraining:
     def stored_images(self, folder: RunFolder, resume: bool) -> str:
         """Return the path of the store that holds the images in memory, after packing them if the run is new."""
         if resume:
-            source = stored_recipe(folder).data.source
             images = folder.info()["data"]["all_images"]
             if len(self.data) != images:
                 raise UsageError(f"--resume: the run has {images} images, not {len(self.data)}; leave out data")
-            return source
+            return stored_recipe(folder).data.source
         place = os.path.abspath(folder / "images")
         tree, origin = recipe_tree(place, self.recipe_name)
         settings = read_recipe(apply_overrides(tree, self.overrides), origin).data
@@ -197,8 +190,9 @@ class Pretraining:
         finally:
             if len(train.bad) > known:  # unpacked images are decoded, and found to be bad, during training
                 self.report_skipped(folder, train)
-        digest = write_encoder(loop, folder)
+        encoder = whole_state(loop.learner.student.encoder)  # every rank must take part
         if distributed.is_main():
+            digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
             seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
             folder.update_info(finished=timestamp(), seconds=seconds, steps=loop.position.step, encoder_sha256=digest)
         if stop.signal is not None:
@@ -214,10 +208,8 @@ def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tupl
     """Return the run folder, created and writable before any image is read, and whether to resume the run in it."""
     # A rank that torchrun restarts resumes its run without --resume, if the run had begun.
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-    if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the run folder to resume")
-    if out is not None and not str(out):
-        raise UsageError("--out is empty: give a folder")
+    if out == "" or (resume and out is None):
+        raise UsageError("--out is missing: give the folder of a new run, or with --resume that of the run to resume")
     if out is not None and is_place(data) and Path(data).is_dir() and Path(out).resolve() == Path(data).resolve():
         raise UsageError(f"--out {out} is the folder of images itself: give another folder, which may be inside it")
     folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
@@ -236,8 +228,7 @@ def default_out(recipe: str | None, data: Any) -> str:
         name = "quickstart" if data in (None, "digits") else os.path.basename(os.path.abspath(str(data)))
     else:
         name = "in-memory"
-    stem = (recipe or name or "folder").replace("/", "-")
-    stem = stem.removesuffix(".toml") or "run"
+    stem = (recipe or name or "folder").replace("/", "-").removesuffix(".toml") or "run"
     path, number = Path("runs") / stem, 1
     while path.exists():
         number += 1
@@ -277,14 +268,6 @@ def bank_warnings(recipe: Recipe, images: int) -> list[str]:
     return lines
 
 
-def build_probe(recipe: Recipe, splits: Splits, device: torch.device) -> Evaluate:
-    """Return the evaluation during training: kNN, rank and entropy; if the recipe has none, rank and entropy of a few
-    images at the end."""
-    if recipe.evaluation.every:
-        return OnlineProbe(recipe, splits.train, splits.test, device)
-    return OnlineProbe(recipe, splits.trained, None, device, limit=512)
-
-
 def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, command: str, resume: bool) -> None:
     """Write run.json and then recipe.toml, whose presence marks a run; a resumed run updates what changed."""
     argv = shlex.join(["kontrast", *sys.argv[1:]])
@@ -297,27 +280,13 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, c
             return
         folder.update_info(recipe_sha256=[*info.get("recipe_sha256", []), digest])
     else:
-        folder.update_info(
-            **checkpoints.versions(),
-            command=argv,
-            resume=command,
-            device=describe_device(loop.device),
-            world=distributed.world(),
-            precision=str(loop.precision).removeprefix("torch."),
-            fingerprint=fingerprint(recipe),
-            recipe_sha256=[digest],
-            data=describe(splits),
-            data_place=place_of(recipe.data.source),
-            started=timestamp(),
-        )
+        machine = {"device": describe_device(loop.device), "world": distributed.world()}
+        machine["precision"] = str(loop.precision).removeprefix("torch.")
+        facts = {**checkpoints.versions(), "command": argv, "resume": command, **machine}
+        facts |= {"fingerprint": fingerprint(recipe), "recipe_sha256": [digest], "data": describe(splits)}
+        folder.update_info(**facts, data_place=place_of(recipe.data.source), started=timestamp())
         keep_listing(folder, splits)
     write_atomic(folder / "recipe.toml", text)
-
-
-def write_encoder(loop: Loop, folder: RunFolder) -> str:
-    """Write encoder.safetensors and return its SHA-256. Every rank must call this; the first one writes."""
-    state = whole_state(loop.learner.student.encoder)
-    return checkpoints.write_weights(folder / "encoder.safetensors", state) if distributed.is_main() else ""
 
 
 def timestamp() -> str:
