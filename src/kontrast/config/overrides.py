@@ -81,10 +81,8 @@ def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in overrides.items():
         *path, last = str(key).split(".")
-        layer: dict[str, Any] = {last: nested(value) if isinstance(value, Mapping) else _plain(value)}
-        for name in reversed(path):
-            layer = {name: layer}
-        tree = _union(tree, layer)
+        leaf = {last: nested(value) if isinstance(value, Mapping) else _plain(value)}
+        tree = _union(tree, functools.reduce(lambda inner, name: {name: inner}, reversed(path), leaf))
     return tree
 
 

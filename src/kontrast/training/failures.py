@@ -35,10 +35,8 @@ def lost_rank(error: BaseException) -> EnvironmentFault | None:
     if missing is None:
         return None
     names = " and ".join(f"rank {r}" for r in missing) or "a rank"
-    return EnvironmentFault(
-        f"{names} of {distributed.world()} ended or does not answer: see its output; run again with --resume, or let "
-        "torchrun restart it with --max-restarts"
-    )
+    advice = "see its output; run again with --resume, or let torchrun restart it with --max-restarts"
+    return EnvironmentFault(f"{names} of {distributed.world()} ended or does not answer: {advice}")
 
 
 def out_of_memory(recipe: Recipe, train: ImageSet, device: torch.device) -> EnvironmentFault:

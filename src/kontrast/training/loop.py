@@ -147,10 +147,8 @@ class Loop:
         """
         position, batch = self.position, self.recipe.training.batch
         self.learner.train()
-        if self.main:
-            damaged = self.log.open(position.step, self.owed)
-            if damaged:
-                self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
+        if self.main and (damaged := self.log.open(position.step, self.owed)):
+            self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:
             self.evaluate(evaluate, stop)
         with Progress("train", position.total * batch, done=position.step * batch, silent=not self.main) as bar:
@@ -202,8 +200,7 @@ class Loop:
         """Train on one batch."""
         recipe, position = self.recipe, self.position
         momentum = 1.0
-        if recipe.teacher:
-            t = recipe.teacher
+        if t := recipe.teacher:
             momentum = teacher_momentum(position.step, total=position.total, momentum=t.momentum, schedule=t.schedule)
         if recipe.objective.ramp:
             epochs = max(1, -(-position.total // position.per_epoch))

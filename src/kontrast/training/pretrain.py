@@ -31,11 +31,11 @@ from kontrast.training.auto_recipe import unread_folders
 from kontrast.training.build import algorithms
 from kontrast.training.device import choose_device, describe_device
 from kontrast.training.failures import is_out_of_memory, lost_rank, out_of_memory
-from kontrast.training.ineffective_settings import past_the_end, unused_by_schedule
+from kontrast.training.ineffective_settings import schedule_warnings
 from kontrast.training.loop import Evaluate, Loop
 from kontrast.training.online_probe import OnlineProbe
 from kontrast.training.resolve import check_ranks_agree, fresh_recipe, recipe_tree, resumed_recipe
-from kontrast.training.run_folder import RunFolder, sha256, stored_recipe
+from kontrast.training.run_folder import RunFolder, sha256, stored_recipe, timestamp
 from kontrast.training.signals import StopSignals
 from kontrast.training.splits import Splits, check_data, describe, keep_listing, located, open_splits, place_of
 
@@ -82,6 +82,7 @@ def pretrain(
     """
     if on_nan not in ("stop", "skip"):
         raise UsageError(f"unknown --on-nan {on_nan!r}: {nearest(on_nan, ['stop', 'skip'])}")
+    say = say if distributed.is_main() else lambda _: None
     job = Pretraining(data, recipe, overrides, accept_data_change, device, choose_device(device), on_nan, say)
     try:
         with StopSignals() as stop:
@@ -108,10 +109,6 @@ class Pretraining:
     say: Callable[[str], None]
     resolved: tuple[Recipe, ImageSet] | None = None
 
-    def __post_init__(self) -> None:
-        if not distributed.is_main():
-            self.say = lambda _: None
-
     def run(self, out: str | os.PathLike[str] | None, resume: bool, stop: StopSignals) -> Path:
         """Train, in a folder that only this process writes to, and return the folder's path."""
         folder, resume = choose_folder(out, resume, self.recipe_name, self.data)
@@ -137,9 +134,8 @@ class Pretraining:
 
     def resolve(self, folder: RunFolder, resume: bool) -> tuple[Recipe, ImageSet]:
         """Return the recipe and the training images: those of the folder's run if it is resumed."""
-        data = self.data
-        if data is not None and not is_place(data):
-            data = self.stored_images(folder, resume)
+        in_memory = self.data is not None and not is_place(self.data)
+        data = self.stored_images(folder, resume) if in_memory else self.data
         if resume:
             return resumed_recipe(folder, data, self.recipe_name, self.overrides, self.device)
         return fresh_recipe(data, self.recipe_name, self.overrides, self.device, self.say)
@@ -163,8 +159,8 @@ class Pretraining:
         """Print warnings last, when training is about to begin, so that they never precede an error."""
         if self.device_name == "auto" and self.device.type == "cpu":
             self.say("no usable NVIDIA GPU: training on the CPU")
-        schedule = unused_by_schedule(recipe.training) | past_the_end(recipe.training, epochs)
-        for line in [*unread_folders(recipe), *schedule.values(), *bank_warnings(recipe, len(train))]:
+        schedule = schedule_warnings(recipe.training, epochs).values()
+        for line in [*unread_folders(recipe), *schedule, *bank_warnings(recipe, len(train))]:
             self.say(line)
 
     def resume_command(self, folder: RunFolder) -> str:
@@ -261,10 +257,8 @@ def bank_warnings(recipe: Recipe, images: int) -> list[str]:
     if recipe.bank.contents == "all":
         rows *= recipe.views.count - (recipe.teacher is not None and not recipe.teacher.symmetric)
     if size > rows:
-        lines.append(
-            f"the bank of {size:,} rows spans {size / rows:.1f} epochs of {images:,} images: stale keys of an image "
-            f"are among its negatives; set bank.size={max(1, rows // 2)} or fewer to avoid that"
-        )
+        spans = f"the bank of {size:,} rows spans {size / rows:.1f} epochs of {images:,} images: stale keys of an image"
+        lines.append(f"{spans} are among its negatives; set bank.size={max(1, rows // 2)} or fewer to avoid that")
     return lines
 
 
@@ -287,8 +281,3 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, c
         folder.update_info(**facts, data_place=place_of(recipe.data.source), started=timestamp())
         keep_listing(folder, splits)
     write_atomic(folder / "recipe.toml", text)
-
-
-def timestamp() -> str:
-    """Return the local time with its offset, for example 2026-01-31T12:00:00+0000."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -27,16 +27,14 @@ class Progress:
     """
 
     def __init__(self, title: str, total: float, *, done: float = 0, unit: str = "images", silent: bool = False):
-        self.title, self.total, self.done, self.unit = title, total, done, unit
-        self.silent = silent
-        self.live = sys.stderr is not None and sys.stderr.isatty() and not silent
+        self.title, self.total, self.done, self.unit, self.silent = title, total, done, unit, silent
         self.facts: dict[str, Any] = {}
         self._bar: Any = None
         self.start = self._last_line = time.monotonic()
         self._first = done
 
     def __enter__(self) -> Progress:
-        if self.live:
+        if sys.stderr is not None and sys.stderr.isatty() and not self.silent:
             from rich.console import Console
             from rich.progress import BarColumn, TimeRemainingColumn
             from rich.progress import Progress as Rich

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,7 @@ class RunFolder:
         with disk_faults(self.path):
             self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
-            probe = self / f".tmp-{os.getpid()}"
-            probe.write_bytes(b"")
-            probe.unlink(missing_ok=True)
+            tempfile.TemporaryFile(dir=self.path, prefix=".tmp-").close()
 
     def abandon(self) -> None:
         """Remove the folders that `create` made if no run began in them, for example because the recipe is wrong."""
@@ -85,15 +84,13 @@ class RunFolder:
     def hold(self) -> None:
         """Lock the folder, so that this process is its only writer. The lock of a dead process ends with it (flock)."""
         try:
-            with disk_faults(self.path):
-                self._lock = lock = take_lock(self / ".lock", wait=False)
+            with disk_faults(self / ".lock"):
+                self._lock = take_lock(self / ".lock", wait=False)
+                os.ftruncate(self._lock, 0)
+                os.pwrite(self._lock, f"pid {os.getpid()} on {socket.gethostname()} since {timestamp()}\n".encode(), 0)
         except LockHeld:
             holder = (self / ".lock").read_text(errors="replace").strip() or "another process"
             raise EnvironmentFault(f"{self.path} is in use by {holder}: wait for it to finish, or stop it") from None
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        with disk_faults(self / ".lock"):
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()} since {now}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock, if this process holds it."""
@@ -134,6 +131,11 @@ def stored_recipe(folder: RunFolder) -> Recipe:
         advice = "restore it, or, if the edit is intended, remove recipe_sha256 from run.json"
         raise CheckpointError(f"{path} is damaged or was edited since the run wrote it (its SHA-256 differs): {advice}")
     return read_recipe(parse_toml(text, str(path)), str(path))
+
+
+def timestamp() -> str:
+    """Return the local time with its offset, for example 2026-01-31T12:00:00+0000."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def sha256(content: bytes) -> str:

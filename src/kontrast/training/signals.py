@@ -45,8 +45,7 @@ class StopSignals:
 
     def __init__(self, unsaved: str = "stopped before training began; run the same command again") -> None:
         self.signal: int | None = None
-        self.patient, self.unsaved = False, unsaved
-        self._cutting = False
+        self.patient, self._cutting, self.unsaved = False, False, unsaved
         self._old: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._old_pipe = -1
