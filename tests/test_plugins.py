@@ -42,10 +42,14 @@ def place(tmp_path, monkeypatch) -> Path:
     """Return a folder for files of the user; names, modules and the variable are restored after the test."""
     monkeypatch.setenv(plugins.VARIABLE, "")
     monkeypatch.setattr(sys, "path", list(sys.path))
+    entries = {}
     for registry in (OBJECTIVES, ENCODERS, HEADS, POLICIES):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        entries[registry.kind] = registry, dict(registry)
     before = set(sys.modules)
     yield tmp_path
+    for registry, known in entries.values():
+        registry.clear()
+        registry.update(known)
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
@@ -78,7 +82,7 @@ def test_registered_names_can_be_trained_and_used_again(place, monkeypatch):
     assert kontrast(*own, "explain", "my-loss").returncode == 0  # named again, it is not imported again
     embedded = kontrast("embed", run, "digits", "--split", "test", "--out", str(place / "vectors.npy"))
     assert embedded.returncode == 0, embedded.stderr
-    monkeypatch.delitem(ENCODERS._entries, "my-net")
+    del ENCODERS["my-net"]
     monkeypatch.setenv(plugins.VARIABLE, "")
     one_line(kontrast("probe", run, "knn"), 2, "unknown encoder 'my-net'", "--import FILE.py")
 
@@ -149,7 +153,7 @@ def test_a_policy_is_registered_as_a_function_that_returns_one_or_several(place)
     POLICIES.register("my-policy")(lambda: Policy(flip=1.0))
     assert [p.flip for p in Views("my-policy", count=2).policies] == [1.0, 1.0]
     assert explain("my-policy").to_dict()["views"][0]["flip"] == 1.0
-    with pytest.raises(TypeError, match="register a class, or a function that makes it"):
+    with pytest.raises(UsageError, match="register a class, or a function that makes it"):
         POLICIES.register("no-function")(Policy())
 
 

@@ -96,17 +96,13 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         refuse_second_derivative()
-        grad = grads[0].clone()
-        dist.all_reduce(grad)
-        return grad
+        return _Total.forward(ctx, grads[0])
 
 
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x)
-        return x / world()
+        return _Total.forward(ctx, x) / world()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -205,14 +201,11 @@ def initialize(timeout_seconds: float = START_SECONDS) -> torch.device:
     store.set_timeout(timeout)
     # Each attempt has its own prefix, or a restarted rank would read the previous attempt's addresses.
     store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=number,
-        world_size=size,
-        timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
-    )
+    ranks: dict[str, Any] = {"store": store, "rank": number, "world_size": size, "timeout": timeout}
+    if device.type == "cuda":
+        dist.init_process_group("nccl", device_id=device, **ranks)
+    else:
+        dist.init_process_group("gloo", **ranks)
     return device
 
 

@@ -53,10 +53,8 @@ PICKLED = (".pt", ".pth", ".pt2", ".ckpt", ".pkl", ".pickle", ".bin")
 def refuse_pickle(path: Path) -> None:
     """Raise if the path is a pickled checkpoint of another program: reading it could execute code."""
     if path.suffix in PICKLED or (path / ".metadata").exists():
-        raise CheckpointError(
-            f"{path} is a checkpoint of another program, which is unsupported because reading it can execute code; "
-            "give a run folder that `kontrast pretrain` made"
-        )
+        unsafe = f"{path} is a checkpoint of another program, and reading it can execute code"
+        raise CheckpointError(f"{unsafe}: give a run folder that `kontrast pretrain` made")
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from kontrast.errors import UsageError
@@ -41,39 +40,28 @@ def command_start() -> list[str]:
 
 def import_file(path: Path) -> None:
     """Import a file under its own name, so that a file beside it that imports it gets the same module."""
+    name, problem = re.sub(r"\W", "_", path.stem) or "_", ""
+    imported = sys.modules.get(name)
+    known = importlib.util.find_spec(name) if imported is None else imported.__spec__
+    same = known is not None and os.path.realpath(known.origin or "") == os.path.realpath(path)
     if os.pathsep in str(path):
-        raise UsageError(f"--import {path}: {os.pathsep!r} in the path separates paths: rename or move the file")
-    if path.suffix != ".py" or not path.is_file():
+        problem = f"{os.pathsep!r} in the path separates paths: rename or move the file"
+    elif path.suffix != ".py" or not path.is_file():
         problem = "is not a .py file" if path.exists() else "there is no such file"
-        raise UsageError(f"--import {path}: {problem}; give a Python file of your own")
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", path.stem), path)
-    assert spec is not None
-    imported = sys.modules.get(spec.name)
-    known = importlib.util.find_spec(spec.name) if imported is None else imported.__spec__
-    if imported is not None and is_file_of(known, path):
+    elif (imported is not None or known is not None) and not same:  # timm.py would replace timm in the whole program
+        problem = f"{name} is also the name of another module: rename the file"
+    if problem:
+        raise UsageError(f"--import {path}: {problem}")
+    if imported is not None:
         return
-    if imported is not None or (known is not None and not is_file_of(known, path)):
-        # A file called timm.py would replace timm in the whole program.
-        raise UsageError(f"--import {path}: {spec.name} is also the name of another module: rename the file")
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # a file may import files beside it; last, so that none of them hides a library
-    execute(spec, path)
-
-
-def is_file_of(spec: ModuleSpec | None, path: Path) -> bool:
-    """Return whether a module was, or would be, loaded from this file."""
-    return spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(path)
-
-
-def execute(spec: ModuleSpec, path: Path) -> None:
-    """Run the file as a module; any error in it becomes one line."""
-    module = importlib.util.module_from_spec(spec)
-    assert spec.loader is not None
-    sys.modules[spec.name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # it may import files beside it; last, so that none of them hides a library
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # standard output is for the command's result
-            spec.loader.exec_module(module)
+            spec.loader.exec_module(sys.modules[name])
     except (Exception, SystemExit) as error:
-        del sys.modules[spec.name]
+        del sys.modules[name]
         raise UsageError(f"--import {path} failed: {type(error).__name__}: {error} (--debug shows the line)") from error

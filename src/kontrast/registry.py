@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kontrast.errors import UsageError, shorten
@@ -50,8 +50,8 @@ def unknown(name: str, allowed: Iterable[str], hint: str = "", general: str = ""
     return "; ".join(filter(None, [hint, known, *([] if helped else [general, IMPORT_HINT])]))
 
 
-class Registry:
-    """The names of one kind of thing, for example objectives.
+class Registry(dict[str, Callable[..., Any]]):
+    """The names of one kind of thing, for example objectives, with the class or function that makes each.
 
     Args:
         kind: what the names stand for, as errors call it.
@@ -65,42 +65,27 @@ class Registry:
     """
 
     def __init__(self, kind: str, hints: Mapping[str, str] | None = None, given: Sequence[str] = ()):
-        self.kind, self.given = kind, given
-        self.hints = dict(hints or {})
-        self._entries: dict[str, Callable[..., Any]] = {}
+        super().__init__()
+        self.kind, self.given, self.hints = kind, given, dict(hints or {})
 
     def register(self, name: str) -> Callable[[Any], Any]:
         """Return a decorator that adds a class, or a function that makes the thing, under this name."""
 
         def add(thing: Any) -> Any:
-            if name in self._entries:
-                raise RuntimeError(f"{self.kind} {name!r} is registered twice")
-            if not callable(thing):
-                raise TypeError(
-                    f"{self.kind} {name!r} is {shorten(thing)}: register a class, or a function that makes it"
-                )
-            self._entries[name] = thing
+            problem = "is registered twice" if name in self else f"is {shorten(thing)}"
+            if name in self or not callable(thing):
+                raise UsageError(f"{self.kind} {name!r} {problem}: register a class, or a function that makes it, once")
+            self[name] = thing
             return thing
 
         return add
 
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        if name not in self._entries:
-            raise UsageError(f"unknown {self.kind} {name!r}: {unknown(name, self, self.hint(name), self.hint(''))}")
-        return self._entries[name]
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        raise UsageError(f"unknown {self.kind} {name!r}: {unknown(name, self, self.hint(name), self.hint(''))}")
 
     def hint(self, name: str) -> str:
         """Return the advice about a name that other libraries use; "" if there is none."""
         return self.hints.get(str(name).partition(":")[0].lower(), "")
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def arguments(self, name: str) -> dict[str, inspect.Parameter]:
         """Return the named arguments of an entry, in the order of its signature."""
@@ -112,13 +97,13 @@ class Registry:
         thing = self[name]
         variadic = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(thing).parameters.values())
         known = self.arguments(name)
-        unused = [] if variadic else [key for key in arguments if key not in known]
-        if unused and unused[0] in self.given:
-            names = " and ".join(repr(k) for k in self.given)
-            raise UsageError(f"{self.kind} {name!r} must accept {names}, which kontrast passes: add {unused[0]!r}")
-        if unused:
+        unused = next((key for key in arguments if key not in known and not variadic), None)
+        if unused is not None:
             free = [*(k for k in known if k not in self.given), "name"]
-            raise UsageError(f"{self.kind} {name!r} has no argument {unused[0]!r}: {nearest(unused[0], free)}")
+            problem = f"has no argument {unused!r}: {nearest(unused, free)}"
+            if unused in self.given:
+                problem = f"must accept {' and '.join(map(repr, self.given))}, which kontrast passes: add {unused!r}"
+            raise UsageError(f"{self.kind} {name!r} {problem}")
         try:
             return thing(**arguments)
         except TypeError as error:  # for example text instead of a number; --debug shows the line

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from kontrast.errors import UsageError
-
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
@@ -27,19 +25,14 @@ def shard(module: nn.Module) -> None:
     mesh = init_device_mesh(next(module.parameters()).device.type, (ranks.get_world_size(),))
     # Reshard after every forward pass, also the root: a teacher has no backward pass that would do it, and its average
     # would be written to a temporary copy.
-    for block in transformer_blocks(module):
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    fully_shard(module, mesh=mesh, reshard_after_forward=True)
-
-
-def transformer_blocks(module: nn.Module) -> list[nn.Module]:
     stacks = [m for name, m in module.named_modules() if name.rpartition(".")[2] in ("blocks", "layers")]
-    return [block for stack in stacks if isinstance(stack, nn.Sequential | nn.ModuleList) for block in stack]
+    blocks = [block for stack in stacks if isinstance(stack, nn.Sequential | nn.ModuleList) for block in stack]
+    for part in (*blocks, module):
+        fully_shard(part, mesh=mesh, reshard_after_forward=True)
 
 
-def check_shardable(encoder: nn.Module, name: str) -> None:
-    if not any(isinstance(m, nn.MultiheadAttention) or "Attention" in type(m).__name__ for m in encoder.modules()):
-        raise UsageError(f"training.parallel = 'fsdp' is for transformers, and {name} is not one: use 'ddp'")
+def is_transformer(encoder: nn.Module) -> bool:
+    return any(isinstance(m, nn.MultiheadAttention) or "Attention" in type(m).__name__ for m in encoder.modules())
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -93,8 +86,5 @@ def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     if not is_sharded(module):
         module.load_state_dict(state)
         return
-    mine = module.state_dict()
-    if mine.keys() != state.keys() or any(mine[n].shape != t.shape for n, t in state.items()):
-        raise RuntimeError("the state does not match the module")
-    for name, tensor in mine.items():
+    for name, tensor in module.state_dict().items():
         copy_whole(tensor, state[name])

@@ -9,7 +9,7 @@ import pytest
 from kontrast.config.recipe_files import recipe_names, resolve
 from kontrast.errors import UsageError
 from kontrast.optim.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
-from kontrast.training.ineffective_settings import past_the_end, refuse_ineffective, unused_by_schedule, unused_settings
+from kontrast.training.ineffective_settings import refuse_ineffective, schedule_warnings, unused_settings
 from kontrast.training.pretrain import pretrain
 
 from support.tiny_run import images
@@ -80,12 +80,12 @@ def test_joint_weight_ramps_as_the_code_does():
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_made_shorter_is_told_of_its_schedule_and_trains(name):
     """Its own warm-up and milestones lie within it; past the end of a shorter training they are told, not refused."""
-    assert not past_the_end(resolve(name).training)
+    assert not schedule_warnings(resolve(name).training)
     short = resolve(name, ["training.epochs=1"])
     told = {"training.warmup": short.training.warmup > 1, "training.milestones": short.training.schedule == "steps"}
-    assert past_the_end(short.training).keys() == {key for key, late in told.items() if late}
+    assert schedule_warnings(short.training).keys() == {key for key, late in told.items() if late}
     refuse_ineffective(short, ["training.epochs=1"])
-    assert not past_the_end(resolve(name, ["training.epochs=0"]).training)
+    assert not schedule_warnings(resolve(name, ["training.epochs=0"]).training)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_a_schedule_and_milestones_need_each_other(asked, words):
     with pytest.raises(UsageError, match=words):
         refuse_ineffective(recipe, asked)
     refuse_ineffective(recipe, [])
-    assert list(unused_by_schedule(recipe.training).values())
+    assert list(schedule_warnings(recipe.training).values())
     both = ["training.schedule=steps", "training.milestones=[2,3]"]
     refuse_ineffective(resolve("quickstart", both), both)
-    assert not any(unused_by_schedule(resolve(name).training) for name in recipe_names())
+    assert not any(schedule_warnings(resolve(name).training) for name in recipe_names())
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_pickles_are_never_opened(tmp_path, monkeypatch, name):
     path = save(tmp_path / "checkpoints", 1)
     (path / name).write_bytes(pickle.dumps(Evil()))
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = checkpoints._describe(path / name)
+    manifest["files"][name] = checkpoints.describe_file((path / name).read_bytes())
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError):
         checkpoints.load(path)

@@ -132,8 +132,8 @@ def test_a_collapse_is_reported(tmp_path):
     ranks = iter([3.0, 1.2, 1.6, 1.1])
     made.run(lambda student: {"effective_rank": next(ranks)}, StopSignals(), "")
     found = [s for s in said if "collapse" in s]
-    assert found[0] == "collapsed: effective rank 1.2 at epoch 2" and "training.warmup=2)" in found[1]
-    assert found[2:] == ["collapsed: effective rank 1.1 at epoch 4"], "the advice is printed once"
+    assert ["rank 1.2 at epoch 2 " in found[0], "rank 1.1 at epoch 4 " in found[1]] == [True, True]
+    assert len(found) == 2 and "training.warmup" in found[0]
 
 
 def test_an_argument_of_the_objective_that_grows(tmp_path):

@@ -22,7 +22,7 @@ def test_a_folder_that_contains_a_run_is_refused(tmp_path):
 
 def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(EnvironmentFault, match="is a file"):
+    with pytest.raises(EnvironmentFault, match="Not a directory"):
         RunFolder(tmp_path / "run").create()
     assert (tmp_path / "run").read_text() == "mine"
 

@@ -44,10 +44,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Split `training.lr=0.1` into its path and its value. A value that is not TOML is a string."""
     key, equals, raw = text.partition("=")
     path = key.strip().split(".")
-    if not equals or not all(path) or len(path) > DEEPEST:
-        raise UsageError(f"override {shorten(text)} must be key.path=value, for example training.epochs=5")
-    if len(text) > LONGEST_TEXT:
-        raise UsageError(f"override {shorten(text)} is longer than {LONGEST_TEXT} bytes")
+    if not equals or not all(path) or len(path) > DEEPEST or len(text) > LONGEST_TEXT:
+        limit = f"and at most {LONGEST_TEXT:,} characters long"
+        raise UsageError(f"override {shorten(text)} must be key.path=value, for example training.epochs=5, {limit}")
     try:
         tree = parse_toml(f"value = {raw.strip()}", "override")
     except UsageError:
@@ -82,10 +81,8 @@ def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in overrides.items():
         *path, last = str(key).split(".")
-        layer: dict[str, Any] = {last: nested(value) if isinstance(value, Mapping) else _plain(value)}
-        for name in reversed(path):
-            layer = {name: layer}
-        tree = _union(tree, layer)
+        leaf = {last: nested(value) if isinstance(value, Mapping) else _plain(value)}
+        tree = _union(tree, functools.reduce(lambda inner, name: {name: inner}, reversed(path), leaf))
     return tree
 
 

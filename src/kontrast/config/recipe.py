@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kontrast.config.overrides import DEEPEST
 from kontrast.config.suggest import FILLED_IN, nearest_key
@@ -63,7 +63,7 @@ class DataSettings:
     split: str = "train"  # the split that is trained on; probes always use train and test
     size: int = 0  # the longest that the shorter side of a stored image may be, in pixels; 0: no limit
     test_share: float = 0.2  # the share of a labeled folder without a test split that is held out for the probes
-    imbalance: str = "none"  # drop images so that classes have unequal sizes: none, linear, exponential
+    imbalance: Literal["none", "linear", "exponential"] = "none"  # drop images so that classes have unequal sizes
     random_bits: int = 0  # bits per image that are added as constant channels, as features that compete
     overlay_digits: int = 0  # draw one of this many different digits over each image, as features that compete
     max_bad: float = 0.05  # the share of images that may be unreadable
@@ -71,7 +71,7 @@ class DataSettings:
     pack: bool = True  # decode large folders once, into a store in the cache
     allow_small: bool = False  # shrink the batch if there are fewer images than one batch
     follow_links: bool = False  # follow symbolic links inside a folder of images
-    resident: str = "auto"  # keep all images on the device: auto, yes, no
+    resident: Literal["auto", "yes", "no"] = "auto"  # keep all images on the device; auto: if they fit
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class TeacherSettings:
     """A momentum teacher: a moving average of the student that makes the keys."""
 
     momentum: float = 0.99  # the share of the teacher that each step keeps
-    schedule: str = "constant"  # constant, or cosine: the momentum grows to 1 over training
+    schedule: Literal["constant", "cosine"] = "constant"  # constant, or cosine: the momentum grows to 1 over training
     symmetric: bool = True  # every view is a query and a key; false: view 0 is the query, the others are keys
 
 
@@ -88,14 +88,14 @@ class BankSettings:
     """A memory bank: keys of earlier batches, which serve as further negatives."""
 
     size: int = 4096  # rows
-    contents: str = "last"  # which keys it stores: those of the last view, all, their means (JCL), or unit-means
+    contents: Literal["last", "all", "means", "unit-means"] = "last"  # keys to store; means are JCL's
 
 
 @dataclass(frozen=True)
 class BatchNormSettings:
     """Over which images batch norm computes its statistics."""
 
-    kind: str = "plain"  # plain: per rank; sync: over all ranks; split: over parts of the batch, with shuffled keys
+    kind: Literal["plain", "split", "sync"] = "plain"  # sync: over all ranks; split: parts with shuffled keys
     splits: int = 8  # parts of the whole batch for kind = "split"; ranks and accumulated parts share them
     joint: bool = True  # one forward for all views, so that statistics are over all of them; false: one per view
 
@@ -106,23 +106,23 @@ class TrainingSettings:
 
     epochs: int = 20
     batch: int = 256  # images per step, over all ranks
-    optimizer: str = "sgd"  # sgd, lars, adamw, adam
+    optimizer: Literal["sgd", "lars", "adamw", "adam"] = "sgd"
     lr: float = 0.06  # the learning rate, before lr_scaling
-    lr_scaling: str = "none"  # none; linear: lr * batch / 256; sqrt: lr * sqrt(batch)
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # none; linear: lr * batch / 256; sqrt: lr * sqrt(batch)
     momentum: float = 0.9  # of sgd and lars
     lr_inside: bool = False  # LARS as in SimCLR's TensorFlow code: the momentum includes the learning rate
     weight_decay: float = 5e-4
     decay_all: bool = True  # false: biases and norms have no weight decay
-    schedule: str = "cosine"  # of the learning rate: cosine, steps, constant, linear
+    schedule: Literal["cosine", "steps", "constant", "linear"] = "cosine"  # of the learning rate
     lr_per_epoch: bool = False  # the learning rate changes only between epochs (MoCo, JCL)
     warmup: float = 0.0  # epochs in which the learning rate grows linearly from 0
     milestones: tuple[float, ...] = ()  # epochs at which schedule = "steps" multiplies the learning rate by gamma
     gamma: float = 0.1
-    precision: str = "auto"  # auto (bfloat16 on a GPU that has it), float32, bfloat16
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU that has it
     stop_gradient: bool = False  # without a teacher, the student's own projections are keys without gradient (SimSiam)
     accumulate: int = 1  # parts that a batch is computed in, to save memory; the loss is still that of the whole batch
-    parallel: str = "ddp"  # on several ranks: ddp (a copy per rank), fsdp (sharded parameters, for large ViTs)
-    compile: str = "auto"  # compile the networks: auto (on a GPU), yes, no
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: a copy per rank; fsdp: sharded parameters, for large ViTs
+    compile: Literal["auto", "yes", "no"] = "auto"  # compile the networks; auto: on a GPU
     deterministic: bool = False  # the same bits each time on a GPU, somewhat slower; a CPU always gives the same bits
     max_steps: int = 0  # stop after this many steps if that is before the last epoch; 0: no limit
     log_every: int = 10  # steps between two lines of metrics.jsonl
@@ -169,36 +169,12 @@ class Recipe:
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "data.imbalance": ("none", "linear", "exponential"),
-    "data.resident": ("auto", "yes", "no"),
-    "teacher.schedule": ("constant", "cosine"),
-    "bank.contents": ("last", "all", "means", "unit-means"),
-    "batch_norm.kind": ("plain", "split", "sync"),
-    "training.optimizer": ("sgd", "lars", "adamw", "adam"),
-    "training.lr_scaling": ("none", "linear", "sqrt"),
-    "training.schedule": ("cosine", "steps", "constant", "linear"),
-    "training.precision": ("auto", "float32", "bfloat16"),
-    "training.compile": ("auto", "yes", "no"),
-    "training.parallel": ("ddp", "fsdp"),
-}
-"""The allowed words of settings that are a choice."""
-NOT_NEGATIVE = """
-    seed views.local_count views.local_size data.size data.random_bits data.overlay_digits data.max_bad
-    data.test_share teacher.momentum training.epochs training.lr training.momentum training.weight_decay
-    training.warmup training.gamma training.max_steps evaluation.every evaluation.gallery checkpoints.every
-"""
-AT_LEAST_ONE = """
-    views.count views.size bank.size batch_norm.splits training.accumulate training.log_every evaluation.k
-    checkpoints.keep
-"""
 AT_LEAST: dict[str, float] = {
-    **dict.fromkeys(NOT_NEGATIVE.split(), 0),
-    **dict.fromkeys(AT_LEAST_ONE.split(), 1),
-    "training.batch": 2,
-    "evaluation.temperature": 1e-6,
-    "evaluation.crop": 1e-3,
-}
+    "views.count": 1, "views.size": 1, "bank.size": 1, "batch_norm.splits": 1, "training.accumulate": 1,
+    "training.log_every": 1, "evaluation.k": 1, "checkpoints.keep": 1, "training.batch": 2,
+    "evaluation.temperature": 1e-6, "evaluation.crop": 1e-3,
+}  # fmt: skip
+"""The least value of a number; 0 for all others."""
 AT_MOST: dict[str, float] = {
     "teacher.momentum": 1, "data.max_bad": 1, "data.test_share": 0.9, "data.random_bits": 62, "evaluation.crop": 1,
     "views.count": 1000, "views.local_count": 1000, "checkpoints.every": 1e9,
@@ -215,28 +191,21 @@ def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     return typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
 
 
-def _read_section(kind: type, tree: Any, path: str, origin: str) -> Any:
-    if not isinstance(tree, Mapping):
-        raise UsageError(f"{origin}: {path or 'the recipe'} must be a table, not {tree!r}")
-    hints = typing.get_type_hints(kind)
-    fields = {f.name for f in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
-    arguments: dict[str, Any] = {}
+def _read_section(kind: type, tree: Mapping[str, Any], path: str, origin: str) -> Any:
+    types_of = typing.get_type_hints(kind)
+    values: dict[str, Any] = {"arguments": {}} if "arguments" in types_of else {}
     for key, value in tree.items():
         name = f"{path}.{key}" if path else key
-        if key in fields and key != "arguments":
-            values[key] = _read_value(hints[key], value, name, origin)
-        elif name in FILLED_IN:
-            raise UsageError(f"{origin}: {name} can't be set: it is {FILLED_IN[name]}")
-        elif "arguments" in fields:
-            arguments[key] = _read_value(None, value, name, origin)
+        if key in types_of and key != "arguments":
+            values[key] = _read_value(types_of[key], value, name, origin)
+        elif "arguments" in types_of and name not in FILLED_IN:
+            values["arguments"][key] = _read_value(None, value, name, origin)
         else:
-            raise UsageError(f"{origin}: unknown key {name!r}: {nearest_key(key, sorted(fields), Recipe)}")
-    if "arguments" in fields:
-        values["arguments"] = arguments
+            unknown = f"unknown key {name!r}: {nearest_key(key, sorted(types_of), Recipe)}"
+            filled_in = f"{name} can't be set: it is {FILLED_IN.get(name)}"
+            raise UsageError(f"{origin}: {filled_in if name in FILLED_IN else unknown}")
     if kind is NetworkSettings and "name" not in values:
-        given = f"; it only has {', '.join(arguments)}" if arguments else ""
-        raise UsageError(f"{origin}: {path} needs a name{given}")
+        raise UsageError(f"{origin}: {path} needs a name; it only has {', '.join(values['arguments']) or 'no keys'}")
     return kind(**values)
 
 
@@ -246,9 +215,9 @@ def _read_value(hint: Any, value: Any, name: str, origin: str) -> Any:
         if value is None or value is False:
             return None
         hint = next(h for h in typing.get_args(hint) if h is not type(None))
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return _read_section(typing.cast(type, hint), value, name, origin)
-    problem = _value_problem(value) or _type_problem(hint, value) or _range_problem(value, name)
+    problem = _value_problem(value) or _type_problem(hint, value) or _range_problem(hint, value, name)
     if problem:
         raise UsageError(f"{origin}: {name} {problem}")
     if typing.get_origin(hint) is tuple:
@@ -281,19 +250,20 @@ def _type_problem(hint: Any, value: Any) -> str:
     """Say why a value is not of a setting's type; "" if it is. A whole number is also a number."""
     if hint is None:
         return ""
+    if typing.get_origin(hint) is Literal:
+        words = typing.get_args(hint)
+        return "" if value in words else f"can't be {value!r}: {nearest(value, words)}"
     if typing.get_origin(hint) is tuple:
         numbers = isinstance(value, list | tuple) and all(type(one) in (int, float) for one in value)
         return "" if numbers else f"must be a list of numbers, not {value!r}"
     allowed = (int, float) if hint is float else (hint,)
-    return "" if type(value) in allowed else f"must be {TYPE_NAMES[hint]}, not {value!r}"
+    return "" if type(value) in allowed else f"must be {TYPE_NAMES.get(hint, 'a table')}, not {value!r}"
 
 
-def _range_problem(value: Any, name: str) -> str:
+def _range_problem(hint: Any, value: Any, name: str) -> str:
     """Say why a value is outside of what its setting allows; "" if it is not."""
-    if name in CHOICES and value not in CHOICES[name]:
-        return f"can't be {value!r}: {nearest(value, CHOICES[name])}"
-    if name in AT_LEAST and value < AT_LEAST[name]:
-        return f"must be at least {AT_LEAST[name]:g}, not {value}"
+    if hint in (int, float) and value < AT_LEAST.get(name, 0):
+        return f"must be at least {AT_LEAST.get(name, 0):g}, not {value}"
     if name in AT_MOST and value > AT_MOST[name]:
         return f"must be at most {AT_MOST[name]:g}, not {value}"
     if name == "training.milestones" and list(value) != sorted({n for n in value if n >= 0}):
@@ -304,14 +274,12 @@ def _range_problem(value: Any, name: str) -> str:
 def to_tree(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as plain values: without absent sections, and with arguments beside the name they belong to."""
 
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value):
-            tree = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-            tree.update(tree.pop("arguments", {}))
-            return {k: v for k, v in tree.items() if v is not None}
-        return list(value) if isinstance(value, tuple) else value
+    def section(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        tree = dict(items)
+        tree.update(tree.pop("arguments", {}))
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in tree.items() if v is not None}
 
-    return typing.cast(dict[str, Any], plain(recipe))
+    return dataclasses.asdict(recipe, dict_factory=section)
 
 
 def to_toml(recipe: Recipe, header: str = "") -> str:

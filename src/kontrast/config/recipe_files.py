@@ -23,19 +23,17 @@ def recipe_path(name: str) -> Path:
     """Return the file of a recipe, given its name in the package or a path to a .toml file."""
     if name in recipe_names():
         return FOLDER / f"{name}.toml"
-    if not name.endswith(".toml"):
-        raise UsageError(f"unknown recipe {name!r}: {nearest(name, recipe_names())}")
-    if not Path(name).is_file():
-        raise UsageError(f"no recipe file {name!r}; `kontrast recipes` lists the recipes in the package")
-    return Path(name)
+    if name.endswith(".toml") and Path(name).is_file():
+        return Path(name)
+    hint = "there is no such file" if name.endswith(".toml") else nearest(name, recipe_names())
+    raise UsageError(f"unknown recipe {name!r}: {hint}")
 
 
 def recipe_text(path: Path) -> str:
-    """Read a recipe file, unless it is too large to be a recipe or not text."""
-    if path.stat().st_size > LONGEST_TEXT:
-        raise UsageError(f"recipe {path} is larger than {LONGEST_TEXT} bytes; a recipe is a few lines of TOML")
+    """Read a recipe file. Of one that is too long, only as much is read as `parse_toml` needs to refuse it."""
     try:
-        return path.read_bytes().decode("utf-8")
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.read(LONGEST_TEXT + 1)
     except UnicodeDecodeError:
         raise UsageError(f"recipe {path} is not UTF-8 text") from None
 

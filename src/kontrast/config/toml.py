@@ -10,20 +10,22 @@ from typing import Any
 from kontrast.errors import UsageError, printable
 
 LONGEST_TEXT = 1_000_000
-"""The most bytes that a recipe file or an override may have."""
+"""The most characters that a recipe file or an override may have."""
 MOST_DOTS = 2_000
 """tomllib needs time that grows with the square of a dotted key's parts: hours for 100,000 of them."""
 
 
 def parse_toml(text: str, origin: str) -> dict[str, Any]:
     """Parse a TOML document; `origin` names it in errors."""
-    if text.count(".") > MOST_DOTS:
-        raise UsageError(f"{origin} is not a recipe: it has more than {MOST_DOTS:,} dots or is nested too deeply")
+    problem: object = f"it is nested too deeply, or has more than {MOST_DOTS:,} dots or {LONGEST_TEXT:,} characters"
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a ValueError also for a number with too many digits
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{origin} is not valid TOML: {reason}") from None
+        if text.count(".") <= MOST_DOTS and len(text) <= LONGEST_TEXT:
+            return tomllib.loads(text)
+    except ValueError as error:  # also for a number with too many digits
+        problem = error
+    except RecursionError:
+        pass
+    raise UsageError(f"{origin} is not valid TOML: {problem}")
 
 
 def toml_document(tree: Mapping[str, Any], header: str = "") -> str:
@@ -49,8 +51,6 @@ def toml_value(value: Any) -> str:
     """Write one value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value)
     if isinstance(value, str):
         # JSON's escapes are also TOML's, except for DEL and lone surrogates, which TOML can't hold.
         return json.dumps(value.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

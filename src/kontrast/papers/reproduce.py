@@ -35,7 +35,7 @@ from kontrast.training import checkpoints
 from kontrast.training.build import precision
 from kontrast.training.device import choose_device, describe_device
 from kontrast.training.learner import check_options
-from kontrast.training.pretrain import timestamp
+from kontrast.training.run_folder import timestamp
 from kontrast.training.splits import open_split
 
 

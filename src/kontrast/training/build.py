@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,16 +24,9 @@ from kontrast.views import Views
 
 def build_feeder(recipe: Recipe, train: ImageSet, device: torch.device) -> Feeder:
     """Return the batches of the training images."""
-    return Feeder(
-        train,
-        batch=recipe.training.batch,
-        seed=recipe.seed,
-        device=device,
-        rank=distributed.rank(),
-        world=distributed.world(),
-        allow_small=recipe.data.allow_small,
-        resident=recipe.data.resident,
-    )
+    data, feeder = recipe.data, partial(Feeder, rank=distributed.rank(), world=distributed.world(), device=device)
+    batch, seed = recipe.training.batch, recipe.seed
+    return feeder(train, batch, seed=seed, allow_small=data.allow_small, resident=data.resident)
 
 
 def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learner:
@@ -50,9 +44,8 @@ def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learne
     if recipe.batch_norm.kind == "sync" and distributed.world() > 1:
         learner = synchronize_batch_norm(learner)
     if sharded:
-        for part in (learner.student, learner.teacher, learner.predictor):
-            if part is not None:
-                shard(part)
+        for _, part in learner.parts():
+            shard(part)
     return learner
 
 

@@ -9,22 +9,24 @@ pickled.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kontrast.errors import CheckpointError, EnvironmentFault
+from kontrast.errors import CheckpointError
 from kontrast.files import atomic_folder, disk_faults, write_atomic
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
+Checkpoint = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
+"""Tensors, state and manifest."""
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], facts: dict[str, Any]) -> Path:
@@ -39,22 +41,19 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
     with disk_faults(final):
         folder.mkdir(exist_ok=True)  # without parents, so that a removed run folder is not partly created again
     with atomic_folder(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())) as aside:
-        _write_tensors(aside / "state.safetensors", tensors)
-        (aside / "state.json").write_text(json.dumps(state))
-        files = {name: _describe(aside / name) for name in FILES}
-        manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
+        content = dict(zip(FILES, (to_safetensors(tensors), json.dumps(state).encode())))
+        for name, data in content.items():
+            (aside / name).write_bytes(data)
+        manifest = {"schema": SCHEMA, "step": step, "files": {n: describe_file(d) for n, d in content.items()}, **facts}
         (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
     return final
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
+def to_safetensors(tensors: dict[str, Tensor]) -> bytes:
+    """Return the content of a .safetensors file."""
+    from safetensors.torch import save as as_bytes
 
-    try:
-        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, path)
-    except Exception as error:  # safetensors reports a full disk as its own error
-        full = "No space" in str(error) or "os error 28" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from None
+    return as_bytes({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
 
 
 def prune(folder: Path, keep: int, best: int | None = None, step: int | None = None) -> None:
@@ -85,35 +84,28 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
-def newest(
-    folder: Path, say: Any = None, recipe: str | None = None
-) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]] | None:
+def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None = None) -> Checkpoint | None:
     """Return tensors, state and manifest of the newest valid checkpoint; None if there are no checkpoints at all.
 
     Args:
         folder: the folder of checkpoints.
-        say: receives a line about each checkpoint that is skipped.
+        say: receives a line about each checkpoint that is skipped; by default, nobody does.
         recipe: the fingerprint of the run's recipe, if it is known; checkpoints of other recipes are skipped.
     """
-    paths = checkpoints(folder)
     reasons = []
-    for path in reversed(paths):
+    for path in reversed(checkpoints(folder)):
         try:
-            tensors, state, manifest = load(path)
-            if recipe is not None and manifest.get("recipe") not in (None, recipe):
-                raise CheckpointError(f"checkpoint {path.name}: it belongs to another recipe")
-            return tensors, state, manifest
+            return load(path, recipe)
         except CheckpointError as error:
             reasons.append(str(error))
-            if say:
-                say(f"skipped {error}")
-    if paths:
+            say(f"skipped {error}")
+    if reasons:
         raise CheckpointError(f"no valid checkpoint in {folder}: {'; '.join(reasons)}")
     return None
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Read one checkpoint and verify every byte against its manifest."""
+def load(path: Path, recipe: str | None = None) -> Checkpoint:
+    """Read one checkpoint and verify every byte against its manifest, and its recipe if the fingerprint is given."""
     from safetensors import SafetensorError
     from safetensors.torch import load as load_tensors
 
@@ -121,6 +113,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
         manifest = json.loads((path / "manifest.json").read_bytes())
         content = {name: (path / name).read_bytes() for name in FILES}
         problem = _damage(path.name, manifest, content)
+        if not problem and recipe is not None and manifest.get("recipe") not in (None, recipe):
+            problem = "it belongs to another recipe"
         if not problem:
             return load_tensors(content["state.safetensors"]), json.loads(content["state.json"]), manifest
     except FileNotFoundError as error:
@@ -144,9 +138,7 @@ def _damage(name: str, manifest: dict[str, Any], content: dict[str, bytes]) -> s
 
 def write_weights(path: Path, tensors: dict[str, Tensor]) -> str:
     """Write tensors to a .safetensors file and return its SHA-256."""
-    from safetensors.torch import save as as_bytes
-
-    content = as_bytes({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
+    content = to_safetensors(tensors)
     write_atomic(path, content)
     return hashlib.sha256(content).hexdigest()
 
@@ -160,21 +152,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return load_tensors(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
-    except OSError as error:
-        raise EnvironmentFault(f"can't read {path}: {error.strerror}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
         raise CheckpointError(f"{path} is not a readable safetensors file; other formats can execute code") from None
-
-
-def flatten(prefix: str, tree: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a nested state by dotted names."""
-    flat: dict[str, Tensor] = {}
-    for key, value in tree.items():
-        if isinstance(value, Tensor):
-            flat[f"{prefix}.{key}"] = value
-        elif isinstance(value, dict):
-            flat.update(flatten(f"{prefix}.{key}", value))
-    return flat
 
 
 def under(prefix: str, flat: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -191,8 +170,8 @@ def versions() -> dict[str, str]:
     return {"kontrast": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
+def describe_file(data: bytes) -> dict[str, Any]:
+    """Return what a manifest records about a file."""
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 

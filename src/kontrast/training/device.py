@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import torch
 
@@ -11,21 +12,13 @@ from kontrast.errors import EnvironmentFault, UsageError
 
 def choose_device(name: str) -> torch.device:
     """Return the device by its name: auto (CUDA if there is a GPU, else the CPU), cpu, cuda or cuda:N."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
         raise UsageError(f"unknown device {name!r}; allowed: auto, cpu, cuda, cuda:N")
-    if device.type == "cpu":
-        return device
-    if not torch.cuda.is_available():
-        raise EnvironmentFault("--device cuda: there is no usable NVIDIA GPU; use --device cpu or auto")
-    index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
-    if index >= torch.cuda.device_count():
-        raise EnvironmentFault(f"--device cuda:{index}: this machine has {torch.cuda.device_count()} GPU(s)")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    index = int(name.partition(":")[2] or os.environ.get("LOCAL_RANK", "0"))
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise EnvironmentFault(f"--device {name}: there is no such usable NVIDIA GPU; use --device cpu or auto")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

@@ -12,9 +12,7 @@ import torch
 from kontrast import distributed
 from kontrast.config.recipe import Recipe
 from kontrast.data import Feeder, ImageSet
-from kontrast.errors import EnvironmentFault, NumbersError, UsageError
-from kontrast.files import write_json
-from kontrast.registry import nearest
+from kontrast.errors import EnvironmentFault, NumbersError
 from kontrast.training.build import build_feeder, build_learner, build_views, optimizer_of, precision
 from kontrast.training.checkpoints import checkpoints
 from kontrast.training.run_folder import RunFolder
@@ -37,10 +35,8 @@ def lost_rank(error: BaseException) -> EnvironmentFault | None:
     if missing is None:
         return None
     names = " and ".join(f"rank {r}" for r in missing) or "a rank"
-    return EnvironmentFault(
-        f"{names} of {distributed.world()} ended or does not answer: see its output; run again with --resume, or let "
-        "torchrun restart it with --max-restarts"
-    )
+    advice = "see its output; run again with --resume, or let torchrun restart it with --max-restarts"
+    return EnvironmentFault(f"{names} of {distributed.world()} ended or does not answer: {advice}")
 
 
 def out_of_memory(recipe: Recipe, train: ImageSet, device: torch.device) -> EnvironmentFault:
@@ -48,22 +44,15 @@ def out_of_memory(recipe: Recipe, train: ImageSet, device: torch.device) -> Envi
 
     Call this after the frames of the failed run, and so its tensors, are gone.
     """
-    t = recipe.training
-    peak, batch = _peak(device) / 2**30, f"batch {t.batch} x {recipe.views.count} views"
-    alone = device.type == "cuda" and distributed.world() == 1
-    fits = largest_batch(recipe, train, device) if alone else None
+    t, cuda = recipe.training, device.type == "cuda"
+    resident = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = (torch.cuda.max_memory_allocated(device) if cuda else resident) / 2**30
+    fits = largest_batch(recipe, train, device) if cuda and distributed.world() == 1 else None
     advice = f"about {fits} would fit: training.batch={fits}" if fits else "halve training.batch"
-    memory = "GPU memory" if device.type == "cuda" else "memory"
     return EnvironmentFault(
-        f"out of {memory} (peak {peak:.1f} GiB) at {batch}: {advice}, or compute the same batch in parts with "
-        f"training.accumulate={t.accumulate * 2}"
+        f"out of {'GPU memory' if cuda else 'memory'} (peak {peak:.1f} GiB) at batch {t.batch} x {recipe.views.count} "
+        f"views: {advice}, or compute the same batch in parts with training.accumulate={t.accumulate * 2}"
     )
-
-
-def _peak(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def largest_batch(recipe: Recipe, train: ImageSet, device: torch.device) -> int | None:
@@ -94,9 +83,7 @@ def batch_that_fits(small: int, used: float, used_by_twice: float, room: float) 
         The batch size; 0 if nothing fits or if memory does not grow.
     """
     slope = (used_by_twice - used) / small
-    if slope <= 0:
-        return 0
-    return max(0, int((room - used) / slope + small) // 8 * 8)
+    return max(0, int((room - used) / slope + small) // 8 * 8) if slope > 0 else 0
 
 
 def peak_of_step(recipe: Recipe, train: ImageSet, count: int, device: torch.device) -> int:
@@ -116,21 +103,8 @@ def peak_of_step(recipe: Recipe, train: ImageSet, count: int, device: torch.devi
     return torch.cuda.max_memory_allocated(device)
 
 
-ON_NAN = ("stop", "skip")
 SKIPS = 10
 """The most steps that may be skipped in one run."""
-
-
-def check_on_nan(name: str) -> str:
-    """Return the choice, if it is one."""
-    if name not in ON_NAN:
-        raise UsageError(f"unknown --on-nan {name!r}: {nearest(name, ON_NAN)}")
-    return name
-
-
-def write_failures(folder: RunFolder, failures: list[dict[str, Any]]) -> None:
-    """Write not-finite.json: each failed step with its learning rate, terms and images, of all ranks."""
-    write_json(folder / "not-finite.json", {"version": 1, "steps": failures})
 
 
 def describe_failure(feeder: Feeder, step: int, lr: float, terms: dict[str, float]) -> dict[str, Any]:

@@ -10,53 +10,34 @@ from kontrast.config.recipe import Recipe, TrainingSettings
 from kontrast.errors import UsageError
 
 
-def past_the_end(training: TrainingSettings, epochs: float | None = None) -> dict[str, str]:
-    """Return a warning for each schedule setting that is due after the last epoch, by its key.
+def schedule_warnings(training: TrainingSettings, epochs: float | None = None) -> dict[str, str]:
+    """Return a warning for each schedule setting that has no effect or is due after the last epoch, by its key.
 
     Args:
         training: the settings to check.
         epochs: how many epochs are trained, if max_steps ends training earlier than `training.epochs`.
     """
     epochs = training.epochs if epochs is None else epochs
-    warnings = {}
+    steps, warnings = training.schedule == "steps", {}
+    late = ", ".join(f"{m:g}" for m in training.milestones if m >= epochs)
     if 0 < epochs < training.warmup:
-        warnings["training.warmup"] = (
-            f"training.warmup of {training.warmup:g} epochs is longer than the training of {epochs:g}: the learning "
-            "rate does not reach its peak"
-        )
-    late = [f"{m:g}" for m in training.milestones if m >= epochs]
-    if epochs and late and training.schedule == "steps":
-        warnings["training.milestones"] = (
-            f"training.milestones {', '.join(late)}: the training of {epochs:g} epochs ends before the learning rate "
-            "is lowered there"
-        )
-    return warnings
-
-
-def unused_by_schedule(training: TrainingSettings) -> dict[str, str]:
-    """Return a warning if milestones are set for a schedule without them, or missing for one that needs them."""
-    steps = training.schedule == "steps"
+        longer = f"training.warmup of {training.warmup:g} epochs is longer than the training of {epochs:g}"
+        warnings["training.warmup"] = f"{longer}: the learning rate does not reach its peak"
     if training.milestones and not steps:
-        return {
-            "training.milestones": f"the {training.schedule} schedule does not use training.milestones: set "
-            "training.schedule=steps"
-        }
-    if steps and not training.milestones:
-        return {
-            "training.schedule": "training.schedule=steps never lowers the learning rate without "
-            "training.milestones, for example [60,80]"
-        }
-    return {}
+        warnings["training.milestones"] = f"the {training.schedule} schedule does not use training.milestones"
+    elif steps and not training.milestones:
+        warnings["training.schedule"] = "the steps schedule never lowers the learning rate without training.milestones"
+    elif late and epochs:
+        warnings["training.milestones"] = f"training.milestones {late}: the training of {epochs:g} epochs ends before"
+    return warnings
 
 
 def refuse_ineffective(recipe: Recipe, overrides: Overrides) -> None:
     """Raise if a schedule setting in `overrides` has no effect."""
-    keys = override_keys(overrides)
-    training, unused = recipe.training, unused_by_schedule(recipe.training)
-    late = {key: f"{line}; raise training.epochs or lower {key}" for key, line in past_the_end(training).items()}
-    for key, line in [*unused.items(), *late.items()]:
-        if key in keys:
-            raise UsageError(line)
+    warnings = schedule_warnings(recipe.training)
+    ineffective = [key for key in override_keys(overrides) if key in warnings]
+    if ineffective:
+        raise UsageError(f"{warnings[ineffective[0]]}; change {ineffective[0]}, training.epochs or training.schedule")
 
 
 def unused_settings(recipe: Recipe, overrides: Overrides) -> list[str]:

@@ -53,9 +53,8 @@ class Student(nn.Module):
 
 def build_student(recipe: Recipe, channels: int) -> Student:
     """Return the recipe's encoder and head, newly initialized."""
-    encoder = networks.encoder(
-        recipe.encoder.name, channels=channels, size=recipe.views.size, **recipe.encoder.arguments
-    )
+    given = {"channels": channels, "size": recipe.views.size}
+    encoder = networks.encoder(recipe.encoder.name, **given, **recipe.encoder.arguments)
     return Student(encoder, networks.head(recipe.head.name, encoder.width, **recipe.head.arguments))
 
 
@@ -76,21 +75,20 @@ class Learner(nn.Module):
         check_options(recipe, self.objective)
         student = build_student(recipe, channels)
         check_crops(recipe, student.encoder, channels)
-        if recipe.training.parallel == "fsdp":
-            sharding.check_shardable(student.encoder, recipe.encoder.name)
+        if recipe.training.parallel == "fsdp" and not sharding.is_transformer(student.encoder):
+            refuse("training.parallel = 'fsdp'", f"{recipe.encoder.name} is not a transformer: use 'ddp'")
         self.student = with_batch_norm(student, recipe)
         self.width = student.head.width
         self.predictor = None
-        if recipe.predictor is not None:
-            part = networks.predictor(recipe.predictor.name, self.width, **recipe.predictor.arguments)
-            self.predictor = with_batch_norm(part, recipe)
+        if p := recipe.predictor:
+            self.predictor = with_batch_norm(networks.predictor(p.name, self.width, **p.arguments), recipe)
         self.teacher = Teacher(self.student) if recipe.teacher else None
-        self.bank = (
-            MemoryBank(recipe.bank.size, self.width, normalize=recipe.bank.contents != "means") if recipe.bank else None
-        )
+        self.bank, self.contents = None, ""
+        if recipe.bank is not None:
+            self.contents = recipe.bank.contents
+            self.bank = MemoryBank(recipe.bank.size, self.width, normalize=self.contents != "means")
         self.count = recipe.views.count
         self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric
-        self.contents = recipe.bank.contents if recipe.bank else ""
         self.stop_gradient, self.joint = recipe.training.stop_gradient, recipe.batch_norm.joint
         self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -100,8 +98,7 @@ class Learner(nn.Module):
         }
         self.ramp_end = float(getattr(self.objective, recipe.objective.ramp)) if recipe.objective.ramp else 0.0
         if recipe.training.accumulate > 1 and has_dropout(self.student):
-            reason = f"{recipe.encoder.name} has dropout, and the two passes over a part would drop different units"
-            refuse("training.accumulate", reason)
+            refuse("training.accumulate", f"{recipe.encoder.name} has dropout, which differs between its two passes")
 
     def parts(self) -> list[tuple[str, nn.Module]]:
         """Return the networks by name."""
@@ -115,9 +112,7 @@ class Learner(nn.Module):
         is dropped: the compiler keeps a limited number of versions of a function, and runs the next one uncompiled.
         """
         torch.compiler.reset()
-        self._compiled = {"student": torch.compile(self.student, dynamic=False)}
-        if self.teacher is not None:
-            self._compiled["teacher"] = torch.compile(self.teacher, dynamic=False)
+        self._compiled = {n: torch.compile(part, dynamic=False) for n, part in self.parts() if n != "predictor"}
 
     def network(self, name: str) -> Callable[[Tensor], Tensor]:
         """Return a network by name, compiled if it was."""
@@ -149,9 +144,8 @@ class Learner(nn.Module):
         inputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
         with values_unread():  # the step checks for NaN itself, on the device and on all ranks
             terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
-        return Outcome(
-            terms, None if self.bank is None else self.rows_for_bank(z[: self.count] if keys is None else keys)
-        )
+        stored = z[: self.count] if keys is None else keys
+        return Outcome(terms, None if self.bank is None else self.rows_for_bank(stored))
 
     def predict(self, projections: Tensor) -> Tensor:
         """Return the queries: projections through the predictor, if there is one."""
@@ -177,8 +171,8 @@ class Learner(nn.Module):
         if self.joint:  # JCL shuffles the keys of all views together
             keys = self.shuffled_keys(images.flatten(0, 1), self.steps, parts, len(images))
             return keys.unflatten(0, images.shape[:2])
-        count = len(images)
-        return torch.stack([self.shuffled_keys(x, self.steps * count + v, parts) for v, x in enumerate(images)])
+        first = self.steps * len(images)
+        return torch.stack([self.shuffled_keys(x, first + v, parts) for v, x in enumerate(images)])
 
     def shuffled_keys(self, images: Tensor, number: Tensor, parts: int, views: int = 1) -> Tensor:
         """Return keys whose batch statistics come from other images than those of their queries (ShuffleBN)."""
@@ -249,14 +243,12 @@ def refuse(option: str, reason: str) -> None:
 def check_options(recipe: Recipe, loss: Objective) -> None:
     """Raise an error with the reason if options don't fit the objective or each other."""
     name, views, ramp = recipe.objective.name, recipe.views, recipe.objective.ramp
-    has_teacher, stop_gradient = recipe.teacher is not None, recipe.training.stop_gradient
-    if has_teacher and stop_gradient:
+    if recipe.teacher is not None and recipe.training.stop_gradient:
         refuse("training.stop_gradient", "the keys of a teacher have no gradient anyway")
     if recipe.bank is not None and not loss.takes_bank:
         refuse("a bank", f"{name} has no form with a memory bank")
     if views.count < 2:
-        reason = "a teacher" if has_teacher else "training.stop_gradient" if stop_gradient else name
-        refuse(f"views.count = {views.count}", f"views.count must be at least 2 with {reason}")
+        refuse(f"views.count = {views.count}", "views.count must be at least 2")
     if views.local_count and recipe.teacher is not None and not recipe.teacher.symmetric:
         refuse("views.local_count", "local crops need a symmetric teacher: set teacher.symmetric=true")
     check_batch(recipe)
@@ -268,7 +260,7 @@ def check_options(recipe: Recipe, loss: Objective) -> None:
 
 def check_crops(recipe: Recipe, encoder: Encoder, channels: int) -> None:
     """Raise if the encoder can't process local crops: some encoders accept only the size that they were built for."""
-    size, training = recipe.views.local_size, encoder.training
+    size = recipe.views.local_size
     if not recipe.views.local_count or size < 1:
         return
     try:
@@ -279,18 +271,14 @@ def check_crops(recipe: Recipe, encoder: Encoder, channels: int) -> None:
             raise
         reason = " ".join(str(error).split())
         refuse(f"views.local_size = {size}", f"{recipe.encoder.name} can't process this size ({reason})")
-    finally:
-        encoder.train(training)
+    encoder.train()
 
 
 def check_batch(recipe: Recipe) -> None:
     """Raise if the batch can't be divided into the recipe's parts and splits."""
-    batch, parts, splits = recipe.training.batch, recipe.training.accumulate, splits_per_forward(recipe)
-    ranks = distributed.world()
+    batch, parts, ranks = recipe.training.batch, recipe.training.accumulate, distributed.world()
     if batch % (parts * ranks):
-        whole = f"the batch {batch}" if ranks == 1 else f"each of {ranks} ranks' share of the batch {batch}"
-        refuse(f"training.accumulate = {parts}", f"it must divide {whole}")
-    images = batch // ranks // parts
+        refuse(f"training.accumulate = {parts}", f"{parts} x {ranks} ranks must divide the batch {batch}")
+    images, splits = batch // ranks // parts, splits_per_forward(recipe)
     if recipe.batch_norm.kind == "split" and images % splits:
-        share = f"the {splits} splits of one forward" if ranks * parts > 1 else "it"
-        refuse(f"batch_norm.splits = {recipe.batch_norm.splits}", f"{share} must divide {images} images")
+        refuse(f"batch_norm.splits = {recipe.batch_norm.splits}", f"{splits} must divide the {images} of one forward")

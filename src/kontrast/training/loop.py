@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,12 @@ from kontrast.config.recipe import Recipe, fingerprint
 from kontrast.counters import GOLDEN
 from kontrast.data import Batch, ImageSet
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault
+from kontrast.files import write_json
 from kontrast.optim.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
 from kontrast.sharding import load_whole, whole_state
 from kontrast.training import checkpoints
 from kontrast.training.build import build_feeder, build_learner, build_views, optimizer_of, precision, whole_student
-from kontrast.training.failures import SKIPS, describe_failure, failure_text, not_finite, write_failures
+from kontrast.training.failures import SKIPS, describe_failure, failure_text, not_finite
 from kontrast.training.metrics_log import MetricsLog
 from kontrast.training.progress import Progress
 from kontrast.training.run_folder import RunFolder
@@ -37,7 +39,6 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 SAVE_SECONDS = 30.0
 COLLAPSED = 1.5
 """Below this effective rank the representation has practically collapsed to one direction."""
-REMEDY = "a warm-up (training.warmup={}) or a smaller training.lr may prevent the collapse"
 
 
 class Loop:
@@ -57,7 +58,7 @@ class Loop:
     ):
         self.folder, self.device, self.main = folder, device, distributed.is_main()
         self.fingerprint: str | None = fingerprint(recipe)
-        self.say = say if self.main else lambda _: None
+        self.say = say
         self.feeder = build_feeder(recipe, train, device)
         if self.feeder.batch != recipe.training.batch:
             self.say(f"batch {recipe.training.batch} -> {self.feeder.batch}: there are only {len(train)} images")
@@ -75,33 +76,23 @@ class Loop:
         self.first = 0  # the step at which this process started
         self.best: dict[str, float] = {}
         self.owed = False  # whether a signal interrupted the evaluation of this step
-        self.remedy = REMEDY.format(min(10, max(1, t.epochs // 2)))  # printed once
         self.failures: list[dict[str, Any]] = []
         self.log = MetricsLog(folder, t)
         self.saved, self.has_saved = time.monotonic(), False
-        self.step = Step(
-            self.learner,
-            self.optimizer,
-            build_views(recipe, self.precision),
-            device=device,
-            precision=self.precision,
-            compile=t.compile == "yes" or (t.compile == "auto" and device.type == "cuda"),
-            accumulate=t.accumulate,
-            skipping=on_nan == "skip",
-            say=self.say,
-        )
+        views, skipping = build_views(recipe, self.precision), on_nan == "skip"
+        compiled = t.compile == "yes" or (t.compile == "auto" and device.type == "cuda")
+        step = partial(Step, device=device, precision=self.precision, accumulate=t.accumulate, compile=compiled)
+        self.step = step(self.learner, self.optimizer, views, skipping=skipping, say=say)
 
     def restore(self) -> None:
         """Load the newest valid checkpoint, if there is one, and warn if the continuation won't be bit-exact."""
         info = self.folder.info()
         self.fingerprint = info.get("fingerprint")
-        newest = checkpoints.newest(self.folder / "checkpoints", self.say if self.main else None, self.fingerprint)
+        newest = checkpoints.newest(self.folder / "checkpoints", self.say, self.fingerprint)
         self.has_saved = "first_checkpoint" in info
         if newest is None and self.has_saved:
-            raise CheckpointError(
-                f"the checkpoints of {self.folder.path} are gone, though it saved step {info['first_checkpoint']}: "
-                "restore checkpoints/, or start a new run in another --out"
-            )
+            gone = f"the checkpoints of {self.folder.path} are gone, though it saved step {info['first_checkpoint']}"
+            raise CheckpointError(f"{gone}: restore checkpoints/, or start a new run in another --out")
         if newest is None:
             self.say(f"no checkpoint yet in {self.folder.path}: starting from step 0")
             return
@@ -124,8 +115,8 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint of this step. The first rank writes it, with the shards of all ranks."""
         self.check_numbers()
-        tensors = checkpoints.flatten("learner", whole_state(self.learner))
-        tensors |= checkpoints.flatten("optimizer", self.optimizer.state_dict())
+        tensors = {f"learner.{name}": tensor for name, tensor in whole_state(self.learner).items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state_dict().items()}
         if not self.main:
             return
         self.log.metrics.sync()
@@ -156,10 +147,8 @@ class Loop:
         """
         position, batch = self.position, self.recipe.training.batch
         self.learner.train()
-        if self.main:
-            damaged = self.log.open(position.step, self.owed)
-            if damaged:
-                self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
+        if self.main and (damaged := self.log.open(position.step, self.owed)):
+            self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:
             self.evaluate(evaluate, stop)
         with Progress("train", position.total * batch, done=position.step * batch, silent=not self.main) as bar:
@@ -211,8 +200,7 @@ class Loop:
         """Train on one batch."""
         recipe, position = self.recipe, self.position
         momentum = 1.0
-        if recipe.teacher:
-            t = recipe.teacher
+        if t := recipe.teacher:
             momentum = teacher_momentum(position.step, total=position.total, momentum=t.momentum, schedule=t.schedule)
         if recipe.objective.ramp:
             epochs = max(1, -(-position.total // position.per_epoch))
@@ -227,18 +215,9 @@ class Loop:
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        t = self.recipe.training
-        return learning_rate(
-            step,
-            lr=self.peak,
-            epochs=self.position.epochs,
-            steps_per_epoch=self.position.per_epoch,
-            schedule=t.schedule,
-            warmup=t.warmup,
-            milestones=t.milestones,
-            factor=t.gamma,
-            per_epoch=t.lr_per_epoch,
-        )
+        t, p = self.recipe.training, self.position
+        rate = partial(learning_rate, schedule=t.schedule, warmup=t.warmup, milestones=t.milestones, factor=t.gamma)
+        return rate(step, lr=self.peak, epochs=p.epochs, steps_per_epoch=p.per_epoch, per_epoch=t.lr_per_epoch)
 
     def report(self, bar: Progress) -> None:
         """Show progress, and log every `log_every` steps, which waits for the device."""
@@ -289,10 +268,8 @@ class Loop:
         self.owed = False
         self.log.write(step=position.step, epoch=position.epochs_done, **record)
         if record["effective_rank"] < COLLAPSED:
-            self.say(f"collapsed: effective rank {record['effective_rank']:.1f} at epoch {position.epochs_done:g}")
-            if self.remedy:
-                self.say(self.remedy)
-            self.remedy = ""
+            rank = f"effective rank {record['effective_rank']:.1f} at epoch {position.epochs_done:g}"
+            self.say(f"collapsed: {rank} (a warm-up, training.warmup, or a smaller training.lr may prevent it)")
         if "knn" not in record or record["knn"] <= self.best.get("knn", -1.0):
             return False
         self.best = {"step": position.step, "knn": record["knn"]}
@@ -307,7 +284,7 @@ class Loop:
         terms = {} if self.step.skipping else self.step.flush()
         self.failures.append(describe_failure(self.feeder, bad, self.learning_rate(bad), terms))
         if self.main:
-            write_failures(self.folder, self.failures)
+            write_json(self.folder / "not-finite.json", {"version": 1, "steps": self.failures})
         if not self.step.skipping or len(self.failures) > SKIPS:
             raise not_finite(self.failures[-1], self.folder)
         self.step.forget()

@@ -35,9 +35,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise EnvironmentFault(
-                "training.tensorboard = true needs TensorBoard: pip install tensorboard, or leave it out"
-            ) from None
+            raise EnvironmentFault("training.tensorboard=true needs TensorBoard: pip install tensorboard") from None
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
     def write(self, record: dict[str, Any]) -> None:

@@ -6,14 +6,16 @@ import torch
 from torch import nn
 
 from kontrast.config.recipe import Recipe
-from kontrast.data import ImageSet
 from kontrast.errors import NumbersError
 from kontrast.lens.measures import conditional_entropy
 from kontrast.lens.rank import effective_rank
 from kontrast.probes import extract_features, knn
 from kontrast.training.build import evaluation_view
+from kontrast.training.splits import Splits
 
 IMAGES = 1024
+FITTED, FITTED_AT_END = 50_000, 512
+"""The most images of a split that features are computed of, with evaluations during training and without them."""
 
 
 class OnlineProbe:
@@ -23,16 +25,15 @@ class OnlineProbe:
 
     Args:
         recipe: the run's recipe, for its evaluation section and its view without augmentation.
-        train: images to fit on.
-        test: held-out images, or None for no kNN.
+        splits: the images. If the recipe has no evaluations, a few training images are measured, without kNN.
         device: where features are computed.
-        limit: the most images of each split.
     """
 
-    def __init__(
-        self, recipe: Recipe, train: ImageSet, test: ImageSet | None, device: torch.device, limit: int = 50_000
-    ):
+    def __init__(self, recipe: Recipe, splits: Splits, device: torch.device):
         self.recipe, self.device = recipe, device
+        evaluated = bool(recipe.evaluation.every)
+        train, test = (splits.train, splits.test) if evaluated else (splits.trained, None)
+        limit = FITTED if evaluated else FITTED_AT_END
         self.train, self.test = train.first(limit), None if test is None else test.first(limit)
         self.shown = (train if test is None else test).first(IMAGES)
         self.transform = evaluation_view(recipe)

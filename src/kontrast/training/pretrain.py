@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import time
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +21,21 @@ from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
 from kontrast.data.bad_images import skipped
 from kontrast.data.in_memory import pack_in_memory
-from kontrast.errors import EnvironmentFault, UsageError
+from kontrast.errors import UsageError
 from kontrast.files import sweep, write_atomic
 from kontrast.plugins import command_start
+from kontrast.registry import nearest
 from kontrast.sharding import whole_state
 from kontrast.training import checkpoints
 from kontrast.training.auto_recipe import unread_folders
 from kontrast.training.build import algorithms
 from kontrast.training.device import choose_device, describe_device
-from kontrast.training.failures import check_on_nan, is_out_of_memory, lost_rank, out_of_memory
-from kontrast.training.ineffective_settings import past_the_end, unused_by_schedule
+from kontrast.training.failures import is_out_of_memory, lost_rank, out_of_memory
+from kontrast.training.ineffective_settings import schedule_warnings
 from kontrast.training.loop import Evaluate, Loop
 from kontrast.training.online_probe import OnlineProbe
 from kontrast.training.resolve import check_ranks_agree, fresh_recipe, recipe_tree, resumed_recipe
-from kontrast.training.run_folder import RunFolder, sha256, stored_recipe
+from kontrast.training.run_folder import RunFolder, sha256, stored_recipe, timestamp
 from kontrast.training.signals import StopSignals
 from kontrast.training.splits import Splits, check_data, describe, keep_listing, located, open_splits, place_of
 
@@ -78,16 +80,10 @@ def pretrain(
         >>> (run / "encoder.safetensors").exists()
         True
     """
-    job = Pretraining(
-        data=data,
-        recipe_name=recipe,
-        overrides=overrides,
-        accept_data_change=accept_data_change,
-        device_name=device,
-        device=choose_device(device),
-        on_nan=check_on_nan(on_nan),
-        say=say if distributed.is_main() else lambda _: None,
-    )
+    if on_nan not in ("stop", "skip"):
+        raise UsageError(f"unknown --on-nan {on_nan!r}: {nearest(on_nan, ['stop', 'skip'])}")
+    say = say if distributed.is_main() else lambda _: None
+    job = Pretraining(data, recipe, overrides, accept_data_change, device, choose_device(device), on_nan, say)
     try:
         with StopSignals() as stop:
             return job.run(out, resume, stop)
@@ -96,7 +92,7 @@ def pretrain(
         if fault is None and not (job.resolved and is_out_of_memory(error)):
             raise
     # The frames of the failed run, and the memory of their tensors, are gone here: the estimate can be true.
-    raise fault or job.out_of_memory()
+    raise fault or out_of_memory(*typing.cast(tuple[Recipe, ImageSet], job.resolved), job.device)
 
 
 @dataclass
@@ -131,21 +127,15 @@ class Pretraining:
                 if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run
                     write_start(folder, loop, recipe, splits, command, resume)
                 self.report_skipped(folder, train)
-                probe = build_probe(recipe, splits, self.device) if distributed.is_main() else None
+                probe = OnlineProbe(recipe, splits, self.device) if distributed.is_main() else None
                 del splits  # frees the images that no probe needs
                 self.train(folder, loop, train, probe, stop, command)
         return folder.path
 
-    def out_of_memory(self) -> EnvironmentFault:
-        """Return the error for a run that ran out of memory."""
-        assert self.resolved is not None
-        return out_of_memory(*self.resolved, self.device)
-
     def resolve(self, folder: RunFolder, resume: bool) -> tuple[Recipe, ImageSet]:
         """Return the recipe and the training images: those of the folder's run if it is resumed."""
-        data = self.data
-        if data is not None and not is_place(data):
-            data = self.stored_images(folder, resume)
+        in_memory = self.data is not None and not is_place(self.data)
+        data = self.stored_images(folder, resume) if in_memory else self.data
         if resume:
             return resumed_recipe(folder, data, self.recipe_name, self.overrides, self.device)
         return fresh_recipe(data, self.recipe_name, self.overrides, self.device, self.say)
@@ -153,11 +143,10 @@ class Pretraining:
     def stored_images(self, folder: RunFolder, resume: bool) -> str:
         """Return the path of the store that holds the images in memory, after packing them if the run is new."""
         if resume:
-            source = stored_recipe(folder).data.source
             images = folder.info()["data"]["all_images"]
             if len(self.data) != images:
                 raise UsageError(f"--resume: the run has {images} images, not {len(self.data)}; leave out data")
-            return source
+            return stored_recipe(folder).data.source
         place = os.path.abspath(folder / "images")
         tree, origin = recipe_tree(place, self.recipe_name)
         settings = read_recipe(apply_overrides(tree, self.overrides), origin).data
@@ -170,8 +159,8 @@ class Pretraining:
         """Print warnings last, when training is about to begin, so that they never precede an error."""
         if self.device_name == "auto" and self.device.type == "cpu":
             self.say("no usable NVIDIA GPU: training on the CPU")
-        schedule = unused_by_schedule(recipe.training) | past_the_end(recipe.training, epochs)
-        for line in [*unread_folders(recipe), *schedule.values(), *bank_warnings(recipe, len(train))]:
+        schedule = schedule_warnings(recipe.training, epochs).values()
+        for line in [*unread_folders(recipe), *schedule, *bank_warnings(recipe, len(train))]:
             self.say(line)
 
     def resume_command(self, folder: RunFolder) -> str:
@@ -197,8 +186,9 @@ class Pretraining:
         finally:
             if len(train.bad) > known:  # unpacked images are decoded, and found to be bad, during training
                 self.report_skipped(folder, train)
-        digest = write_encoder(loop, folder)
+        encoder = whole_state(loop.learner.student.encoder)  # every rank must take part
         if distributed.is_main():
+            digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
             seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
             folder.update_info(finished=timestamp(), seconds=seconds, steps=loop.position.step, encoder_sha256=digest)
         if stop.signal is not None:
@@ -214,10 +204,8 @@ def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tupl
     """Return the run folder, created and writable before any image is read, and whether to resume the run in it."""
     # A rank that torchrun restarts resumes its run without --resume, if the run had begun.
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-    if resume and out is None:
-        raise UsageError("--resume needs --out DIR, the run folder to resume")
-    if out is not None and not str(out):
-        raise UsageError("--out is empty: give a folder")
+    if out == "" or (resume and out is None):
+        raise UsageError("--out is missing: give the folder of a new run, or with --resume that of the run to resume")
     if out is not None and is_place(data) and Path(data).is_dir() and Path(out).resolve() == Path(data).resolve():
         raise UsageError(f"--out {out} is the folder of images itself: give another folder, which may be inside it")
     folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
@@ -236,8 +224,7 @@ def default_out(recipe: str | None, data: Any) -> str:
         name = "quickstart" if data in (None, "digits") else os.path.basename(os.path.abspath(str(data)))
     else:
         name = "in-memory"
-    stem = (recipe or name or "folder").replace("/", "-")
-    stem = stem.removesuffix(".toml") or "run"
+    stem = (recipe or name or "folder").replace("/", "-").removesuffix(".toml") or "run"
     path, number = Path("runs") / stem, 1
     while path.exists():
         number += 1
@@ -270,19 +257,9 @@ def bank_warnings(recipe: Recipe, images: int) -> list[str]:
     if recipe.bank.contents == "all":
         rows *= recipe.views.count - (recipe.teacher is not None and not recipe.teacher.symmetric)
     if size > rows:
-        lines.append(
-            f"the bank of {size:,} rows spans {size / rows:.1f} epochs of {images:,} images: stale keys of an image "
-            f"are among its negatives; set bank.size={max(1, rows // 2)} or fewer to avoid that"
-        )
+        spans = f"the bank of {size:,} rows spans {size / rows:.1f} epochs of {images:,} images: stale keys of an image"
+        lines.append(f"{spans} are among its negatives; set bank.size={max(1, rows // 2)} or fewer to avoid that")
     return lines
-
-
-def build_probe(recipe: Recipe, splits: Splits, device: torch.device) -> Evaluate:
-    """Return the evaluation during training: kNN, rank and entropy; if the recipe has none, rank and entropy of a few
-    images at the end."""
-    if recipe.evaluation.every:
-        return OnlineProbe(recipe, splits.train, splits.test, device)
-    return OnlineProbe(recipe, splits.trained, None, device, limit=512)
 
 
 def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, command: str, resume: bool) -> None:
@@ -297,29 +274,10 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, c
             return
         folder.update_info(recipe_sha256=[*info.get("recipe_sha256", []), digest])
     else:
-        folder.update_info(
-            **checkpoints.versions(),
-            command=argv,
-            resume=command,
-            device=describe_device(loop.device),
-            world=distributed.world(),
-            precision=str(loop.precision).removeprefix("torch."),
-            fingerprint=fingerprint(recipe),
-            recipe_sha256=[digest],
-            data=describe(splits),
-            data_place=place_of(recipe.data.source),
-            started=timestamp(),
-        )
+        machine = {"device": describe_device(loop.device), "world": distributed.world()}
+        machine["precision"] = str(loop.precision).removeprefix("torch.")
+        facts = {**checkpoints.versions(), "command": argv, "resume": command, **machine}
+        facts |= {"fingerprint": fingerprint(recipe), "recipe_sha256": [digest], "data": describe(splits)}
+        folder.update_info(**facts, data_place=place_of(recipe.data.source), started=timestamp())
         keep_listing(folder, splits)
     write_atomic(folder / "recipe.toml", text)
-
-
-def write_encoder(loop: Loop, folder: RunFolder) -> str:
-    """Write encoder.safetensors and return its SHA-256. Every rank must call this; the first one writes."""
-    state = whole_state(loop.learner.student.encoder)
-    return checkpoints.write_weights(folder / "encoder.safetensors", state) if distributed.is_main() else ""
-
-
-def timestamp() -> str:
-    """Return the local time with its offset, for example 2026-01-31T12:00:00+0000."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -27,29 +27,21 @@ class Progress:
     """
 
     def __init__(self, title: str, total: float, *, done: float = 0, unit: str = "images", silent: bool = False):
-        self.title, self.total, self.done, self.unit = title, total, done, unit
-        self.silent = silent
-        self.live = sys.stderr is not None and sys.stderr.isatty() and not silent
+        self.title, self.total, self.done, self.unit, self.silent = title, total, done, unit, silent
         self.facts: dict[str, Any] = {}
         self._bar: Any = None
         self.start = self._last_line = time.monotonic()
         self._first = done
 
     def __enter__(self) -> Progress:
-        if self.live:
+        if sys.stderr is not None and sys.stderr.isatty() and not self.silent:
             from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, TimeRemainingColumn
             from rich.progress import Progress as Rich
 
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=BAR),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[facts]}"),
-            )
-            self._bar = Rich(*columns, console=Console(stderr=True), transient=False)
+            done = ("{task.description}", BarColumn(bar_width=BAR), "{task.percentage:>3.0f}%")
+            left = ("{task.fields[rate]}", TimeRemainingColumn(compact=True), "{task.fields[facts]}")
+            self._bar = Rich(*done, *left, console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, completed=self.done, rate="", facts="")
         return self
@@ -73,17 +65,9 @@ class Progress:
             self._bar.update(self._task, completed=self.done, rate=rate, facts=_facts_text(self.facts, room))
         elif not self.silent and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self.line()
-
-    def line(self) -> None:
-        """Print one plain line, for logs."""
-        left = (self.total - self.done) / max(self.rate, 1e-9)
-        share = 100 * self.done / max(self.total, 1)
-        text = (
-            f"{self.title} {share:3.0f}%  {self.rate:,.0f} {self.unit}/s  {left:,.0f} s left  {_facts_text(self.facts)}"
-        )
-        with contextlib.suppress(OSError):  # nobody reads it any more, which is no reason to stop
-            print(text.rstrip(), file=sys.stderr, flush=True)
+            share, left = 100 * self.done / max(self.total, 1), (self.total - self.done) / max(self.rate, 1e-9)
+            speed = f"{self.rate:,.0f} {self.unit}/s  {left:,.0f} s left"
+            tell(f"{self.title} {share:3.0f}%  {speed}  {_facts_text(self.facts)}".rstrip())
 
 
 class PackingBar:
@@ -95,10 +79,9 @@ class PackingBar:
     def __init__(self, title: str):
         self.title = title
         self._bar: Progress | None = None
-        self._start = time.monotonic()
+        self._start = time.monotonic()  # the bar appears when the first images are already done
 
     def __enter__(self) -> PackingBar:
-        self._start = time.monotonic()  # the bar appears when the first images are already done
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,15 +22,9 @@ from kontrast.training.run_folder import RunFolder, stored_recipe
 from kontrast.training.splits import located, open_split, preview_split
 
 MAY_CHANGE = (
-    "title",
-    "training.log_every",
-    "training.tensorboard",
-    "training.max_steps",
-    "training.compile",
-    "data.resident",
-    "data.max_bad",
-    "checkpoints.",
-)
+    "title", "training.log_every", "training.tensorboard", "training.max_steps", "training.compile", "data.resident",
+    "data.max_bad", "checkpoints.",
+)  # fmt: skip
 """Settings that a resumed run may change; those that end with a dot are whole sections."""
 
 

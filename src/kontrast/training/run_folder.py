@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,10 @@ KINDS: dict[str, Any] = {
 }  # fmt: skip
 """The types of entries of run.json."""
 WRITTEN = (
-    "metrics.jsonl", "speed.jsonl", "encoder.safetensors", "probes.json", "gallery.json", "gallery.png", "lens.json",
-    "report.html",
+    "recipe.toml", "metrics.jsonl", "speed.jsonl", "encoder.safetensors", "probes.json", "gallery.json", "gallery.png",
+    "lens.json", "report.html",
 )  # fmt: skip
-"""Files that a run writes after recipe.toml. If they exist without it, they belong to something else."""
+"""Files that a run writes. If any exists without recipe.toml, the first one, it belongs to something else."""
 
 
 class RunFolder:
@@ -59,21 +60,15 @@ class RunFolder:
 
     def create(self) -> None:
         """Create the folder and check that it can be written to, before any data is read."""
-        if self.path.exists() and not self.path.is_dir():
-            raise EnvironmentFault(f"--out {self.path} is a file; give a folder that does not exist yet")
-        if self.holds_run:
-            raise UsageError(
-                f"--out {self.path} already contains a run: use --resume to continue it, or another folder"
-            )
-        for name in WRITTEN:
-            if (self / name).exists():
-                raise UsageError(f"--out {self.path} contains {name} but no kontrast run; choose an empty folder")
+        present = [name for name in WRITTEN if (self / name).exists()]
+        if present:
+            other = f"{present[0]} but no kontrast run: choose"
+            content = "a run: use --resume to continue it, or choose" if self.holds_run else other
+            raise UsageError(f"--out {self.path} already contains {content} another folder")
         with disk_faults(self.path):
             self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
-            probe = self / f".tmp-{os.getpid()}"
-            probe.write_bytes(b"")
-            probe.unlink(missing_ok=True)
+            tempfile.TemporaryFile(dir=self.path, prefix=".tmp-").close()
 
     def abandon(self) -> None:
         """Remove the folders that `create` made if no run began in them, for example because the recipe is wrong."""
@@ -89,15 +84,13 @@ class RunFolder:
     def hold(self) -> None:
         """Lock the folder, so that this process is its only writer. The lock of a dead process ends with it (flock)."""
         try:
-            with disk_faults(self.path):
-                self._lock = lock = take_lock(self / ".lock", wait=False)
+            with disk_faults(self / ".lock"):
+                self._lock = take_lock(self / ".lock", wait=False)
+                os.ftruncate(self._lock, 0)
+                os.pwrite(self._lock, f"pid {os.getpid()} on {socket.gethostname()} since {timestamp()}\n".encode(), 0)
         except LockHeld:
             holder = (self / ".lock").read_text(errors="replace").strip() or "another process"
             raise EnvironmentFault(f"{self.path} is in use by {holder}: wait for it to finish, or stop it") from None
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        with disk_faults(self / ".lock"):
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()} since {now}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock, if this process holds it."""
@@ -121,10 +114,11 @@ class RunFolder:
         facts = read_json(self / "run.json")
         known = facts if isinstance(facts, dict) else {}
         wrong = [key for key, kind in KINDS.items() if key in known and not isinstance(known[key], kind)]
-        if known is not facts or wrong:
-            raise CheckpointError(f"{self / 'run.json'} is damaged: {', '.join(wrong) or 'it'} has the wrong type")
-        if known.get("version", 0) > VERSION:
-            raise CheckpointError(f"{self.path} was written by a newer kontrast: upgrade to read it")
+        problem = f"is damaged: {', '.join(wrong) or 'it'} has the wrong type" if wrong or known is not facts else ""
+        if not problem and known.get("version", 0) > VERSION:
+            problem = "was written by a newer kontrast: upgrade to read it"
+        if problem:
+            raise CheckpointError(f"{self / 'run.json'} {problem}")
         return known
 
 
@@ -134,11 +128,14 @@ def stored_recipe(folder: RunFolder) -> Recipe:
     text = recipe_text(path)
     known = folder.info().get("recipe_sha256")  # a list: a resumed run adds the digest before it writes the recipe
     if known is not None and sha256(text.encode()) not in known:
-        raise CheckpointError(
-            f"{path} is damaged or was edited since the run wrote it (its SHA-256 differs): restore it, or, if the "
-            "edit is intended, remove recipe_sha256 from run.json"
-        )
+        advice = "restore it, or, if the edit is intended, remove recipe_sha256 from run.json"
+        raise CheckpointError(f"{path} is damaged or was edited since the run wrote it (its SHA-256 differs): {advice}")
     return read_recipe(parse_toml(text, str(path)), str(path))
+
+
+def timestamp() -> str:
+    """Return the local time with its offset, for example 2026-01-31T12:00:00+0000."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def sha256(content: bytes) -> str:

@@ -20,15 +20,11 @@ class Interrupted(KontrastError):
 
 
 class Cut(BaseException):
-    """A signal interrupted work that can be repeated later, such as an evaluation.
+    """A signal interrupted work that has nothing to save or can be repeated later, such as an evaluation.
 
     It is not an Exception: it may be raised at any line, and handlers there, for example of damaged images, must not
     catch it.
     """
-
-
-class _StoppedUnsaved(BaseException):
-    """A signal ended work that has nothing to save; `StopSignals.__exit__` turns this into a message."""
 
 
 class StopSignals:
@@ -49,8 +45,7 @@ class StopSignals:
 
     def __init__(self, unsaved: str = "stopped before training began; run the same command again") -> None:
         self.signal: int | None = None
-        self.patient, self.unsaved = False, unsaved
-        self._cutting = False
+        self.patient, self._cutting, self.unsaved = False, False, unsaved
         self._old: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._old_pipe = -1
@@ -74,7 +69,7 @@ class StopSignals:
             signal.set_wakeup_fd(self._old_pipe, warn_on_full_buffer=False)
             os.close(self._pipe[1])  # the thread then reads the end of the pipe and closes its side
             self._pipe = None
-        if isinstance(error, _StoppedUnsaved):
+        if isinstance(error, Cut) and not self.patient:
             raise self._kind(self.unsaved) from None
 
     @staticmethod
@@ -88,10 +83,8 @@ class StopSignals:
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        if self._cutting:
+        if self._cutting or not self.patient:
             raise Cut
-        if not self.patient:
-            raise _StoppedUnsaved
 
     @contextlib.contextmanager
     def cutting(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from kontrast import distributed
 from kontrast.optim.optimizers import Optimizer
@@ -177,17 +178,12 @@ class Step:
             outcome.terms.total.backward()
         assert z.grad is not None
         for number, ((images, small), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
-            with self._without_reduction(number < parts):
+            more = number < parts  # ranks reduce their gradients once per step, with the last part
+            with self.module.no_sync() if more and isinstance(self.module, DDP) else contextlib.nullcontext():
                 again = self.module(images, small, with_loss=False)
                 with torch.autocast(self.device.type, enabled=False):
                     again.backward(gradient.to(again.dtype))
         return outcome
-
-    def _without_reduction(self, more: bool) -> contextlib.AbstractContextManager[None]:
-        """Leave gradients unreduced while there are `more` parts: ranks reduce them once per step, with the last."""
-        if more and isinstance(self.module, nn.parallel.DistributedDataParallel):
-            return self.module.no_sync()
-        return contextlib.nullcontext()
 
     def _check_finite(self, loss: Tensor) -> None:
         """Set the flag on all ranks if the loss or a gradient is not finite on any of them."""
@@ -220,7 +216,7 @@ def data_parallel(learner: Learner, device: torch.device) -> nn.Module:
         # Newer torch renamed the argument broadcast_buffers and changed its meaning at the start; both will do.
         warnings.simplefilter("ignore", FutureWarning)
         devices = [device.index] if device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(learner, device_ids=devices, broadcast_buffers=False)
+        return DDP(learner, device_ids=devices, broadcast_buffers=False)
 
 
 @contextlib.contextmanager
