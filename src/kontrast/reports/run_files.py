@@ -9,7 +9,7 @@ import os
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 NEWEST_VERSION = 1
 MAX_NAME = 200
@@ -114,7 +114,7 @@ def without_nan(tree: Any) -> Any:
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> TypeGuard[float]:
     return is_number(value) and math.isfinite(value)
 
 
