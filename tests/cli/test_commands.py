@@ -63,7 +63,7 @@ def test_a_run_overwrites_no_files_of_the_user(photos, tmp_path):
     mine.mkdir()
     for name in ("report.html", "encoder.safetensors", "probes.json"):
         (mine / name).write_text("mine")
-        one_line(kontrast("pretrain", str(photos), *TINY, "--out", str(mine)), 2, name, "another folder")
+        one_line(kontrast("pretrain", str(photos), *TINY, "--out", str(mine)), 2, name, "--out")
         assert [p.read_text() for p in mine.iterdir()] == ["mine"]
         (mine / name).unlink()
     (mine / "notes.txt").write_text("mine")

@@ -177,7 +177,10 @@ def objective(name: str, **arguments: Any) -> Objective:
 
     Args:
         name: a registered name, for example `nt-xent`, `dcl` or `cacr`.
-        arguments: arguments of its class.
+        **arguments: arguments of its class.
+
+    Returns:
+        The objective, a torch module.
 
     Example:
         >>> objective("cacr", t_plus=1.0).t_minus
