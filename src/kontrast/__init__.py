@@ -39,47 +39,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Run",
-    "audit",
-    "compare",
-    "data",
-    "duplicates",
-    "embed",
-    "errors",
-    "explain",
-    "export",
-    "kernels",
-    "lens",
-    "load",
-    "neighbors",
-    "networks",
-    "objective",
-    "objectives",
-    "optim",
-    "pack",
-    "pretrain",
-    "probe",
-    "probes",
-    "report",
-    "reproduce",
-    "views",
-]
+    "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "kernels", "lens", "load",
+    "neighbors", "networks", "objective", "objectives", "optim", "pack", "pretrain", "probe", "probes", "report",
+    "reproduce", "views",
+]  # fmt: skip
 _MODULES = {
-    "Run": "runs.run",
-    "audit": "studies.audit.audit",
-    "compare": "studies.compare.compare",
-    "duplicates": "runs.duplicates",
-    "embed": "runs.embed",
-    "explain": "cli.explain",
-    "export": "runs.export",
-    "load": "runs.run",
-    "neighbors": "runs.neighbors",
-    "objective": "objectives",
-    "pack": "data.pack",
-    "probe": "runs.probe",
-    "report": "reports.report",
-    "reproduce": "papers.reproduce",
-}
+    "Run": "runs.run", "audit": "studies.audit.audit", "compare": "studies.compare.compare",
+    "duplicates": "runs.duplicates", "embed": "runs.embed", "explain": "cli.explain", "export": "runs.export",
+    "load": "runs.run", "neighbors": "runs.neighbors", "objective": "objectives", "pack": "data.pack",
+    "probe": "runs.probe", "report": "reports.report", "reproduce": "papers.reproduce",
+}  # fmt: skip
 """The module of each name that is not a room."""
 
 
@@ -126,28 +95,20 @@ def pretrain(
     from kontrast.runs.run import Run
     from kontrast.training.pretrain import pretrain as train
 
-    folder = train(
-        data,
-        recipe=recipe,
-        overrides=overrides,
-        out=out,
-        resume=resume,
-        accept_data_change=accept_data_change,
-        device=device,
-        on_nan=on_nan,
-        say=say,
-    )
-    return Run(folder)
+    return Run(train(
+        data, recipe=recipe, overrides=overrides, out=out, resume=resume,
+        accept_data_change=accept_data_change, device=device, on_nan=on_nan, say=say,
+    ))  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name not in __all__:
-        raise AttributeError(f"module 'kontrast' has no attribute {name!r}")
-    if name not in _MODULES:
+    if name in _MODULES:
+        return getattr(import_module(f"kontrast.{_MODULES[name]}"), name)
+    if name in __all__:
         return import_module(f"kontrast.{name}")
-    return getattr(import_module(f"kontrast.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'kontrast' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -163,8 +163,6 @@ def test_merge_without_means():
     q = rows(10, 4)
     halves = [row_statistics(q, part, scale=2.0, with_mean=False) for part in (q[:5], q[5:])]
     torch.testing.assert_close(merge(halves).lse, row_statistics(q, None, scale=2.0).lse)
-    with pytest.raises(ValueError, match="no segments"):
-        merge([])
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -227,15 +225,14 @@ BAD = {
     "no rows": ({"queries": torch.zeros(0, 4)}, r"shape \[0, 4\]"),
     "vector": ({"queries": torch.zeros(4)}, r"shape \[4\]"),
     "integers": ({"queries": torch.zeros(4, 4, dtype=torch.int64)}, "int64"),
-    "width": ({"keys": torch.zeros(4, 3)}, "same width"),
-    "type": ({"keys": torch.zeros(4, 4, dtype=torch.float64)}, "same width, type"),
-    "one side": ({"keys": torch.zeros(4, 4), "query_ids": torch.arange(4)}, "only one of query_ids and key_ids"),
-    "key ids alone": ({"key_ids": torch.arange(4)}, "without keys"),
+    "width": ({"keys": torch.zeros(4, 3)}, r"keys is .*shape \[4, 3\]"),
+    "type": ({"keys": torch.zeros(4, 4, dtype=torch.float64)}, "keys is torch.float64"),
+    "one side": ({"keys": torch.zeros(4, 4), "query_ids": torch.arange(4)}, "key_ids is None"),
+    "key ids alone": ({"key_ids": torch.arange(4)}, "key_ids is torch.int64"),
     "length of ids": ({"query_ids": torch.arange(3)}, r"give \[4\] int64"),
     "type of ids": ({"query_ids": torch.arange(4.0)}, "int64"),
     "no scale": ({"scale": []}, "at least one"),
     "an array": ({"queries": np.zeros((4, 4))}, "queries is ndarray"),
-    "scales as an array": ({"scale": np.ones(2)}, "scale is ndarray"),
     "infinite scale": ({"scale": float("inf")}, "finite"),
 }
 

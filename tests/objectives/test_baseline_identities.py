@@ -79,9 +79,9 @@ def test_metrics_of_one_view(projections, call) -> None:
 
 
 def test_metrics_refuse_bad_input(projections) -> None:
-    with pytest.raises(ValueError, match="one view"):
+    with pytest.raises(ValueError, match="at least 2 views"):
         metrics.alignment(projections[:1])
-    with pytest.raises(ValueError, match="1 image"):
+    with pytest.raises(ValueError, match="at least 2 images"):
         metrics.uniformity(projections[:, :1])
     with pytest.raises(ValueError, match="t is 0"):
         metrics.uniformity(projections, t=0)

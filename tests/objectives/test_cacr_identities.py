@@ -157,9 +157,9 @@ def test_weights_of_the_bank_alone_can_be_detached(projections, keys, bank) -> N
         assert (torch.autograd.grad(other, z)[0] - slope).abs().max() > 1e-3
     with pytest.raises(ValueError, match="give keys or a bank"):
         CACR(detach_negative_weights="bank")(z)
-    with pytest.raises(ValueError, match="with cost rbf"):
+    with pytest.raises(ValueError, match="cost euclidean"):
         CACR(detach_negative_weights="bank", cost="rbf")(z, keys=keys[:2], bank=bank)
-    with pytest.raises(ValueError, match="give true, false or 'bank'"):
+    with pytest.raises(ValueError, match="'all': give true or false or 'bank'"):
         CACR(detach_negative_weights="all")
 
 

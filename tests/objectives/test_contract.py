@@ -284,11 +284,11 @@ def test_degenerate_rows_give_finite_values_and_gradients(name) -> None:
 
 GOOD = draw(2, 4, 3)
 BAD_INPUT = {
-    "one image": (GOOD[:, :1], {}, "1 image"),
-    "one view": (GOOD[:1], {}, "one view"),
+    "one image": (GOOD[:, :1], {}, "at least 2 images"),
+    "one view": (GOOD[:1], {}, "at least 2 views"),
     "one view without keys": (GOOD[0], {}, r"shape \[4, 3\]"),
     "four dimensions": (GOOD[None], {}, r"shape \[1, 2, 4, 3\]"),
-    "no width": (GOOD[..., :0], {}, "width of at least 1"),
+    "no width": (GOOD[..., :0], {}, r"shape \[2, 4, 0\]"),
     "mismatched views": (GOOD[0], {"z2": GOOD[1, :3]}, "same shape"),
     "mixed types": (GOOD[0], {"z2": GOOD[1].float()}, "same shape"),
     "three views in two arguments": (GOOD, {"z2": GOOD}, "same shape"),
@@ -299,7 +299,7 @@ BAD_INPUT = {
     "integer z2": (GOOD[0], {"z2": GOOD[1].long()}, "z2 is torch.int64"),
     "keys of other images": (GOOD, {"keys": draw(2, 5, 3)}, r"give \[W,4,3\]"),
     "keys of other width": (GOOD, {"keys": draw(2, 4, 2)}, r"give \[W,4,3\]"),
-    "one key view for two queries": (GOOD, {"keys": draw(1, 4, 3)}, "one key view"),
+    "one key view for two queries": (GOOD, {"keys": draw(1, 4, 3)}, "W at least 2"),
     "integer keys": (GOOD, {"keys": draw(2, 4, 3).long()}, "keys is torch.int64"),
     "NaN in keys": (GOOD, {"keys": draw(2, 4, 3) * math.nan}, "keys holds NaN"),
 }
@@ -320,7 +320,7 @@ def test_unsuitable_banks_and_labels_are_refused(name) -> None:
     bank, labels = draw(6, 3), torch.tensor([0, 0, 1, 1])
     if loss.takes_bank:
         for bad in (draw(6, 2), draw(3), draw(0, 3)):
-            with pytest.raises(ValueError, match=r"bank has shape .* give \[M,3\]"):
+            with pytest.raises(ValueError, match=r"bank is .* give \[M,3\]"):
                 loss(GOOD, keys=keys, bank=bad)
         with pytest.raises(ValueError, match=r"bank is torch\.int64"):
             loss(GOOD, keys=keys, bank=bank.long())

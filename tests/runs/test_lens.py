@@ -12,13 +12,13 @@ import torch
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.lens import positive_statistics
 from kontrast.objectives import metrics
-from kontrast.reports.curves import is_plot
 from kontrast.runs.lens import LensResult, apply_to_views, augment, denormalize, lens, lens_images, project_views
 from kontrast.runs.run import Run
 from kontrast.runs.snapshots import snapshots, spread_evenly
 from kontrast.views import Views
 
 from support import tiny_run
+from support.plots import is_plot
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,6 @@ from kontrast.probes import extract_features
 from kontrast.probes.intervals import over_images, over_seeds, pack_bits, unpack_bits
 from kontrast.reports import ReportError, report
 from kontrast.reports.report import payload, read_run
-from kontrast.reports.study_tables import read_study
 from kontrast.runs.probe import probe as probe_run
 from kontrast.runs.probe import read_probes
 from kontrast.runs.run import Run
@@ -386,18 +385,8 @@ def test_entropy_curves_share_one_plot_with_the_maximum(comparison):
     )
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"kind": 3}', "{"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", "{"])
 def test_a_report_refuses_a_file_that_is_not_a_study(content, tmp_path):
     (tmp_path / "comparison.json").write_text(content)
     with pytest.raises(ReportError, match=r"comparison.json"):
         report([], tmp_path / "page.html", tmp_path / "comparison.json")
-
-
-def test_parts_of_a_study_that_cannot_be_shown_are_reported(tmp_path):
-    study = {"kind": "audit", "verdict": "v", "plots": [{"title": "no series"}]}
-    study["tables"] = [{"title": "t", "columns": ["a"], "rows": [["1", "2"]]}]
-    (tmp_path / "audit.json").write_text(json.dumps(study))
-    found = read_study(tmp_path / "audit.json")
-    table, plot = found["problems"]
-    assert "audit.json: table 1" in table and "audit.json: plot 1" in plot
-    assert found["tables"] == found["plots"] == []

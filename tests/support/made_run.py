@@ -81,10 +81,12 @@ def write_run(
     (folder / "speed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in speed))
     information = {
         "version": 1,
-        "command": ["kontrast", "pretrain", "--recipe", "digits/nt-xent"],
+        "command": "kontrast pretrain --recipe digits/nt-xent",
         "device": "cpu, 2 threads",
-        "versions": {"kontrast": "0.1.0", "torch": "2.11.0", "python": "3.12.3"},
-        "data": {"name": "digits", "train": 4000, "test": 1000, "classes": 10},
+        "kontrast": "0.2.0",
+        "torch": "2.11.0",
+        "python": "3.12.3",
+        "data": {"name": "digits", "images": 4000, "classes": 10},
         "started": "2025-01-31T10:00:00+00:00",
         "finished": "2025-01-31T10:01:43+00:00",
         "seconds": 103.2,

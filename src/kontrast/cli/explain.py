@@ -27,7 +27,6 @@ SHORT_LIST = 16
 class Explanation:
     """What a name means: `text` for people, `tree` for programs."""
 
-    name: str
     text: str
     tree: dict[str, Any]
 
@@ -58,14 +57,12 @@ def explain(name: str) -> Explanation:
         if name in registry:
             found.append(explain_policy(name) if registry.kind == "policy" else explain_entry(registry, name))
     if not found:
-        known = [*recipe_names(), *(entry for registry in registries() for entry in registry)]
+        known = dict.fromkeys([*recipe_names(), *(entry for registry in registries() for entry in registry)])
         hint = "; ".join(hint for registry in registries() if name and (hint := registry.hint(name)))
-        raise UsageError(f"unknown name {name!r}: {unknown(name, dict.fromkeys(known), hint)}; see `kontrast recipes`")
+        raise UsageError(f"unknown name {name!r}: {unknown(name, known, hint)}; see `kontrast recipes`")
     first, *others = found
-    if not others:
-        return first
-    text = "\n\n".join(one.text for one in found)
-    return Explanation(name, text, first.tree | {"also": [other.tree for other in others]})
+    also = {"also": [other.tree for other in others]} if others else {}
+    return Explanation("\n\n".join(one.text for one in found), first.tree | also)
 
 
 def registries() -> list[Registry]:
@@ -79,26 +76,21 @@ def registries() -> list[Registry]:
 def explain_entry(registry: Registry, name: str) -> Explanation:
     """Explain a class or function of a registry by its signature and its own docstring."""
     entry: Any = registry[name]
+    docstring = inspect.cleandoc(entry.__doc__ or "")  # not inspect.getdoc, which falls back to the base class
+    recipes, paper = recipes_with(registry.kind, "name", name), getattr(entry, "paper", "")
     arguments = {
-        key: None if p.default is p.empty else p.default
+        key: p.default
+        if isinstance(p.default, int | float | str | None)
+        else None
+        if p.default is p.empty
+        else repr(p.default)
         for key, p in registry.arguments(name).items()
         if key not in ("inputs", "channels", "size")
     }
-    docstring = inspect.cleandoc(entry.__doc__ or "")  # not inspect.getdoc, which falls back to the base class
-    recipes = recipes_with(registry.kind, "name", name)
-    paper = getattr(entry, "paper", "")
-    tree = {
-        "kind": registry.kind,
-        "name": name,
-        "text": docstring,
-        "paper": paper,
-        "arguments": {k: v if isinstance(v, int | float | str | None) else repr(v) for k, v in arguments.items()},
-        "recipes": recipes,
-    }
-    lines = [f"{registry.kind} {name}", "", signature(entry), "", *docstring.splitlines(), ""]
-    if paper:
-        lines.append(f"paper    {paper}")
-    return Explanation(name, "\n".join([*lines, f"recipes  {', '.join(summarize(recipes))}"]), tree)
+    tree = {"name": name, "text": docstring, "paper": paper, "arguments": arguments, "recipes": recipes}
+    lines = [f"{registry.kind} {name}", "", signature(entry), "", docstring, ""]
+    lines += [f"paper    {paper}"] * bool(paper) + [f"recipes  {', '.join(summarize(recipes))}"]
+    return Explanation("\n".join(lines), {"kind": registry.kind, **tree})
 
 
 def signature(entry: Any) -> str:
@@ -119,14 +111,14 @@ def explain_policy(name: str) -> Explanation:
         lines += ["", f"view {number}" if len(views) > 1 else "every view"]
         lines += [f"  {key:<24} {value}" for key, value in view.items()]
     lines += ["", f"recipes  {', '.join(summarize(recipes))}"]
-    return Explanation(name, "\n".join(lines), {"kind": "policy", "name": name, "views": views, "recipes": recipes})
+    return Explanation("\n".join(lines), {"kind": "policy", "name": name, "views": views, "recipes": recipes})
 
 
 def explain_recipe(name: str) -> Explanation:
     """Explain a recipe by its file, whose comments say what it reproduces."""
     text = recipe_text(recipe_path(name))
     tree = {"kind": "recipe", "name": name, "text": text, "settings": load_tree(name)}
-    return Explanation(name, f"recipe {name}\n\n{text.rstrip()}", tree)
+    return Explanation(f"recipe {name}\n\n{text.rstrip()}", tree)
 
 
 def recipes_with(section: str, key: str, value: str) -> list[str]:
@@ -175,14 +167,12 @@ def as_markdown(docstring: str) -> str:
     """Turn the arguments and shapes of a docstring into lists; an example is indented and so is code already."""
     lines, section = [], ""
     for line in docstring.splitlines():
-        if line in ("Args:", "Shape:", "Example:"):
+        if line and not line.startswith(" "):
             section = line
+        if line in ("Args:", "Shape:", "Example:"):
             lines += [f"**{line}**", ""]
-        elif line and not line.startswith(" "):
-            section = ""
-            lines.append(line)
-        elif line and section in ("Args:", "Shape:"):
-            lines.append("  " + line.strip() if line.startswith("     ") else "- " + line.strip())
+        elif line.startswith(" ") and section in ("Args:", "Shape:"):
+            lines.append(("  " if line.startswith("     ") else "- ") + line.strip())
         else:
             lines.append(line)
     return "\n".join(lines)

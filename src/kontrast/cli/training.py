@@ -45,16 +45,9 @@ def pretrain(
     join_ranks()
     try:
         path = train(
-            data,
-            recipe=recipe or None,
-            overrides=overrides,
-            out=out,
-            resume=resume,
-            accept_data_change=accept_data_change,
-            device=device,
-            on_nan=on_nan,
-            say=say,
-        )
+            data, recipe=recipe or None, overrides=overrides, out=out, resume=resume,
+            accept_data_change=accept_data_change, device=device, on_nan=on_nan, say=say,
+        )  # fmt: skip
         if not distributed.is_main():
             return
         run = Run(path)

@@ -35,13 +35,9 @@ class Coefficients:
 
 
 def coefficients(
-    grad_lse: Tensor | None,
-    grad_mean: Tensor | None,
-    lse: Tensor,
-    mean: Tensor,
-    scales: Sequence[float],
-    detach_weights: bool,
-) -> list[Coefficients]:
+    grad_lse: Tensor | None, grad_mean: Tensor | None,
+    lse: Tensor, mean: Tensor, scales: Sequence[float], detach_weights: bool,
+) -> list[Coefficients]:  # fmt: skip
     r"""Return the coefficients of each scale.
 
         alpha_i = a g_lse + (1 - a mean_i) g_mean,   beta_i = a g_mean

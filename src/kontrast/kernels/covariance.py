@@ -44,14 +44,9 @@ def with_ridge(covariance: Tensor, ridge: float, *, absolute: bool = False) -> T
 
 
 def whiten(
-    rows: Tensor,
-    *,
-    ridge: float,
-    absolute: bool = False,
-    detach: bool = False,
-    count: int | None = None,
-    total: Callable[[Tensor], Tensor] = identity,
-) -> Tensor:
+    rows: Tensor, *, ridge: float, absolute: bool = False, detach: bool = False,
+    count: int | None = None, total: Callable[[Tensor], Tensor] = identity,
+) -> Tensor:  # fmt: skip
     r"""Whiten rows: y_i = L^-1 (z_i - mean) with L L^T the covariance, [n,D].
 
     Then <y_i, y_j> = (z_i - mean)^T S^-1 (z_j - mean). With `detach`, mean and covariance are constants.

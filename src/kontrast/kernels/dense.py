@@ -22,14 +22,9 @@ def accumulation_type(tensor: Tensor) -> torch.dtype:
 
 
 def dense_statistics(
-    queries: Tensor,
-    keys: Tensor | None,
-    query_ids: Tensor | None,
-    key_ids: Tensor | None,
-    scales: Sequence[float],
-    detach_weights: bool,
-    with_mean: bool,
-) -> tuple[Tensor, Tensor]:
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    scales: Sequence[float], detach_weights: bool, with_mean: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     keys, key_ids = (queries, query_ids) if keys is None else (keys, key_ids)
     excluded = None

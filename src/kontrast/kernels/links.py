@@ -22,16 +22,9 @@ work, launching kernels for each link costs more than the arithmetic. `benchmark
 
 
 def link_statistics(
-    queries: Tensor,
-    keys: Tensor | None,
-    links: Sequence[Link],
-    *,
-    scale: float | Sequence[float],
-    query_ids: Tensor,
-    key_ids: Tensor,
-    with_mean: bool = False,
-    detach_weights: bool = False,
-) -> RowStatistics:
+    queries: Tensor, keys: Tensor | None, links: Sequence[Link], *, scale: float | Sequence[float],
+    query_ids: Tensor, key_ids: Tensor, with_mean: bool = False, detach_weights: bool = False,
+) -> RowStatistics:  # fmt: skip
     """Return the statistics of each link's query view against its key view alone.
 
     `keys=None` means that the queries are the keys. Links are sorted by query view and then by key view.

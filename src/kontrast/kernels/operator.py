@@ -16,15 +16,9 @@ from kontrast.kernels.tiled import tiled_backward, tiled_forward
 
 
 def forward(
-    queries: Tensor,
-    keys: Tensor | None,
-    query_ids: Tensor | None,
-    key_ids: Tensor | None,
-    scales: Sequence[float],
-    detach_weights: bool,
-    with_mean: bool,
-    implementation: str,
-) -> tuple[Tensor, Tensor]:
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    scales: Sequence[float], detach_weights: bool, with_mean: bool, implementation: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     if implementation == "triton":
         from kontrast.kernels.triton_launch import triton_forward
@@ -34,20 +28,11 @@ def forward(
 
 
 def backward(
-    grad_lse: Tensor | None,
-    grad_mean: Tensor | None,
-    queries: Tensor,
-    keys: Tensor | None,
-    query_ids: Tensor | None,
-    key_ids: Tensor | None,
-    lse: Tensor,
-    mean: Tensor,
-    scales: Sequence[float],
-    detach_weights: bool,
-    need_queries: bool,
-    need_keys: bool,
-    implementation: str,
-) -> tuple[Tensor, Tensor]:
+    grad_lse: Tensor | None, grad_mean: Tensor | None,
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    lse: Tensor, mean: Tensor, scales: Sequence[float], detach_weights: bool,
+    need_queries: bool, need_keys: bool, implementation: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the gradients of queries [M,D] and keys [K,D]; empty if not needed, or if there are no keys."""
     if implementation == "triton":
         from kontrast.kernels.triton_launch import triton_backward as compute

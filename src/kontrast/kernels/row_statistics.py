@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -27,16 +27,10 @@ class RowStatistics(NamedTuple):
 
 
 def row_statistics(
-    queries: Tensor,
-    keys: Tensor | None = None,
-    *,
-    scale: float | Sequence[float],
-    query_ids: Tensor | None = None,
-    key_ids: Tensor | None = None,
-    detach_weights: bool = False,
-    with_mean: bool = True,
-    implementation: str = "auto",
-) -> RowStatistics:
+    queries: Tensor, keys: Tensor | None = None, *, scale: float | Sequence[float],
+    query_ids: Tensor | None = None, key_ids: Tensor | None = None,
+    detach_weights: bool = False, with_mean: bool = True, implementation: str = "auto",
+) -> RowStatistics:  # fmt: skip
     r"""Compute the log-sum-exp and the softmax-weighted mean of each row of the affinity matrix, with exact gradients.
 
         s_ij      = <q_i, k_j>                   pairs with equal ids are excluded
@@ -83,18 +77,15 @@ def choose_implementation(implementation: str, queries: Tensor) -> str:
         return "triton" if native else "tiled"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and queries.dtype != torch.float64
     if implementation == "triton" and not (native or interpreted):
-        given = f"{queries.dtype} on {queries.device}"
-        raise ValueError(f"triton can't take {given}: give a CUDA tensor of at most 32 bits, or use 'tiled'")
+        refuse("implementation", "triton", f"'tiled' for {queries.dtype} on {queries.device}")
     return implementation
 
 
 def as_list(scale: float | Sequence[float]) -> list[float]:
     """Return a scale or several as a list."""
-    if not isinstance(scale, int | float) and (isinstance(scale, str) or getattr(scale, "ndim", False)):
-        raise ValueError(f"scale is {type(scale).__name__}: give a number or a list of numbers")
-    scales = [constant(a) for a in scale] if isinstance(scale, Sequence) else [constant(scale)]
+    scales = [constant(a) for a in (scale if isinstance(scale, Sequence) else [scale])]
     if not scales or not all(abs(a) < float("inf") for a in scales):
-        raise ValueError(f"scale is {scale!r}: give a finite number, or a sequence of at least one")
+        refuse("scale", scale, "a finite number, or a sequence of at least one")
     return scales
 
 
@@ -112,29 +103,33 @@ def check_arguments(
 ) -> None:
     """Check shapes and types. Values are never read, because that would wait for the device."""
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation is {implementation!r}: give one of {', '.join(IMPLEMENTATIONS)}")
+        refuse("implementation", implementation, f"one of {', '.join(IMPLEMENTATIONS)}")
     for name, rows in (("queries", queries), ("keys", keys)):
-        if rows is None:
-            continue
-        if not isinstance(rows, Tensor):
-            raise ValueError(f"{name} is {type(rows).__name__}: give a tensor")
-        if rows.ndim != 2 or rows.shape[0] == 0 or rows.shape[1] == 0 or rows.dtype not in TYPES:
-            given = f"shape {list(rows.shape)} and type {rows.dtype}"
-            raise ValueError(f"{name} has {given}: give [rows, width] of float64, float32, bfloat16 or float16")
-    if keys is None:
-        if key_ids is not None:
-            raise ValueError("key_ids is given without keys: give query_ids alone if the queries are the keys")
-    elif keys.shape[1] != queries.shape[1] or keys.dtype != queries.dtype or keys.device != queries.device:
-        given = f"{list(queries.shape)} {queries.dtype} {queries.device}, {list(keys.shape)} {keys.dtype} {keys.device}"
-        raise ValueError(f"queries and keys are {given}: give the same width, type and device")
-    elif (query_ids is None) != (key_ids is None):
-        raise ValueError("only one of query_ids and key_ids is given: give both or neither")
-    for name, ids, rows in (("query_ids", query_ids, queries), ("key_ids", key_ids, keys)):
+        good = rows is None or (isinstance(rows, Tensor) and rows.ndim == 2 and rows.dtype in TYPES)
+        if not good or (rows is not None and 0 in rows.shape):
+            refuse(name, rows, "[rows, width] of float64, float32, bfloat16 or float16, with at least one row")
+    q, k = queries, keys
+    if k is not None and (k.shape[1] != q.shape[1] or k.dtype != q.dtype or k.device != q.device):
+        refuse("keys", k, f"the width, type and device of the queries: {describe(q)}")
+    if (k is None or query_ids is None) != (key_ids is None):
+        refuse("key_ids", key_ids, "ids if there are keys and query_ids, and None otherwise")
+    for name, ids, rows in (("query_ids", query_ids, q), ("key_ids", key_ids, k)):
         if ids is None or rows is None:
             continue
         if ids.shape != rows.shape[:1] or ids.dtype != torch.int64 or ids.device != rows.device:
-            given = f"{list(ids.shape)} {ids.dtype} on {ids.device}"
-            raise ValueError(f"{name} is {given}: give [{rows.shape[0]}] int64 on {rows.device}")
+            refuse(name, ids, f"[{rows.shape[0]}] int64 on {rows.device}")
+
+
+def refuse(name: str, given: Any, wanted: str) -> NoReturn:
+    """Raise the error of an argument that is not allowed."""
+    raise ValueError(f"{name} is {describe(given)}: give {wanted}")
+
+
+def describe(given: Any) -> str:
+    """Return the type, shape and device of a tensor, the type of an array, or the value of anything else."""
+    if isinstance(given, Tensor):
+        return f"{given.dtype} of shape {list(given.shape)} on {given.device}"
+    return repr(given) if isinstance(given, str | int | float | None) else type(given).__name__
 
 
 def merge(segments: Sequence[RowStatistics], *, detach_weights: bool = False) -> RowStatistics:
@@ -156,8 +151,6 @@ def merge(segments: Sequence[RowStatistics], *, detach_weights: bool = False) ->
         >>> merge(halves).mean
         tensor([0.5000, 0.5000, 0.5000])
     """
-    if not segments:
-        raise ValueError("there are no segments to merge: give at least one")
     lses = torch.stack([segment.lse for segment in segments])
     top = lses.detach().amax(dim=0)
     empty = torch.isneginf(top)

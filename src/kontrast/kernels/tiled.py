@@ -46,11 +46,9 @@ class Affinity:
 
     def tiles(self, triangle: bool) -> Iterator[tuple[slice, slice]]:
         for start in range(0, len(self.queries), TILE):
+            rows = slice(start, min(start + TILE, len(self.queries)))
             for column in range(start if triangle else 0, len(self.keys), TILE):
-                yield (
-                    slice(start, min(start + TILE, len(self.queries))),
-                    slice(column, min(column + TILE, len(self.keys))),
-                )
+                yield rows, slice(column, min(column + TILE, len(self.keys)))
 
     def buffer(self, name: str, rows: slice, columns: slice) -> Tensor:
         """Return memory for one tile. It is reused for every tile: new memory costs more than the arithmetic."""
@@ -87,19 +85,10 @@ def id_spans(ids: Tensor | None) -> list[tuple[int, int]]:
     return [(int(part.min()), int(part.max())) for part in ids.split(TILE)]
 
 
-def common_factor(scales: Sequence[float]) -> float:
-    """Return the scale if there is one: the matrix product then multiplies by it at no cost."""
-    return scales[0] if len(scales) == 1 and scales[0] != 0 else 1.0
-
-
 def tiled_forward(
-    queries: Tensor,
-    keys: Tensor | None,
-    query_ids: Tensor | None,
-    key_ids: Tensor | None,
-    scales: Sequence[float],
-    with_mean: bool,
-) -> tuple[Tensor, Tensor]:
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    scales: Sequence[float], with_mean: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     affinity = Affinity(queries, keys, query_ids, key_ids)
     sums = plain_sums if affinity.bounded(scales) else running_sums
@@ -113,7 +102,8 @@ def plain_sums(affinity: Affinity, scales: Sequence[float], with_mean: bool) -> 
     """Return zeros, sum_j exp(a s_ij) and sum_j exp(a s_ij) s_ij, for bounded exponents."""
     total = affinity.queries.new_zeros(len(scales), len(affinity.queries))
     weighted = torch.zeros_like(total)
-    factor = common_factor(scales)
+    # The matrix product multiplies by a single scale at no cost.
+    factor = scales[0] if len(scales) == 1 and scales[0] != 0 else 1.0
     for rows, columns in affinity.tiles(triangle=affinity.symmetric):
         tile, excluded = affinity.tile(rows, columns, factor), affinity.excluded_pairs(rows, columns)
         mirrored = affinity.symmetric and rows != columns
@@ -159,19 +149,10 @@ def running_sums(affinity: Affinity, scales: Sequence[float], with_mean: bool) -
 
 
 def tiled_backward(
-    grad_lse: Tensor | None,
-    grad_mean: Tensor | None,
-    queries: Tensor,
-    keys: Tensor | None,
-    query_ids: Tensor | None,
-    key_ids: Tensor | None,
-    lse: Tensor,
-    mean: Tensor,
-    scales: Sequence[float],
-    detach_weights: bool,
-    need_queries: bool,
-    need_keys: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad_lse: Tensor | None, grad_mean: Tensor | None,
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    lse: Tensor, mean: Tensor, scales: Sequence[float], detach_weights: bool, need_queries: bool, need_keys: bool,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
     affinity = Affinity(queries, keys, query_ids, key_ids)
     terms = coefficients(grad_lse, grad_mean, lse, mean, scales, detach_weights)
@@ -193,10 +174,8 @@ def affinity_gradient(affinity: Affinity, terms: list[Coefficients], rows: slice
     """Return d loss / d s of one tile; if the queries are the keys, the sum of those of s_ij and s_ji."""
     groups = [group for term in terms for group in group_sides(term, rows, columns, affinity.symmetric)]
     alone = len(groups) == 1 and groups[0][0].beta is None
-    tile, excluded = (
-        affinity.tile(rows, columns, terms[0].scale if alone else 1.0),
-        affinity.excluded_pairs(rows, columns),
-    )
+    tile = affinity.tile(rows, columns, terms[0].scale if alone else 1.0)
+    excluded = affinity.excluded_pairs(rows, columns)
     gradient = tile if alone else affinity.buffer("gradient", rows, columns).zero_()
     for group in groups:
         parts = tile if alone else affinity.scaled(tile, group[0].scale, rows, columns)

@@ -34,13 +34,9 @@ def splits_of(blocks: int, tiles: int, device: torch.device) -> tuple[int, int]:
 
 
 def triton_forward(
-    queries: Tensor,
-    keys: Tensor | None,
-    query_ids: Tensor | None,
-    key_ids: Tensor | None,
-    scales: Sequence[float],
-    with_mean: bool,
-) -> tuple[Tensor, Tensor]:
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    scales: Sequence[float], with_mean: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     rows, keyed = Operand(queries, query_ids), None if keys is None else Operand(keys, key_ids)
     columns = keyed or rows
@@ -114,19 +110,10 @@ def launch_finish(
 
 
 def triton_backward(
-    grad_lse: Tensor | None,
-    grad_mean: Tensor | None,
-    queries: Tensor,
-    keys: Tensor | None,
-    query_ids: Tensor | None,
-    key_ids: Tensor | None,
-    lse: Tensor,
-    mean: Tensor,
-    scales: Sequence[float],
-    detach_weights: bool,
-    need_queries: bool,
-    need_keys: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad_lse: Tensor | None, grad_mean: Tensor | None,
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    lse: Tensor, mean: Tensor, scales: Sequence[float], detach_weights: bool, need_queries: bool, need_keys: bool,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
     rows, keyed = Operand(queries, query_ids), None if keys is None else Operand(keys, key_ids)
     columns = keyed or rows

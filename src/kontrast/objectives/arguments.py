@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from kontrast.errors import UsageError
 from kontrast.registry import nearest
@@ -14,24 +15,24 @@ LARGEST = 1e18
 """The largest argument, and the inverse of the smallest: products of two of them stay within float32."""
 
 
+def refuse(name: str, value: Any, allowed: str) -> NoReturn:
+    raise UsageError(f"{name} is {value!r}: {allowed}")
+
+
 def number(
-    name: str, value: Any, *, above: float | None = None, least: float | None = None, below: float = math.inf
+    name: str, value: Any, *, above: float | None = None, least: float | None = None, below: float | None = None
 ) -> float:
     """Check a finite number: more than `above`, at least `least`, less than `below`."""
-    wanted = "a finite number"
-    if above is not None:
-        wanted += f" above {above:g}"
-    if least is not None:
-        wanted += f", at least {least:g}"
-    if below < math.inf:
-        wanted += f", below {below:g}"
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number from numpy or torch
+    if getattr(value, "ndim", None) == 0:  # a number from numpy or torch
         value = value.item()
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if fits and value != 0 and not 1 / LARGEST <= abs(value) <= LARGEST:
-        raise UsageError(f"{name} is {value!r}: give a number between {1 / LARGEST:g} and {LARGEST:g}")
-    if not fits or (above is not None and value <= above) or (least is not None and value < least) or value >= below:
-        raise UsageError(f"{name} is {value!r}: give {wanted}")
+    limits = [("above", above, operator.gt), ("of at least", least, operator.ge), ("below", below, operator.lt)]
+    given = [(word, limit, compare) for word, limit, compare in limits if limit is not None]
+    finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if finite and value != 0 and not 1 / LARGEST <= abs(value) <= LARGEST:
+        refuse(name, value, f"give a number between {1 / LARGEST:g} and {LARGEST:g}")
+    if not finite or not all(compare(value, limit) for _, limit, compare in given):
+        wanted = " and ".join(f"{word} {limit:g}" for word, limit, _ in given)
+        refuse(name, value, f"give a finite number {wanted}".rstrip())
     return float(value)
 
 
@@ -45,40 +46,25 @@ def weight(name: str, value: Any) -> float:
     return number(name, value, least=0.0)
 
 
-def optional_weight(name: str, value: Any) -> float | None:
-    return None if value is None else weight(name, value)
-
-
 def whole(name: str, value: Any) -> int:
     """Check a whole number of at least 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UsageError(f"{name} is {value!r}: give a whole number, at least 0")
+        refuse(name, value, "give a whole number, at least 0")
     return value
 
 
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     """Check one of several words."""
     if value not in allowed:
-        raise UsageError(f"{name} is {value!r}: {nearest(str(value), allowed)}")
+        refuse(name, value, nearest(str(value), allowed))
     return str(value)
 
 
-def switch(name: str, value: Any) -> bool:
-    """Check true or false."""
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} is {value!r}: give true or false")
+def switch(name: str, value: Any, *words: str) -> Any:
+    """Check true or false, or one of some words."""
+    if not isinstance(value, bool) and not (isinstance(value, str) and value in words):
+        refuse(name, value, f"give {' or '.join(['true', 'false', *map(repr, words)])}")
     return value
-
-
-def switch_or(name: str, value: Any, word: str) -> bool | str:
-    """Check true, false or one word."""
-    if isinstance(value, str) and value != word:
-        raise UsageError(f"{name} is {value!r}: give true, false or {word!r}")
-    return value if value == word else switch(name, value)
-
-
-def optional_switch(name: str, value: Any) -> bool | None:
-    return None if value is None else switch(name, value)
 
 
 def bits(value: float) -> int:

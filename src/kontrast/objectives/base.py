@@ -88,7 +88,6 @@ class Objective(nn.Module):
     paper: str
     takes_bank = False
     takes_labels = False
-    no_bank = "it has no negatives to take from there"
 
     def __init__(self, *, normalize: bool = True, reduction: str = "mean"):
         super().__init__()
@@ -100,26 +99,16 @@ class Objective(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no contrast(pairs): define it and return its Terms")
 
     def forward(
-        self,
-        z: Tensor,
-        z2: Tensor | None = None,
-        *,
-        keys: Tensor | None = None,
-        bank: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> Tensor:
+        self, z: Tensor, z2: Tensor | None = None, *,
+        keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the loss, a scalar."""
         return self.terms(z, z2, keys=keys, bank=bank, labels=labels).total
 
     def terms(
-        self,
-        z: Tensor,
-        z2: Tensor | None = None,
-        *,
-        keys: Tensor | None = None,
-        bank: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> Terms:
+        self, z: Tensor, z2: Tensor | None = None, *,
+        keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
+    ) -> Terms:  # fmt: skip
         """Return the named terms, scalars whose sum is the loss. The repulsion is 0 if nothing is repelled."""
         inputs = self._check(z, z2, keys, bank, labels)
         with torch.autocast(z.device.type, enabled=False):
@@ -130,29 +119,22 @@ class Objective(nn.Module):
                 raise ValueError(f"{self}: {' and '.join(empty)} is empty; with_mean=True computes means")
             means = {name: term.mean() for name, term in terms.items() if term.ndim}
             if self.reduction != "mean":
-                means = self._scale_means(means, terms, pairs.N)
+                anchors = self._count_views(terms, self.reduction) * (pairs.N if self.reduction == "sum" else 1)
+                means = {name: mean * anchors for name, mean in means.items()}
             terms.update(average_over_ranks(means))
             if "repulsion" not in terms:
                 terms["repulsion"] = torch.zeros_like(next(iter(terms.values())))
         return terms
 
     def rows(
-        self,
-        z: Tensor,
-        z2: Tensor | None = None,
-        *,
-        keys: Tensor | None = None,
-        bank: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> Tensor:
+        self, z: Tensor, z2: Tensor | None = None, *,
+        keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the loss of each anchor of this rank [V,B], whatever the reduction; only query views have rows."""
         inputs = self._check(z, z2, keys, bank, labels)
         with torch.autocast(z.device.type, enabled=False):
             terms = self.contrast(self.pairs(inputs))
-        scalars = [name for name, term in terms.items() if not term.ndim]
-        if scalars:
-            raise ValueError(f"{self} has no loss per anchor: {' and '.join(scalars)} is a term of the whole batch")
-        V = max(len(term) for term in terms.values())
+        V = self._count_views(terms, "loss per anchor")
         # Some views may be queries in some terms only. Rows are scaled so that the mean over [V,B] stays the loss.
         padded = [nn.functional.pad(t * (V / len(t)), (0, 0, 0, V - len(t))) for t in terms.values()]
         return torch.stack(padded).sum(0)
@@ -161,21 +143,19 @@ class Objective(nn.Module):
         """Return anchors, positives and negatives, normalized if the paper does so."""
         return Pairs(inputs, normalize=self.normalize)
 
-    def _scale_means(self, means: dict[str, Tensor], terms: Terms, images: int) -> dict[str, Tensor]:
-        """Multiply all means by the number of anchors, or of views for `simclr_tf`."""
-        if len(means) < len(terms):
-            raise ValueError(f"{self} has a term of the whole batch, which has no {self.reduction}: use mean")
-        views = max(len(term) for term in terms.values())
-        factor = views * images if self.reduction == "sum" else views
-        return {name: mean * factor for name, mean in means.items()}
+    def _count_views(self, terms: dict[str, Tensor], wanted: str) -> int:
+        """Return the number of views with rows, if every term has rows."""
+        scalars = [name for name, term in terms.items() if not term.ndim]
+        if scalars:
+            raise ValueError(f"{self} has no {wanted}: {' and '.join(scalars)} is a term of the whole batch; use mean")
+        return max(len(term) for term in terms.values())
 
     def _check(
         self, z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | None, labels: Tensor | None
     ) -> Inputs:
-        if bank is not None and not self.takes_bank:
-            raise ValueError(f"{type(self).__name__} takes no bank: {self.no_bank}")
-        if labels is not None and not self.takes_labels:
-            raise ValueError(f"{type(self).__name__} takes no labels: its positives are the views of one image")
+        for name, given, taken in (("bank", bank, self.takes_bank), ("labels", labels, self.takes_labels)):
+            if given is not None and not taken:
+                raise ValueError(f"{type(self).__name__} takes no {name}: leave out {name}=")
         if labels is not None and (keys is not None or bank is not None):
             raise ValueError("labels don't go with keys or a bank, whose rows have none: give labels with z alone")
         return check_inputs(z, z2, keys, bank, labels)
@@ -197,7 +177,10 @@ def objective(name: str, **arguments: Any) -> Objective:
 
     Args:
         name: a registered name, for example `nt-xent`, `dcl` or `cacr`.
-        arguments: arguments of its class.
+        **arguments: arguments of its class.
+
+    Returns:
+        The objective, a torch module.
 
     Returns:
         The objective, an `nn.Module`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, optional_switch, positive, switch_or, weight
+from kontrast.objectives.arguments import choice, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.conditional import conditional_mean, euclidean_repulsion, rbf_repulsion
 from kontrast.objectives.pairs import Pairs
@@ -61,14 +61,17 @@ class CACR(Objective):
         self.cost, self.rbf_t = choice("cost", cost, ("euclidean", "rbf")), positive("rbf_t", rbf_t)
         self.attraction = choice("attraction", attraction, tuple(SIGNS))
         self.repulsion = choice("repulsion", repulsion, tuple(SIGNS))
-        self.detach_positive_weights = optional_switch("detach_positive_weights", detach_positive_weights)
-        self.detach_negative_weights = switch_or("detach_negative_weights", detach_negative_weights, "bank")
+        detach = detach_positive_weights
+        self.detach_positive_weights = None if detach is None else switch("detach_positive_weights", detach)
+        self.detach_negative_weights = switch("detach_negative_weights", detach_negative_weights, "bank")
 
     def contrast(self, pairs: Pairs) -> Terms:
         t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights
         detach = pairs.teacher if detach is None else detach
         attraction = pairs.reduce_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
         a, constant = 2 * SIGNS[self.repulsion] * self.t_minus, self.detach_negative_weights
+        if constant == "bank" and (self.cost == "rbf" or (not pairs.teacher and pairs.bank is None)):
+            raise ValueError("detach_negative_weights is 'bank': give keys or a bank, and cost euclidean")
         if self.cost == "rbf":
             repulsion = rbf_repulsion(pairs, self.negatives, a, self.rbf_t, constant)
         else:

@@ -32,21 +32,17 @@ def negative_statistics(pairs: Pairs, negatives: str, scale: Scale, **options: U
 def euclidean_repulsion(pairs: Pairs, negatives: str, a: float, detach: bool | str) -> Tensor:
     """Return -sum_j w_ij c_ij of each anchor, w = softmax_j(a s_ij), constant if `detach`, or for the `bank` only."""
     if isinstance(detach, str):
-        if not pairs.teacher and pairs.bank is None:
-            raise ValueError("detach_negative_weights is 'bank': give keys or a bank, or set it to true or false")
         return 2 * pairs.constant_negatives_and_same_view(a).mean - 2
     c = 2 - 2 * negative_statistics(pairs, negatives, a, with_mean=True, detach_weights=detach).mean
     cross_view = negatives == "cross-view" and not pairs.teacher and pairs.bank is None
     return pairs.sum_by_query(-c, pairs.one_way_links()) if cross_view else -c
 
 
-def rbf_repulsion(pairs: Pairs, negatives: str, a: float, t: float, detach: bool | str) -> Tensor:
+def rbf_repulsion(pairs: Pairs, negatives: str, a: float, t: float, detach: bool) -> Tensor:
     """Return log mean_i sum_j w_ij exp(-t c_ij), w = softmax_j(a s_ij), averaged over views: a scalar.
 
     If w is constant, the gradient of the log of the sum over j is 2t times that of the mean at the scale a + 2t.
     """
-    if isinstance(detach, str):
-        raise ValueError(f"detach_negative_weights is {detach!r}: with cost rbf give true or false")
     rows = negative_statistics(pairs, negatives, [a + 2 * t, a], with_mean=detach, detach_weights=detach)
     value = rows.lse[0] - rows.lse[1]
     if detach:

@@ -9,13 +9,14 @@ import contextlib
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kontrast import distributed
 from kontrast.kernels.dense import in_torch_func
+from kontrast.kernels.row_statistics import describe, refuse
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -32,34 +33,28 @@ class Inputs(NamedTuple):
 
 
 def check_inputs(
-    z: Tensor,
-    z2: Tensor | None = None,
-    keys: Tensor | None = None,
-    bank: Tensor | None = None,
-    labels: Tensor | None = None,
-) -> Inputs:
+    z: Tensor, z2: Tensor | None = None,
+    keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
+) -> Inputs:  # fmt: skip
     """Return the tensors as [V,B,D], [W,B,D], [M,D] and [B], or raise ValueError."""
+    for name, rows in (("z", z), ("z2", z2), ("keys", keys), ("bank", bank)):
+        if rows is not None and not (isinstance(rows, Tensor) and rows.is_floating_point()):
+            refuse(name, rows, "a floating point tensor")
     z = stack_views(z, z2, with_keys=keys is not None)
     V, B, D = z.shape
-    if D == 0:
-        raise ValueError(f"z has shape {list(z.shape)}: give a width of at least 1")
     if B * distributed.world() < 2:
-        raise ValueError(f"z holds {B} image (shape {list(z.shape)}): give at least 2, an image and another to repel")
+        refuse("z", z, "at least 2 images, one and another to repel")
     if keys is not None:
-        check_floating("keys", keys)
         keys = (keys[None] if keys.ndim == 2 else keys).detach()
-        if keys.ndim != 3 or keys.shape[0] == 0 or keys.shape[1:] != (B, D):
-            raise ValueError(f"keys has shape {list(keys.shape)}: give [W,{B},{D}], the images and width of z")
-        if V > 1 and keys.shape[0] == 1:
-            raise ValueError(f"z has {V} views and there is one key view, of the first: give keys of at least 2 views")
+        if keys.ndim != 3 or keys.shape[1:] != (B, D) or keys.shape[0] < min(V, 2):
+            refuse("keys", keys, f"[W,{B},{D}], the images and width of z, with W at least {min(V, 2)}")
     if bank is not None:
-        check_floating("bank", bank)
-        if bank.ndim != 2 or bank.shape[0] == 0 or bank.shape[1] != D:
-            raise ValueError(f"bank has shape {list(bank.shape)}: give [M,{D}], the width of z, with at least one row")
         bank = bank.detach()
+        if bank.ndim != 2 or bank.shape[0] == 0 or bank.shape[1] != D:
+            refuse("bank", bank, f"[M,{D}], the width of z, with at least one row")
     if labels is not None:
         if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.shape != (B,):
-            raise ValueError(f"labels is {describe(labels)}: give integers of shape [{B}], one label per image")
+            refuse("labels", labels, f"integers of shape [{B}], one label per image")
         labels = labels.long()
     for name, rows in (("z", z), ("keys", keys), ("bank", bank)):
         if rows is not None and may_read_values(rows) and not all_finite(rows):
@@ -70,28 +65,17 @@ def check_inputs(
 
 def stack_views(z: Tensor, z2: Tensor | None, with_keys: bool) -> Tensor:
     """Return [V,B,D] from z [V,B,D], from two views [B,D], or, with keys, from one view [B,D]."""
-    check_floating("z", z)
     if z2 is not None:
-        check_floating("z2", z2)
         if z.ndim != 2 or z.shape != z2.shape or z.dtype != z2.dtype or z.device != z2.device:
-            raise ValueError(f"z is {describe(z)} and z2 {describe(z2)}: give two of the same shape [B,D] and type")
+            refuse("z2", z2, f"two tensors of the same shape [B,D] and type; z is {describe(z)}")
         z = torch.stack([z, z2])
     elif z.ndim == 2 and with_keys:
         z = z[None]
-    if z.ndim != 3 or z.shape[0] == 0:
-        raise ValueError(f"z has shape {list(z.shape)}: give [views, images, width], or two tensors [images, width]")
+    if z.ndim != 3 or 0 in z.shape:
+        refuse("z", z, "[views, images, width], none of them 0, or two tensors [images, width]")
     if z.shape[0] == 1 and not with_keys:
-        raise ValueError(f"z holds one view (shape {list(z.shape)}): give at least 2, or a teacher's as keys=")
+        refuse("z", z, "at least 2 views, or a teacher's as keys=")
     return z
-
-
-def check_floating(name: str, x: Any) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise ValueError(f"{name} is {describe(x)}: give a floating point tensor")
-
-
-def describe(x: Any) -> str:
-    return f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def check_equal_on_ranks(z: Tensor) -> None:

@@ -42,14 +42,9 @@ class SimAffinity(Objective):
     takes_bank = True
 
     def __init__(
-        self,
-        temperature: float = 0.5,
-        symmetry_weight: float = 0.01,
-        *,
-        symmetric: bool = False,
-        symmetry_on_scaled: bool = True,
-        normalize_by_n: bool = False,
-    ):
+        self, temperature: float = 0.5, symmetry_weight: float = 0.01, *,
+        symmetric: bool = False, symmetry_on_scaled: bool = True, normalize_by_n: bool = False,
+    ):  # fmt: skip
         super().__init__()
         self.temperature = positive("temperature", temperature)
         self.symmetry_weight = weight("symmetry_weight", symmetry_weight)

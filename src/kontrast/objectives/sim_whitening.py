@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, optional_weight
+from kontrast.objectives.arguments import choice, weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs, unit
@@ -43,22 +43,14 @@ class SimWhitening(SimAffinity):
 
     paper = "UniCLR, equations 2 and 6"
     takes_bank = False
-    no_bank = "the rows of a bank are not whitened with the batch"
 
     def __init__(
-        self,
-        temperature: float = 0.5,
-        symmetry_weight: float = 0.01,
-        ridge: float | None = None,
-        *,
-        variant: str = "paper",
-        symmetric: bool = False,
-        symmetry_on_scaled: bool = True,
-        normalize_by_n: bool = False,
-    ):
+        self, temperature: float = 0.5, symmetry_weight: float = 0.01, ridge: float | None = None, *,
+        variant: str = "paper", symmetric: bool = False, symmetry_on_scaled: bool = True, normalize_by_n: bool = False,
+    ):  # fmt: skip
         options = {"symmetry_on_scaled": symmetry_on_scaled, "normalize_by_n": normalize_by_n}
         super().__init__(temperature, symmetry_weight, symmetric=symmetric, **options)
-        self.ridge = optional_weight("ridge", ridge)
+        self.ridge = None if ridge is None else weight("ridge", ridge)
         self.variant = choice("variant", variant, ("paper", "mocov3"))
 
     def scale(self, pairs: Pairs) -> float:

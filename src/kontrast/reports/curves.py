@@ -35,15 +35,16 @@ NOTES = {
     "lr": "The learning rate that the schedule gave the optimizer.",
     "images_per_second": "Training images per second; all views of an image count as one.",
 }
+ACCURACY_NOTE = "The share of test images classified correctly, measured during training."
 BELOW_ZERO = (
-    "A loss below zero is normal, since not every loss is bounded by 0. DCL, for example, leaves the positive out of "
+    " A loss below zero is normal, since not every loss is bounded by 0. DCL, for example, leaves the positive out of "
     "the denominator and is bounded by −2/τ + log(number of negatives)."
 )
 UNITS = {"lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds",
          "conditional_entropy": "H(X⁻|X) (nats)"}  # fmt: skip
 FIRST = ("loss", "attraction", "repulsion")
 LAST = ("lr", "images_per_second")
-LIMIT = "_max"
+LIMIT = "_max"  # "conditional_entropy_max" is the largest possible value of "conditional_entropy"
 POSITION_KEYS = ("step", "epoch", "time", "version")
 
 Metrics = dict[str, tuple[list[float], list[float]]]
@@ -64,15 +65,8 @@ def curve_plots(runs: list[ReportedRun], references: dict[str, list[dict[str, An
             for number, (run, metrics) in enumerate(zip(runs, measured))
             if key in metrics
         ]
-        dashed = references.get(key, []) if len(runs) == 1 else []
-        plots.append(_plot(key, series, dashed + _limits(key, measured), measured))
+        plots.append(_plot(key, series, references.get(key, []) if len(runs) == 1 else [], measured))
     return plots
-
-
-def _limits(key: str, measured: list[Metrics]) -> list[dict[str, Any]]:
-    """Return the largest possible value of a metric (`conditional_entropy_max`) as a dashed line."""
-    limits = {metrics[key + LIMIT][1][-1] for metrics in measured if key + LIMIT in metrics}
-    return [{"y": _short(value), "label": "maximum"} for value in sorted(limits)]
 
 
 def thin(x: list[float], y: list[float], limit: int) -> dict[str, list[float | None]]:
@@ -114,19 +108,6 @@ def _half_up(value: float, form: str) -> str:
         return format(decimal.Decimal(value), form)
 
 
-def is_plot(plot: Any) -> bool:
-    """Whether it can be drawn: it has labels, and each series has columns of equal length with numbers in them."""
-    try:
-        columns = [
-            (one["x"], one["y"], one.get("low") or one["y"], one.get("high") or one["y"]) for one in plot["series"]
-        ]
-        equal = all(isinstance(c, list) and len(c) == len(four[0]) > 0 for four in columns for c in four)
-        numbers = all(any(map(is_finite, c)) for four in columns for c in four)
-        return bool(columns and equal and numbers and plot["title"] and plot["x"]["label"] and plot["y"]["label"])
-    except (KeyError, TypeError, AttributeError):
-        return False
-
-
 def is_accuracy(key: str) -> bool:
     return key.startswith(ACCURACIES) or key.endswith("accuracy")
 
@@ -146,7 +127,8 @@ def _metrics_of(run: ReportedRun) -> Metrics:
 
 def _positions(lines: list[dict[str, Any]]) -> list[float | None]:
     """Return the position of each line in epochs. If many lines have the same whole epoch, their steps divide it."""
-    training = [line for line in lines if _trains(line) and all(is_finite(line.get(key)) for key in ("epoch", "step"))]
+    steps_of_training = [line for line in lines if "loss" in line or "images_per_second" in line]
+    training = [line for line in steps_of_training if is_finite(line.get("epoch")) and is_finite(line.get("step"))]
     starts: dict[float, float] = {}
     for line in training:
         starts[line["epoch"]] = min(line["step"], starts.get(line["epoch"], math.inf))
@@ -168,29 +150,23 @@ def _plot(
 ) -> dict[str, Any]:
     accuracy = is_accuracy(key)
     values = [v for metrics in measured if key in metrics for v in metrics[key][1] if math.isfinite(v)]
+    limits = [metrics[key + LIMIT][1][-1] for metrics in measured if key in metrics and key + LIMIT in metrics]
     log = key not in LAST and not accuracy and min(values) > 0 and max(values) / min(values) > 1000
     label = "accuracy" if accuracy else UNITS.get(key, NAMES.get(key, key.replace("_", " ")))
     return {
         "id": key,
-        "title": _title(key, series, [_last(measured[one["run"]], key + LIMIT) for one in series]),
-        "note": _note(key, min(values)),
+        "title": _title(key, series, limits),
+        "note": ACCURACY_NOTE if accuracy else NOTES.get(key, "") + BELOW_ZERO * (key == "loss" and min(values) < 0),
         "kind": "line",
         "x": {"label": "epoch", "zero": True, "whole": True},
         "y": {"label": label, "format": "percent" if accuracy else "number", "log": log, "zero": key in LAST},
         "series": series,
-        "references": references,
+        "references": references + [{"y": _short(limit), "label": "maximum"} for limit in sorted(set(limits))],
     }
 
 
-def _note(key: str, lowest: float) -> str:
-    """Return what the metric means, and that a loss below zero is normal."""
-    if is_accuracy(key):
-        return "The share of test images classified correctly, measured during training."
-    return f"{NOTES['loss']} {BELOW_ZERO}" if key == "loss" and lowest < 0 else NOTES.get(key, "")
-
-
-def _title(key: str, series: list[dict[str, Any]], limits: list[float | None]) -> str:
-    """Return a title that says what the plot shows. `limits` are the largest possible values, or None, per run."""
+def _title(key: str, series: list[dict[str, Any]], limits: list[float]) -> str:
+    """Return a title that says what the plot shows. `limits` are the largest possible values of runs that have one."""
     name = NAMES.get(key, key.replace("_", " "))
     name = name[:1].upper() + name[1:] if key != "knn" else name
     text = percent if is_accuracy(key) else number
@@ -199,9 +175,8 @@ def _title(key: str, series: list[dict[str, Any]], limits: list[float | None]) -
         if is_accuracy(key):
             best = max(range(len(series)), key=lambda i: ends[i][1])
             return f"{name} accuracy: “{shorten(series[best]['name'])}” ends highest, at {text(ends[best][1])}"
-        shares = [end / limit for (_, end), limit in zip(ends, limits) if limit]
-        if len(shares) == len(series):
-            best = max(range(len(series)), key=shares.__getitem__)
+        if len(limits) == len(series) and all(limits):
+            best = max(range(len(series)), key=lambda i: ends[i][1] / limits[i])
             return f"{name}: “{shorten(series[best]['name'])}” ends nearest its maximum, at {text(ends[best][1])} nats"
         return name if key in LAST else f"{name}: {_movement(series)}"
     (first, last), peak = ends[0], max(v for v in series[0]["y"] if v is not None)
@@ -226,10 +201,6 @@ def _movement(series: list[dict[str, Any]]) -> str:
     return f"{low} to {high} in {len(series)} runs" if low != high else f"{low} in each of {len(series)} runs"
 
 
-def _last(metrics: Metrics, key: str) -> float | None:
-    return metrics[key][1][-1] if key in metrics else None
-
-
 def _ends(values: list[float | None]) -> tuple[float, float]:
     good = [v for v in values if v is not None]
     return good[0], good[-1]
@@ -241,10 +212,6 @@ def _rank(key: str) -> tuple[int, int]:
     if key in FIRST:
         return 1, FIRST.index(key)
     return (3, LAST.index(key)) if key in LAST else (2, 0)
-
-
-def _trains(line: dict[str, Any]) -> bool:
-    return "loss" in line or "images_per_second" in line
 
 
 def _short(value: float) -> float | None:

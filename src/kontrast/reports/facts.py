@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import shlex
 from typing import Any
 
 from kontrast.reports.run_files import ReportedRun, is_finite, shorten
 
-LABELS = {
-    "command": "command",
-    "device": "device",
-    "seed": "seed",
-    "seconds": "time",
-    "started": "started",
-    "finished": "finished",
-    "status": "status",
-    "data": "data",
-    "versions": "versions",
-}
+ORDER = ("command", "device", "seed", "seconds", "started", "finished", "data", "versions")
 HIDDEN = ("version", "data_place", "first_checkpoint")  # a page is shared: it must not show paths of this machine
 
 
 def title(runs: list[ReportedRun]) -> str:
     """Return the page's title: the objective and the data if they are known, else the folder's name."""
-    if not runs:
-        return "kontrast"
-    if len(runs) > 1:
+    if len(runs) != 1:
         sources = {_source(run) for run in runs}
-        same = len(sources) == 1 and None not in sources
-        return f"{len(runs)} runs on {sources.pop()}" if same else f"{len(runs)} runs"
+        return f"{len(runs)} runs" + (f" on {sources.pop()}" if len(sources) == 1 and None not in sources else "")
     objective, source = runs[0].setting("objective", "name"), _source(runs[0])
     return f"{objective} on {source}" if objective and source else str(objective or runs[0].name)
 
 
 def summary(run: ReportedRun) -> str:
     """Return the line under the title: encoder, length, data, device and time."""
-    info = run.info.get("data")
-    data = info if isinstance(info, dict) else {}
-    images = data.get("train") or data.get("images") or data.get("count")
-    seconds = run.info.get("seconds")
+    images, seconds = _data(run).get("images"), run.info.get("seconds")
     parts = [
         run.setting("encoder", "name"),
         trained_length(run),
         f"{images:,} training images" if isinstance(images, int) else None,
         run.info.get("device"),
-        duration(seconds) if isinstance(seconds, int | float) else None,
+        duration(seconds) if is_finite(seconds) else None,
     ]
     return " · ".join(shorten(part).replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
 
@@ -63,21 +45,15 @@ def trained_length(run: ReportedRun) -> str | None:
 def facts(run: ReportedRun) -> list[list[str]]:
     """Return pairs of label and value, the well-known ones first; a table in run.json becomes one line."""
     info = {key: value for key, value in run.info.items() if key not in HIDDEN and value not in (None, "", [], {})}
-    tools = {name: info.pop(name) for name in ("kontrast", "torch", "python") if isinstance(info.get(name), str)}
-    if tools:
-        info.setdefault("versions", tools)
-    info.setdefault("seed", run.recipe.get("seed", ""))
-    order = [key for key in LABELS if key in info] + [key for key in info if key not in LABELS]
+    info["versions"] = {name: info.pop(name) for name in ("kontrast", "torch", "python") if name in info}
+    info["seed"] = run.recipe.get("seed")
     rows = [["folder", run.name]]
-    for key in order:
-        value = info[key]
-        if isinstance(value, dict):
-            text = ", ".join(f"{name} {_format(name, inner)}" for name, inner in value.items() if inner is not None)
-        else:
-            text = _format(key, value)
-        if value != "":
-            rows.append([LABELS.get(key, key.replace("_", " ")), text])
-    return [[shorten(label), value[:2000]] for label, value in rows]
+    for key in sorted(info, key=lambda key: ORDER.index(key) if key in ORDER else len(ORDER)):
+        parts = info[key].items() if isinstance(info[key], dict) else [("", info[key])]
+        text = ", ".join(f"{name} {_format(name or key, part)}".strip() for name, part in parts if part is not None)
+        if text:
+            rows.append(["time" if key == "seconds" else shorten(key.replace("_", " ")), text[:2000]])
+    return rows
 
 
 def differences(runs: list[ReportedRun]) -> list[list[str]]:
@@ -97,24 +73,23 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
+def _data(run: ReportedRun) -> dict[str, Any]:
+    data = run.info.get("data")
+    return data if isinstance(data, dict) else {}
+
+
 def _source(run: ReportedRun) -> str | None:
     """Return the name of the run's data without its folder."""
-    data = run.info.get("data")
-    name = data.get("name") if isinstance(data, dict) else None
-    source = name or run.setting("data", "source")
+    source = _data(run).get("name") or run.setting("data", "source")
     return shorten(str(source).rstrip("/").rpartition("/")[2]) if source else None
 
 
 def _format(key: str, value: Any) -> str:
-    if key == "command" and isinstance(value, list):
-        return shlex.join(map(str, value))
-    if key == "seconds" and isinstance(value, int | float):
+    if key == "seconds" and is_finite(value):
         return duration(value)
-    if key in ("started", "finished") and isinstance(value, int | float) and value > 1e8:
-        return datetime.datetime.fromtimestamp(value, datetime.UTC).isoformat(" ", "seconds")
-    if key in ("started", "finished") and isinstance(value, str):
-        return value.replace("T", " ", 1)
-    if isinstance(value, bool) or value is None or isinstance(value, list | dict):
+    if key in ("started", "finished"):
+        return str(value).replace("T", " ", 1)
+    if isinstance(value, bool | list | dict):
         return json.dumps(value, ensure_ascii=False)
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 and key != "seed" else str(value)
 

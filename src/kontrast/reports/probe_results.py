@@ -13,11 +13,8 @@ from kontrast.reports.run_files import ReportedRun, is_number, shorten
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
 CONTROLS = {"pixels": "raw pixels", "untrained": "the same encoder untrained"}
 PROBES = {"knn": "kNN", "linear": "linear probe", "logistic": "logistic probe", "finetune": "fine-tuned"}
-METHODS = {
-    "knn": "by nearest neighbors",
-    "linear": "with a linear layer on top",
-    "logistic": "with a linear layer on top",
-}
+LINEAR = "with a linear layer on top"
+METHODS = {"knn": "by nearest neighbors", "linear": LINEAR, "logistic": LINEAR}
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t of a 95% interval for 1 to 10 degrees of freedom. More seeds use the last value, a little too wide."""
 
@@ -34,12 +31,9 @@ def result_groups(runs: list[ReportedRun]) -> list[dict[str, Any]]:
             group["rows"].append(_row(index, probe))
             other = _protocol_value(probe, "data") or len({_protocol_value(p, "labels") for p in run.probes}) > 1
             group["chance"] = None if other else chance
-    order = list(FEATURES)
     for group in groups.values():
-        group["rows"] = _with_means(group["rows"])
-        group["rows"].sort(
-            key=lambda row: (order.index(row["features"]) if row["features"] in order else 9, row["run"])
-        )
+        order = lambda row: ([*FEATURES, row["features"]].index(row["features"]), row["run"])  # noqa: E731
+        group["rows"] = sorted(_with_means(group["rows"]), key=order)
     return sorted(groups.values(), key=lambda group: [*PROBES, group["probe"]].index(group["probe"]))
 
 
@@ -55,8 +49,6 @@ def references(run: ReportedRun) -> dict[str, list[dict[str, Any]]]:
 
 def verdict(runs: list[ReportedRun]) -> str:
     """Return the first sentences of the page, which say how well the training worked."""
-    if not runs:
-        return ""
     return _verdict_of_one(runs[0]) if len(runs) == 1 else _verdict_of_several(runs)
 
 
@@ -79,16 +71,13 @@ def _verdict_of_one(run: ReportedRun) -> str:
 
 def _margin(trained: dict[str, Any], control: dict[str, Any]) -> str:
     points = 100 * (trained["accuracy"] - control["accuracy"])
-    if points == 0:
-        return "That equals the better control: by this measure, training did not help."
-    if points < 0:
-        return f"That is {tenths(-points)} points below the better control: by this measure, training did not help."
+    if points <= 0:
+        below = f"is {tenths(-points)} points below" if points else "equals"
+        return f"That {below} the better control: by this measure, training did not help."
+    gained = f"{tenths(points)} points"
     if _overlap(trained, control):
-        return (
-            f"That is {tenths(points)} points above the better control, but the intervals overlap, so the difference "
-            "is not certain."
-        )
-    return f"Training gained {tenths(points)} points over the better control."
+        return f"That is {gained} above the better control, but the intervals overlap, so this is not certain."
+    return f"Training gained {gained} over the better control."
 
 
 def _overlap(higher: dict[str, Any], lower: dict[str, Any]) -> bool:
@@ -194,14 +183,11 @@ def _protocol(probe: dict[str, Any]) -> str:
     protocol = probe.get("protocol")
     if not isinstance(protocol, dict):
         return "" if protocol is None else shorten(protocol)
-    parts = [f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in protocol.items()]
-    return shorten(", ".join(parts))
+    return shorten(", ".join(f"{k} {v if isinstance(v, str) else json.dumps(v)}" for k, v in protocol.items()))
 
 
 def _count_classes(run: ReportedRun) -> int:
     """Return how many classes have images, which can be fewer than the largest label."""
     gallery = run.gallery or {}
-    present, classes = gallery.get("classes_present"), gallery.get("classes")
-    if not isinstance(classes, list):
-        return 0
-    return present if isinstance(present, int) and 0 < present <= len(classes) else len(classes)
+    classes = gallery.get("classes")
+    return gallery.get("classes_present", len(classes)) if classes else 0

@@ -20,16 +20,9 @@ from typing import Any
 
 from kontrast.reports.curves import curve_plots
 from kontrast.reports.facts import differences, facts, summary, title
-from kontrast.reports.lens_plots import lens_numbers, lens_plots, lens_weights
+from kontrast.reports.lens_plots import drop_damaged_lens, lens_numbers, lens_plots, lens_weights
 from kontrast.reports.probe_results import references, result_groups, verdict
-from kontrast.reports.run_files import (
-    ReportedRun,
-    ReportError,
-    make_names_distinct,
-    read_run,
-    shorten,
-    write_atomic,
-)
+from kontrast.reports.run_files import ReportedRun, ReportError, make_names_distinct, read_run, shorten, write_atomic
 from kontrast.reports.study_tables import read_study
 
 SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "weights.js", "page.js")
@@ -61,10 +54,8 @@ def report(
         'report.html'
     """
     folders = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
-    if not folders and study is None:
-        raise ReportError("a report needs at least one run folder")
-    if out is None and len(folders) != 1:
-        raise ReportError("a report of several runs needs a page to write: give --out PAGE.html")
+    if (not folders and study is None) or (out is None and len(folders) != 1):
+        raise ReportError(f"got {len(folders)} runs: give at least one run, and --out PAGE.html for several")
     read = [read_run(folder) for folder in folders]
     make_names_distinct(read)
     page = render(payload(read, read_study(Path(study)) if study else None))
@@ -73,6 +64,8 @@ def report(
 
 def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dict[str, Any]:
     """Collect everything that the page shows."""
+    for run in runs:
+        drop_damaged_lens(run)
     with_gallery = [run for run in runs if run.gallery][:MAX_GALLERIES]
     budget = PICTURE_BYTES // max(1, len(with_gallery))
     return {
@@ -121,16 +114,13 @@ def render(data: dict[str, Any]) -> bytes:
 
 def _gallery(run: ReportedRun, budget: int) -> dict[str, Any] | None:
     """Return the run's map and neighbors with short names and the sprite as a data address."""
-    gallery = dict(run.gallery or {})
-    sprite = _sprite_address(run.sprite, budget)
+    gallery, sprite = run.gallery or {}, _sprite_address(run.sprite, budget)
     if sprite is None:
         run.problems.append("gallery.png is damaged, so the map and the neighbors can't be shown.")
         return None
-    for key in ("points", "queries"):
-        gallery[key] = [_with_short_names(entry) for entry in gallery[key]]
+    entries = {key: [_with_short_names(entry) for entry in gallery[key]] for key in ("points", "queries")}
     classes = gallery.get("classes")
-    gallery["classes"] = [shorten(name) for name in classes] if isinstance(classes, list) else None
-    return {**gallery, "sprite": sprite}
+    return {**gallery, **entries, "classes": classes and [shorten(name) for name in classes], "sprite": sprite}
 
 
 def _with_short_names(entry: dict[str, Any]) -> dict[str, Any]:
@@ -142,12 +132,12 @@ def _with_short_names(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _sprite_address(sprite: bytes, budget: int) -> str | None:
     """Return the sprite as a data address within the budget: as it is, or as WebP of lower and lower quality."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(io.BytesIO(sprite), formats=["PNG"]) as opened:
             picture = opened.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+    except (OSError, ValueError, Image.DecompressionBombError):
         return None
     kind, content = "png", sprite
     for quality in (90, 75, 50, 25, 5):
