@@ -157,7 +157,7 @@ def test_timm_models_by_name():
         ("resnet-18", {"stm": "cifar"}, "'stem'"),
         ("resnet-18", {"stem": "cifr"}, "'cifar'"),
         ("resnet-18", {"channels": 0}, "channels = 0"),
-        ("torchvison:resnet18", {}, "'torchvision'"),
+        ("torchvison:resnet18", {}, "torchvision:NAME"),
         ("vit-tiny", {"size": 30}, "size = 30.* 4"),
         ("small-alexnet", {"size": 8}, "size = 8.* 15"),
         ("small-conv", {"width": 12}, "width = 12.* 8"),

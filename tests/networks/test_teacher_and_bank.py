@@ -112,5 +112,5 @@ def test_keys_may_be_added_before_the_backward_pass():
 
 
 def test_keys_of_another_width_are_an_error():
-    with pytest.raises(ValueError, match=r"\[2, 4\].*3"):
+    with pytest.raises(RuntimeError, match=r"shape: 3 .*shape: 4"):
         MemoryBank(6, 3).enqueue(torch.randn(2, 4))

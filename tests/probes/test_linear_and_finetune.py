@@ -188,7 +188,7 @@ def test_the_interval_is_the_bootstrap_over_images():
 
 def test_a_result_is_one_json_line():
     found = linear(*blobs(), dataclasses.replace(PROTOCOLS["moco"], epochs=2))
-    line = found.to_json()
+    line = json.dumps(found.to_dict())
     back = json.loads(line)
     assert "\n" not in line and back["accuracy"] == found.accuracy and back["low"] <= back["accuracy"] <= back["high"]
     assert back["protocol"]["lr"] == 30.0 and back["n"] == 300

@@ -182,7 +182,7 @@ def test_digits_are_never_mirrored():
         ({"jitter": (0.4, 0.4, 0.4)}, "jitter"),
         ({"jitter": (0.4, 0.4, 0.4, 0.7)}, "hue"),
         ({"std": (0.0,)}, "std"),
-        ({"interpolation": "nearest"}, "interpolation is nearest.*bicubic"),
+        ({"interpolation": "nearest"}, "interpolation is .nearest.*bicubic"),
         ({"implementation": "cuda"}, "implementation is cuda.*triton"),
     ],
 )
@@ -194,7 +194,7 @@ def test_bad_settings(arguments, message):
 def test_views_of_one_call_must_share_some_fields():
     with pytest.raises(UsageError, match="mean"):
         Views([Policy(), Policy(mean=(0.5,))])
-    with pytest.raises(UsageError, match="at least one policy"):
+    with pytest.raises(UsageError, match="no policy"):
         Views([])
 
 

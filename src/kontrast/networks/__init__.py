@@ -5,32 +5,14 @@
 
 from kontrast.networks import convn, heads, resnet, small_alexnet, small_conv, vit  # noqa: F401  (importing registers)
 from kontrast.networks.bank import MemoryBank
+from kontrast.networks.batch_norm import smallest_batch
 from kontrast.networks.catalog import ENCODERS, HEADS, PREDICTORS, Encoder, Head, encoder, head, predictor
-from kontrast.networks.split_batch_norm import (
-    SplitBatchNorm,
-    convert_split_batch_norm,
-    shuffle,
-    smallest_batch,
-    unshuffle,
-)
+from kontrast.networks.split_batch_norm import SplitBatchNorm, convert_split_batch_norm, shuffle, unshuffle
 from kontrast.networks.sync_batch_norm import synchronize_batch_norm
 from kontrast.networks.teacher import Teacher
 
 __all__ = [
-    "ENCODERS",
-    "HEADS",
-    "PREDICTORS",
-    "Encoder",
-    "Head",
-    "MemoryBank",
-    "SplitBatchNorm",
-    "Teacher",
-    "convert_split_batch_norm",
-    "encoder",
-    "head",
-    "predictor",
-    "shuffle",
-    "smallest_batch",
-    "synchronize_batch_norm",
+    "ENCODERS", "HEADS", "PREDICTORS", "Encoder", "Head", "MemoryBank", "SplitBatchNorm", "Teacher",
+    "convert_split_batch_norm", "encoder", "head", "predictor", "shuffle", "smallest_batch", "synchronize_batch_norm",
     "unshuffle",
-]
+]  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kontrast.networks.catalog import check_whole
+from kontrast.networks.checks import check_whole
 
 
 class MemoryBank(nn.Module):
@@ -50,8 +50,6 @@ class MemoryBank(nn.Module):
     def enqueue(self, keys: Tensor) -> None:
         """Overwrite the oldest rows with keys [B,D]. If there are more than M keys, the last M remain."""
         size, count = len(self.rows), len(keys)
-        if keys.ndim != 2 or keys.shape[1] != self.rows.shape[1]:
-            raise ValueError(f"keys have shape {list(keys.shape)}, the bank needs [B, {self.rows.shape[1]}]")
         skipped = max(0, count - size)
         keys = keys[skipped:].detach().to(self.rows.dtype)
         keys = functional.normalize(keys, dim=1) if self.normalize else keys

@@ -24,18 +24,14 @@ class AnyBatchNorm(BatchNorm):
         """Move the running statistics toward those of each batch in turn, both [batches, channels]."""
         if self.running_mean is None:
             return
-        self.num_batches_tracked.add_(len(means))
-        for running, found in ((self.running_mean, means), (self.running_var, variances)):
-            for later, batch in zip(range(len(found))[::-1], found):
-                running.lerp_(batch.to(running.dtype), self.running_share(later))
-
-    def running_share(self, later: int) -> float | Tensor:
-        """Return the share of a batch that `later` batches came after: torch's momentum or, if that is None, the one
-        that makes the running statistics the average of all batches."""
-        if self.momentum is not None:
-            return self.momentum
-        assert self.running_mean is not None
-        return (self.num_batches_tracked - later).to(self.running_mean.dtype).reciprocal()
+        kind, count = self.running_mean.dtype, len(means)
+        self.num_batches_tracked.add_(count)
+        for i, (mean, variance) in enumerate(zip(means.to(kind), variances.to(kind)), 1):
+            share: Any = self.momentum
+            if share is None:  # torch's running statistics are then the average of all batches
+                share = (self.num_batches_tracked - (count - i)).to(kind).reciprocal()
+            self.running_mean.lerp_(mean, share)
+            self.running_var.lerp_(variance, share)
 
 
 def replace_batch_norm(module: Module, kind: type[AnyBatchNorm]) -> Module:
@@ -48,3 +44,14 @@ def replace_batch_norm(module: Module, kind: type[AnyBatchNorm]) -> Module:
     for name, child in list(module.named_children()):
         module.add_module(name, replace_batch_norm(child, kind))
     return module
+
+
+def smallest_batch(module: nn.Module) -> int:
+    """Return the fewest images that a training step needs: two per split of a batch norm, one without batch norm.
+
+    Example:
+        >>> smallest_batch(nn.BatchNorm1d(3)), smallest_batch(nn.Linear(3, 3))
+        (2, 1)
+    """
+    needs = [2 * getattr(m, "splits", 1) for m in module.modules() if isinstance(m, BatchNorm)]
+    return max(needs, default=1)

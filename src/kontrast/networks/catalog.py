@@ -5,18 +5,18 @@ N images, C channels, h x w pixels, F width of the representation that probes re
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
 
 from kontrast.errors import UsageError
+from kontrast.networks.checks import check_whole
+from kontrast.networks.external import LIBRARIES, build_external
 from kontrast.registry import Registry
 
-EXTERNAL = "timm:NAME and torchvision:NAME are encoders of those libraries"
-
-ENCODERS = Registry(  # [N,C,h,w] -> [N,F]
-    "encoder", hints=dict.fromkeys(("", "timm", "torchvision"), EXTERNAL), given=("channels", "size")
-)
+EXTERNAL = dict.fromkeys(("", *LIBRARIES), "timm:NAME and torchvision:NAME are encoders of those libraries")
+ENCODERS = Registry("encoder", hints=EXTERNAL, given=("channels", "size"))  # [N,C,h,w] -> [N,F]
 HEADS = Registry("head", given=("inputs",))  # [N,F] -> [N,D]
 PREDICTORS = Registry("predictor", given=("inputs",))  # [N,D] -> [N,D]
 
@@ -65,9 +65,7 @@ def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -
     check_whole("channels", channels)
     check_whole("size", size)
     library, colon, model = name.partition(":")
-    if colon:
-        from kontrast.networks.external import build_external
-
+    if colon and library in LIBRARIES:
         module: Encoder = build_external(library, model, channels=channels, size=size, **arguments)
     else:
         module = _build(ENCODERS, name, arguments, channels=channels, size=size)
@@ -132,10 +130,9 @@ def _build(registry: Registry, name: str, arguments: dict[str, Any], **given: in
     return module
 
 
-def check_whole(name: str, value: Any, *, multiple: int = 1, most: int | None = None) -> int:
-    """Return the value if it is a positive whole number, a multiple of `multiple` and at most `most`."""
-    allowed = isinstance(value, int) and not isinstance(value, bool) and value > 0 and value % multiple == 0
-    if not allowed or (most is not None and value > most):
-        kind = "whole number of at least 1" if multiple == 1 else f"multiple of {multiple}"
-        raise UsageError(f"{name} = {value!r}: give a {kind}" + (f" and at most {most}" if most else ""))
-    return value
+def register_sizes(network: type[nn.Module], sizes: dict[str, tuple[Any, ...]]) -> None:
+    """Register an encoder under several names, each with its own values of the first arguments."""
+    for name, arguments in sizes.items():
+        entry: Any = partial(network, *arguments)
+        entry.__name__, entry.__doc__ = network.__name__, network.__doc__
+        ENCODERS.register(name)(entry)

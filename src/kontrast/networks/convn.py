@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from kontrast.errors import UsageError
 from kontrast.networks.catalog import ENCODERS, HEADS
+from kontrast.networks.checks import check_whole
 
 LARGEST_MULTIPLIER = 1000
 KERAS: dict[str, Any] = {"momentum": 0.01, "eps": 1e-3}  # Keras' momentum 0.99 is torch's 1 - 0.99
@@ -26,8 +27,7 @@ class ConvN(nn.Module):
 
     def __init__(self, channels: int = 3, size: int = 32, multiplier: float = 1.0):
         super().__init__()
-        if size < 15:
-            raise UsageError(f"size = {size}: convn needs images of at least 15 pixels")
+        check_whole("size", size, least=15)
         usable = isinstance(multiplier, int | float) and not isinstance(multiplier, bool)
         if not usable or not 1 / 32 <= multiplier <= LARGEST_MULTIPLIER:
             raise UsageError(f"multiplier = {multiplier!r}: give a number from 1/32 to {LARGEST_MULTIPLIER}")

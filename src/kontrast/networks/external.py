@@ -5,15 +5,13 @@ Weights are random and nothing is downloaded. [N,C,h,w] -> [N,F], without the mo
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kontrast.errors import EnvironmentFault, UsageError
-from kontrast.networks.catalog import Encoder
-from kontrast.registry import nearest
+from kontrast.networks.checks import check_choice
 
 LIBRARIES = ("timm", "torchvision")
 FORBIDDEN = ("pretrained", "weights", "checkpoint", "cache", "file", "url", "hub")
@@ -22,60 +20,51 @@ AUXILIARY = ("googlenet", "inception_v3")
 """Models of torchvision whose auxiliary classifiers give several outputs in training."""
 
 
-def build_external(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> Encoder:
+def build_external(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> Any:
     """Build the named model of a library without its classifier and set its `width`."""
-    if library not in LIBRARIES:
-        raise UsageError(f"unknown library {library!r} in {library}:{name}: {nearest(library, LIBRARIES)}")
-    if not re.fullmatch(r"[\w.-]+", name):  # timm would download hf-hub:someone/x and open local-dir:/x
-        raise UsageError(f"{library}:{name} is not the name of a model: write {library}:NAME")
     if loading := [key for key in arguments if any(word in key for word in FORBIDDEN)]:
         raise UsageError(f"{library}:{name} can't have {loading[0]}: weights are random, nothing is loaded")
     builder = from_timm if library == "timm" else from_torchvision
     try:
-        return builder(name, channels, size, arguments)
+        model = builder(name, channels, size, arguments)
+        model.width = measure_width(model, channels, size)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         # Other code reports a lack of memory; any other RuntimeError means that the image is too small to shrink.
         if isinstance(error, UsageError) or "alloc" in str(error).lower():
             raise
         reason = " ".join(str(error).split())
         raise UsageError(f"{library}:{name} can't be built with {arguments} at {size} pixels: {reason}") from error
+    return model
 
 
-def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) -> Encoder:
+def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) -> Any:
     try:
         import timm
     except ImportError as error:
         raise EnvironmentFault(f"timm:{name} needs timm: pip install timm") from error
-    if not timm.is_model(name):
-        raise UsageError(f"timm has no model {name!r}: {shorten_hint(nearest(name, timm.list_models()))}")
+    # timm would download hf-hub:someone/x and open local-dir:/x; only names in its own list pass.
+    check_choice("timm model", name.partition(".")[0], timm.list_models())
     arguments = {"pretrained": False, "num_classes": 0, "in_chans": channels, **arguments}
     try:
-        model: Any = timm.create_model(name, img_size=size, **arguments)
+        return timm.create_model(name, img_size=size, **arguments)
     except TypeError:  # convolutional models take no img_size
-        model = timm.create_model(name, **arguments)
-    model.width = measure_width(model, channels, size)
-    return model
+        return timm.create_model(name, **arguments)
 
 
-def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, Any]) -> Encoder:
-    try:
-        from torchvision import models
-    except ImportError as error:
-        raise EnvironmentFault(f"torchvision:{name} needs torchvision: pip install torchvision") from error
-    known = models.list_models(module=models)
-    if name not in known:
-        raise UsageError(f"torchvision has no model {name!r}: {shorten_hint(nearest(name, known))}")
+def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, Any]) -> Any:
+    from torchvision import models
+
+    check_choice("torchvision model", name, models.list_models(module=models))
     if name.startswith("vit"):
         arguments = {"image_size": size, **arguments}
     if name in AUXILIARY:
         arguments = {"init_weights": True, **arguments, "aux_logits": False}
-    model: Any = models.get_model(name, weights=None, **arguments)
+    model = models.get_model(name, weights=None, **arguments)
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise UsageError(f"torchvision:{name} has no linear classifier to remove: choose another model")
     replace_module(model, linear[-1], nn.Identity())
     set_input_channels(model, channels)
-    model.width = measure_width(model, channels, size)
     return model
 
 
@@ -102,7 +91,3 @@ def measure_width(model: nn.Module, channels: int, size: int) -> int:
     if not isinstance(features, Tensor) or features.ndim != 2:
         raise ValueError("its output is not one vector per image")
     return features.shape[1]
-
-
-def shorten_hint(hint: str, limit: int = 200) -> str:
-    return hint if len(hint) <= limit else hint[:limit].rsplit(",", 1)[0] + ", ..."

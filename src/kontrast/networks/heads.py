@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from kontrast.errors import UsageError
 from kontrast.networks.catalog import HEADS, PREDICTORS
+from kontrast.networks.checks import check_whole
 
 
 class Perceptron(nn.Sequential):
@@ -150,6 +150,4 @@ def uniclr_predictor(inputs: int, hidden: int = 512) -> Perceptron:
 
 def hidden_widths(width: int, layers: int) -> list[int]:
     """Return the widths of all layers but the last."""
-    if layers not in (2, 3):
-        raise UsageError(f"layers = {layers!r}: give 2 or 3")
-    return [width] * (layers - 1)
+    return [width] * (check_whole("layers", layers, least=2, most=3) - 1)

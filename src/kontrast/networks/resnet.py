@@ -6,14 +6,14 @@ N images, C channels, h x w pixels, F width. torchvision's own module is not use
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor, nn
 
-from kontrast.errors import UsageError
-from kontrast.networks.catalog import ENCODERS, check_whole
+from kontrast.networks.catalog import ENCODERS, register_sizes
+from kontrast.networks.checks import check_choice, check_whole
 from kontrast.networks.max_pool import MaxPool
-from kontrast.registry import nearest
-
-LARGEST_SIZE_FOR_CIFAR_STEM = 64
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -68,34 +68,25 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
 class ResNet(nn.Module):
     """A residual network (He et al. 2015) without its classifier; the representation is the mean over positions.
 
+    resnet-18 and resnet-34 have 8 and 16 basic blocks and a representation of width 512, resnet-50 and resnet-101 have
+    16 and 33 bottlenecks and 2048. `depths` counts the blocks of each stage, `planes` its channels before the block's
+    expansion.
+
     Args:
-        block: the residual block.
-        depths: blocks per stage.
-        planes: channels per stage, before the block's expansion.
-        channels: channels of the images.
-        size: height and width of the images.
         stem: "cifar" (3x3, stride 1), "imagenet" (7x7, stride 2, max pooling), "small" (3x3, stride 2) or "auto":
             "cifar" up to 64 pixels, else "imagenet".
         zero_init: start every residual branch at zero.
     """
 
     def __init__(
-        self,
-        block: type[BasicBlock] | type[Bottleneck],
-        depths: tuple[int, ...],
-        planes: tuple[int, ...],
-        *,
-        channels: int,
-        size: int,
-        stem: str,
-        zero_init: bool,
-    ):
+        self, block: Any, depths: Sequence[int], planes: Sequence[int], *,
+        channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False,
+    ):  # fmt: skip
         super().__init__()
         if stem == "auto":
-            stem = "cifar" if size <= LARGEST_SIZE_FOR_CIFAR_STEM else "imagenet"
+            stem = "cifar" if size <= 64 else "imagenet"
         stems = {"cifar": (3, 1), "imagenet": (7, 2), "small": (3, 2)}
-        if stem not in stems:
-            raise UsageError(f"unknown stem {stem!r}: {nearest(stem, ['auto', *stems])}")
+        check_choice("stem", stem, ("auto", *stems))
         self.conv1 = convolution(channels, planes[0], *stems[stem])
         self.bn1 = nn.BatchNorm2d(planes[0])
         self.relu = nn.ReLU(inplace=True)
@@ -109,7 +100,7 @@ class ResNet(nn.Module):
             self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
         self.stages = len(depths)
         self.width = inputs
-        initialize(self, zero_init)
+        self.initialize(zero_init)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
@@ -117,38 +108,25 @@ class ResNet(nn.Module):
             x = getattr(self, f"layer{i + 1}")(x)
         return x.mean(dim=(2, 3))
 
-
-def initialize(module: nn.Module, zero_init: bool = False) -> None:
-    """Draw He's normal weights by fan-out; with `zero_init` every residual branch starts at zero."""
-    for m in module.modules():
-        if isinstance(m, nn.Conv2d):
-            nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
-        elif zero_init and isinstance(m, BasicBlock):
-            nn.init.zeros_(m.bn2.weight)
-        elif zero_init and isinstance(m, Bottleneck):
-            nn.init.zeros_(m.bn3.weight)
+    def initialize(self, zero_init: bool) -> None:
+        """Draw He's normal weights by fan-out; with `zero_init` every residual branch starts at zero."""
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+            elif zero_init and isinstance(m, BasicBlock | Bottleneck):
+                nn.init.zeros_((m.bn3 if isinstance(m, Bottleneck) else m.bn2).weight)
 
 
-def register(name: str, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...]) -> None:
-    planes = (64, 128, 256, 512)
-
-    def build(channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False) -> ResNet:
-        return ResNet(block, depths, planes, channels=channels, size=size, stem=stem, zero_init=zero_init)
-
-    build.__doc__ = f"""A ResNet of {sum(depths)} residual blocks; the representation is {512 * block.expansion} wide.
-
-    Args:
-        stem: "cifar" (3x3, stride 1), "imagenet" (7x7, stride 2, max pooling), "small" (3x3, stride 2) or "auto":
-            "cifar" up to 64 pixels, else "imagenet".
-        zero_init: start every residual branch at zero.
-    """
-    ENCODERS.register(name)(build)
-
-
-register("resnet-18", BasicBlock, (2, 2, 2, 2))
-register("resnet-34", BasicBlock, (3, 4, 6, 3))
-register("resnet-50", Bottleneck, (3, 4, 6, 3))
-register("resnet-101", Bottleneck, (3, 4, 23, 3))
+STAGES = (64, 128, 256, 512)
+register_sizes(
+    ResNet,
+    {
+        "resnet-18": (BasicBlock, (2, 2, 2, 2), STAGES),
+        "resnet-34": (BasicBlock, (3, 4, 6, 3), STAGES),
+        "resnet-50": (Bottleneck, (3, 4, 6, 3), STAGES),
+        "resnet-101": (Bottleneck, (3, 4, 23, 3), STAGES),
+    },
+)
 
 
 @ENCODERS.register("small-resnet")
@@ -163,4 +141,4 @@ def small_resnet(channels: int = 3, size: int = 32, width: int = 128, depth: int
     check_whole("width", width, multiple=4)
     depths = (check_whole("depth", depth, most=1000),) * 3
     planes = (width // 4, width // 2, width)
-    return ResNet(BasicBlock, depths, planes, channels=channels, size=size, stem=stem, zero_init=False)
+    return ResNet(BasicBlock, depths, planes, channels=channels, size=size, stem=stem)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from kontrast.errors import UsageError
 from kontrast.networks.catalog import ENCODERS
+from kontrast.networks.checks import check_whole
 from kontrast.networks.max_pool import MaxPool
-
-SMALLEST = 15  # three poolings of width 3 and stride 2 leave one position
 
 
 @ENCODERS.register("small-alexnet")
@@ -21,8 +19,7 @@ class SmallAlexNet(nn.Module):
 
     def __init__(self, channels: int = 3, size: int = 32):
         super().__init__()
-        if size < SMALLEST:
-            raise UsageError(f"size = {size}: small-alexnet needs images of at least {SMALLEST} pixels")
+        check_whole("size", size, least=15)  # three poolings of width 3 and stride 2 leave one position
         blocks: list[nn.Module] = []
         inputs, side = channels, size
         for outputs, pooled in ((96, True), (192, True), (384, False), (384, False), (192, True)):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from kontrast.networks.catalog import ENCODERS, check_whole
+from kontrast.networks.catalog import ENCODERS
+from kontrast.networks.checks import check_whole
 
 
 @ENCODERS.register("small-conv")

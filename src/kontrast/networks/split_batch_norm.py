@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as ranks
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import batch_norm
 
 from kontrast.counters import mix_tensor
 from kontrast.errors import UsageError
-from kontrast.networks.batch_norm import AnyBatchNorm, BatchNorm, replace_batch_norm
-from kontrast.networks.catalog import Module, check_whole
+from kontrast.networks.batch_norm import AnyBatchNorm, replace_batch_norm
+from kontrast.networks.catalog import Module
+from kontrast.networks.checks import check_whole
 
 
 class SplitBatchNorm(AnyBatchNorm):
@@ -75,17 +76,6 @@ def convert_split_batch_norm(module: Module, splits: int) -> Module:
         if isinstance(norm, SplitBatchNorm):
             norm.splits = splits
     return module
-
-
-def smallest_batch(module: nn.Module) -> int:
-    """Return the fewest images that a training step needs: two per split of a batch norm, one without batch norm.
-
-    Example:
-        >>> smallest_batch(nn.BatchNorm1d(3)), smallest_batch(nn.Linear(3, 3))
-        (2, 1)
-    """
-    needs = [2 * getattr(m, "splits", 1) for m in module.modules() if isinstance(m, BatchNorm)]
-    return max(needs, default=1)
 
 
 def permutation(count: int, key: Tensor) -> Tensor:

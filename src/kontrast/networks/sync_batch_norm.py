@@ -5,8 +5,6 @@ N rows of this rank, R ranks, C channels. The CPU version is exact: statistics a
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as ranks
 from torch import Tensor, nn
@@ -15,37 +13,23 @@ from kontrast.networks.batch_norm import AnyBatchNorm, replace_batch_norm
 from kontrast.networks.catalog import Module
 
 
-class SumOverRanks(torch.autograd.Function):
-    """Sum over ranks. Every rank's loss depends on the sum, so gradients are summed over ranks too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
-        ranks.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone()
-        ranks.all_reduce(gradient)
-        return gradient
-
-
 class JoinedBatchNorm(AnyBatchNorm):
     """Batch norm by the mean and variance of the joined batch, in two passes to avoid differences of large squares."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or not ranks.is_initialized() or ranks.get_world_size() == 1:
             return super().forward(input)
+        from torch.distributed.nn.functional import all_reduce  # every rank's loss depends on it: so does its gradient
+
         over = [d for d in range(input.ndim) if d != 1]
         shape = [1, -1] + [1] * (input.ndim - 2)
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         rows = x.new_full((1,), x.numel() / x.shape[1])
-        total = SumOverRanks.apply(torch.cat([x.sum(over), rows]))
+        total = all_reduce(torch.cat([x.sum(over), rows]))
         count = total[-1].detach()
         mean = total[:-1] / count
         centered = x - mean.reshape(shape)
-        variance = SumOverRanks.apply(centered.square().sum(over)) / count
+        variance = all_reduce(centered.square().sum(over)) / count
         with torch.no_grad():
             self.update_running(mean[None], (variance * count / (count - 1))[None])
         y = centered * (variance + self.eps).rsqrt().reshape(shape)

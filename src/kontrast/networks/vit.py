@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from kontrast.errors import UsageError
-from kontrast.networks.catalog import ENCODERS, check_whole
-from kontrast.registry import nearest
+from kontrast.networks.catalog import register_sizes
+from kontrast.networks.checks import check_choice, check_whole
 
 
 class Attention(nn.Module):
@@ -62,37 +61,23 @@ class Patches(nn.Module):
 class ViT(nn.Module):
     """A vision transformer; the representation is the class token after the last norm.
 
-    Images of another size than the one it was built for (the local views of multi-crop) get interpolated positions.
+    vit-tiny, vit-small and vit-base have 12 blocks of width 192, 384 and 768 with 3, 6 and 12 heads. Images of another
+    size than the one it was built for (the local views of multi-crop) get interpolated positions.
 
     Args:
-        channels: channels of the images.
-        size: height and width of the images, a multiple of `patch`.
-        patch: pixels per side of a patch. Default: 4 up to 64 pixels, else 16.
-        width: width F of the tokens.
-        depth: number of blocks.
-        heads: attention heads.
+        patch: pixels per side of a patch, which must divide the size. Default: 4 up to 64 pixels, else 16.
         positions: "sin-cos" (fixed, MoCo v3) or "learned".
         frozen_patches: keep the random patch projection, which stabilizes training (MoCo v3, section 4.2).
     """
 
     def __init__(
-        self,
-        *,
-        channels: int,
-        size: int,
-        patch: int | None,
-        width: int,
-        depth: int,
-        heads: int,
-        positions: str,
-        frozen_patches: bool,
-    ):
+        self, width: int, depth: int, heads: int, *, channels: int = 3, size: int = 32,
+        patch: int | None = None, positions: str = "sin-cos", frozen_patches: bool = False,
+    ):  # fmt: skip
         super().__init__()
         patch = check_whole("patch", patch) if patch is not None else (4 if size <= 64 else 16)
-        if size % patch:
-            raise UsageError(f"size = {size}: give a multiple of the patch, {patch}")
-        if positions not in ("sin-cos", "learned"):
-            raise UsageError(f"unknown positions {positions!r}: {nearest(positions, ('sin-cos', 'learned'))}")
+        check_whole("size", size, multiple=patch)
+        check_choice("positions", positions, ("sin-cos", "learned"))
         self.width, self.patch = width, patch
         self.patch_embed = Patches(channels, patch, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -145,29 +130,4 @@ def sine_cosine(side: int, width: int) -> Tensor:
     return torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=1)
 
 
-def register(name: str, width: int, depth: int, heads: int) -> None:
-    def build(
-        channels: int = 3,
-        size: int = 32,
-        patch: int | None = None,
-        positions: str = "sin-cos",
-        frozen_patches: bool = False,
-    ) -> ViT:
-        shape = {"width": width, "depth": depth, "heads": heads}
-        return ViT(
-            channels=channels, size=size, patch=patch, positions=positions, frozen_patches=frozen_patches, **shape
-        )
-
-    build.__doc__ = f"""A vision transformer of width {width} with {depth} blocks of {heads} heads.
-
-    Args:
-        patch: pixels per side of a patch. Default: 4 up to 64 pixels, else 16.
-        positions: "sin-cos" (fixed, MoCo v3) or "learned".
-        frozen_patches: keep the random patch projection, which stabilizes training (MoCo v3, section 4.2).
-    """
-    ENCODERS.register(name)(build)
-
-
-register("vit-tiny", 192, 12, 3)
-register("vit-small", 384, 12, 6)
-register("vit-base", 768, 12, 12)
+register_sizes(ViT, {"vit-tiny": (192, 12, 3), "vit-small": (384, 12, 6), "vit-base": (768, 12, 12)})

@@ -53,12 +53,9 @@ class Optimizer:
         assert isinstance(self.lr, Tensor)
         self.lr.fill_(lr if lr <= torch.finfo(self.lr.dtype).max else float("inf"))
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
         for p in self.parameters.values():
-            if set_to_none:
-                p.grad = None
-            elif p.grad is not None:
-                p.grad.zero_()
+            p.grad = None
 
     def groups(self) -> Iterator[tuple[list[str], float, list[Tensor], list[Tensor]]]:
         """Yield the names, weight decay, parameters and gradients of each group that one kernel can update."""
@@ -101,14 +98,11 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         mine = self.sharded_state()
-        shapes, theirs = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (mine, state))
-        if different := sorted(n for n in shapes | theirs if shapes.get(n) != theirs.get(n)):
-            n = different[0]
-            raise CheckpointError(
-                f"the checkpoint's optimizer state doesn't fit: {n} has shape {theirs.get(n)}, expected {shapes.get(n)}"
-            )
-        for name, tensor in mine.items():
-            copy_whole(tensor, state[name])
+        for n in sorted(mine.keys() | state.keys()):
+            shape, expected = (tuple(tensors[n].shape) if n in tensors else None for tensors in (state, mine))
+            if shape != expected:
+                raise CheckpointError(f"the checkpoint's optimizer state has {n} of shape {shape}, expected {expected}")
+            copy_whole(mine[n], state[n])
 
 
 def match_layout(reference: Tensor, tensor: Tensor) -> Tensor:
@@ -146,18 +140,10 @@ class SGD(Optimizer):
             self.update_fused(names, decay, ps, gs, found_inf)
 
     def update_fused(self, names: list[str], decay: float, ps: list, gs: list, found_inf: Tensor | None) -> None:
+        buffers = self.slot_tensors("momentum", names) if self.momentum else []  # the kernel wants none
+        fixed: Any = {"dampening": 0.0, "maximize": False, "is_first_step": False, "found_inf": found_inf}
         torch._fused_sgd_(
-            ps,
-            gs,
-            self.slot_tensors("momentum", names) if self.momentum else [],  # the kernel wants none
-            weight_decay=decay,
-            momentum=self.momentum,
-            lr=self.lr,
-            dampening=0.0,
-            nesterov=self.nesterov,
-            maximize=False,
-            is_first_step=False,
-            found_inf=found_inf,
+            ps, gs, buffers, weight_decay=decay, momentum=self.momentum, lr=self.lr, nesterov=self.nesterov, **fixed
         )
 
 
@@ -245,22 +231,10 @@ class AdamW(Optimizer):
             # A list, because one 0-dim tensor for all would be read by the host, which waits and forbids capture.
             one = steps[0].new_ones(()) if found_inf is None else 1 - found_inf.reshape(())
             torch._foreach_add_(steps, [one] * len(steps))
-            self.kernel(
-                ps,
-                gs,
-                self.slot_tensors("average", names),
-                self.slot_tensors("square", names),
-                [],
-                steps,
-                lr=self.lr,
-                beta1=self.betas[0],
-                beta2=self.betas[1],
-                weight_decay=decay,
-                eps=self.eps,
-                amsgrad=False,
-                maximize=False,
-                found_inf=found_inf,
-            )
+            moments = [self.slot_tensors(slot, names) for slot in self.slots]
+            rule = {"lr": self.lr, "beta1": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
+            fixed = {"amsgrad": False, "maximize": False, "found_inf": found_inf}
+            self.kernel(ps, gs, *moments, [], steps, weight_decay=decay, **rule, **fixed)
 
 
 @OPTIMIZERS.register("adam")
@@ -294,6 +268,6 @@ def build_optimizer(
         >>> layer(torch.ones(1, 2)).sum().backward()
         >>> optimizer.step()
     """
-    given = {"momentum": momentum, **arguments}
-    given = {k: v for k, v in given.items() if v is not None}
-    return OPTIMIZERS.build(name, model=model, lr=lr, weight_decay=weight_decay, **given)
+    if momentum is not None:
+        arguments["momentum"] = momentum
+    return OPTIMIZERS.build(name, model=model, lr=lr, weight_decay=weight_decay, **arguments)

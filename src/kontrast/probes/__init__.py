@@ -9,15 +9,6 @@ from kontrast.probes.logistic import logistic
 from kontrast.probes.result import ProbeResult
 
 __all__ = [
-    "PROTOCOLS",
-    "LinearProtocol",
-    "ProbeResult",
-    "extract_features",
-    "few_per_class",
-    "few_shot",
-    "finetune",
-    "knn",
-    "linear",
-    "logistic",
-    "nearest_rows",
-]
+    "PROTOCOLS", "LinearProtocol", "ProbeResult", "extract_features", "few_per_class", "few_shot", "finetune", "knn",
+    "linear", "logistic", "nearest_rows",
+]  # fmt: skip

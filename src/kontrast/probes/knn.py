@@ -64,7 +64,6 @@ def knn(
     test_labels: Tensor,
     k: int = 200,
     temperature: float = 0.1,
-    classes: int | None = None,
     seed: int = 0,
 ) -> ProbeResult:
     """Classify each test image by a weighted vote of its k nearest train images (cosine similarity).
@@ -76,7 +75,6 @@ def knn(
         test_labels: integers [T].
         k: neighbors that vote, default 200. If there are fewer train images, k becomes N - 1 and `note` reports it.
         temperature: divides the similarity in a neighbor's weight exp(similarity / temperature), default 0.1.
-        classes: number of classes. Default: the largest label plus one.
         seed: seed of the bootstrap interval; the vote itself is not random.
 
     Example:
@@ -86,7 +84,7 @@ def knn(
     """
     if k < 1 or not temperature > 0:
         raise UsageError(f"k = {k}, temperature = {temperature}: both must be positive")
-    train, train_labels, test, test_labels, classes = check_features(train, train_labels, test, test_labels, classes)
+    train, train_labels, test, test_labels, classes = check_features(train, train_labels, test, test_labels)
     note = ""
     if k > len(train):
         note, k = f"k = {k} exceeds the {len(train)} train images: using k = {len(train) - 1}", len(train) - 1

@@ -63,12 +63,8 @@ class LinearProtocol:
         return cosine_decay(self.lr, epoch, self.epochs)
 
     def build_optimizer(self, classifier: nn.Module) -> Optimizer:
-        arguments: dict[str, dict[str, Any]] = {
-            "sgd": {"momentum": self.momentum, "nesterov": self.nesterov},
-            "lars": {"momentum": self.momentum},
-            "adam": {"betas": self.betas},
-        }
-        rule = arguments.get(self.optimizer, {})
+        rules = {"sgd": ("momentum", "nesterov"), "lars": ("momentum",), "adam": ("betas",)}
+        rule: Any = {name: getattr(self, name) for name in rules.get(self.optimizer, ())}
         return build_optimizer(classifier, self.optimizer, self.lr, weight_decay=self.weight_decay, **rule)
 
 
@@ -101,7 +97,6 @@ def linear(
     protocol: str | LinearProtocol = "moco",
     *,
     features_of_epoch: Callable[[int], Tensor] | None = None,
-    classes: int | None = None,
     seed: int = 0,
 ) -> ProbeResult:
     """Train a linear classifier by a paper's protocol and report the accuracy of its last epoch.
@@ -114,7 +109,6 @@ def linear(
         protocol: a name in `PROTOCOLS` or a `LinearProtocol`, default "moco". A batch larger than N becomes N.
         features_of_epoch: returns the train features [N,F] of an epoch's augmentations, rows as in `train`. Default:
             the same features in every epoch, which `note` reports.
-        classes: number of classes. Default: the largest label plus one.
         seed: seed of the initial weights and of the order of the images.
 
     Returns:
@@ -126,7 +120,7 @@ def linear(
         1.0
     """
     protocol = protocol_named(protocol)
-    train, y, test, test_labels, classes = check_features(train, train_labels, test, test_labels, classes)
+    train, y, test, test_labels, classes = check_features(train, train_labels, test, test_labels)
     train, test = train.float(), test.float()
     notes = [] if features_of_epoch else ["cached features without augmentation"]
     if protocol.batch > len(train):

@@ -192,7 +192,6 @@ def logistic(
     test_labels: Tensor,
     *,
     grid: tuple[float, ...] = GRID,
-    classes: int | None = None,
     seed: int = 0,
 ) -> ProbeResult:
     """Fit logistic regression on standardized features: the quick linear probe.
@@ -205,7 +204,6 @@ def logistic(
         test: test features [T,F].
         test_labels: integers [T].
         grid: inverse regularization strengths C to choose from, default 0.001 to 10.
-        classes: number of classes, only checked: as in scikit-learn, the classes that are present count.
         seed: seed of the held-out rows and of the bootstrap interval.
 
     Example:
@@ -215,7 +213,7 @@ def logistic(
     """
     if not grid or min(grid) <= 0:
         raise UsageError(f"grid = {grid}: give positive inverse strengths")
-    train, train_labels, test, test_labels, _ = check_features(train, train_labels, test, test_labels, classes)
+    train, train_labels, test, test_labels, _ = check_features(train, train_labels, test, test_labels)
     # As in scikit-learn, only the classes that are present count, and two of them are the binary problem.
     present, y = torch.unique(train_labels, return_inverse=True)
     test_labels, classes = torch.searchsorted(present, test_labels), len(present)

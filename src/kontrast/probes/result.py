@@ -5,7 +5,6 @@ N train rows, T test rows, F width of the features, C classes.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -64,9 +63,6 @@ class ProbeResult:
         del tree["correct"]
         return tree
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict())
-
 
 def result(probe: str, correct: Tensor, protocol: dict[str, Any], seed: int = 0, note: str = "", **extra: Any):
     """Build a ProbeResult from one boolean per test image."""
@@ -87,21 +83,16 @@ def interval(hits: int, n: int, seed: int = 0) -> tuple[float, float]:
 
 
 def check_features(
-    train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, classes: int | None = None
+    train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Check the input of a probe; return it as tensors of one dtype on one device, with the number of classes."""
-    train, test = torch.as_tensor(train), torch.as_tensor(test)
-    device = train.device
     train, train_labels = check_split("train", train, train_labels)
-    test, test_labels = check_split("test", test.to(device), test_labels)
+    test, test_labels = check_split("test", test, test_labels)
     if train.shape[1] != test.shape[1]:
         raise DataError(f"train features are {train.shape[1]} wide, test features {test.shape[1]}: use one encoder")
-    dtype = torch.promote_types(train.dtype, test.dtype)
-    train_labels, test_labels = train_labels.to(device), test_labels.to(device)
-    needed = count_classes(train_labels, test_labels)
-    if classes is not None and classes < needed:
-        raise DataError(f"classes = {classes}, but the largest label is {needed - 1}")
-    return train.to(dtype), train_labels, test.to(dtype), test_labels, classes or needed
+    to: Any = {"device": train.device, "dtype": torch.promote_types(train.dtype, test.dtype)}
+    train_labels, test_labels = train_labels.to(train.device), test_labels.to(train.device)
+    return train.to(**to), train_labels, test.to(**to), test_labels, count_classes(train_labels, test_labels)
 
 
 def check_split(split: str, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,12 +112,12 @@ def check_split(split: str, features: Tensor, labels: Tensor) -> tuple[Tensor, T
 def check_labels(split: str, images: int, labels: Tensor) -> Tensor:
     """Return int64 labels [N], or raise a DataError if there isn't one whole number from 0 per image."""
     labels = torch.as_tensor(labels)
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if images == 0:
         raise DataError(f"{split} has no images")
-    if labels.shape != (images,):
-        raise DataError(f"{images} {split} images but labels of shape {list(labels.shape)}: give one per image")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise DataError(f"{split} labels must be whole numbers, not {labels.dtype}")
+    if labels.shape != (images,) or not whole:
+        given = f"{labels.dtype} {list(labels.shape)}"
+        raise DataError(f"{images} {split} images need one whole number each as labels, got {given}")
     if int(labels.min()) < 0:
         raise DataError(f"{split} has the label {int(labels.min())}: leave unlabeled images out")
     return labels.long()

@@ -73,8 +73,7 @@ def keys(seed: int | Tensor, epoch: int | Tensor, indices: Tensor) -> Tensor:
         torch.Size([4])
     """
     if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
-        given = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-        raise UsageError(f"indices must be an int64 tensor, got {given}")
+        raise UsageError(f"indices must be an int64 tensor, got {getattr(indices, 'dtype', type(indices))}")
     state = torch.zeros_like(indices)
     for part in (seed, epoch, indices):
         state = finalize_tensor(state + signed(GOLDEN) + (signed(part) if isinstance(part, int) else part))
@@ -139,32 +138,17 @@ def draw_rows(rows: Tensor, keys: Tensor, sizes: Tensor, size: int, first_view: 
     integers = bits(keys, views, torch.arange(SLOTS, device=keys.device))
     uniforms = integers.double() * 2.0**-24
 
-    def happens(slot: int, column: int) -> Tensor:
-        return uniforms[..., slot] < rows[:, None, column]
-
-    def within(slot: int, column: int) -> Tensor:
-        return (rows[:, None, LOW + column] + uniforms[..., slot] * rows[:, None, SPAN + column]).float()
-
-    box = _boxes(rows, integers, uniforms, sizes)
-    box = torch.where(rows[:, None, None, CENTER] > 0, _centers(rows, sizes, size), box)
-    top, left, height, width = box.float().unbind(-1)
-    return Draws(
-        top,
-        left,
-        height,
-        width,
-        flip=happens(FLIP, FLIP_P),
-        jitter=happens(JITTER, JITTER_P),
-        brightness=within(BRIGHTNESS, 0),
-        contrast=within(CONTRAST, 1),
-        saturation=within(SATURATION, 2),
-        hue=within(HUE, 3),
-        order=_order_code(integers[..., ORDER] * len(ORDERS) >> 24),
-        gray=happens(GRAY, GRAY_P),
-        blur=happens(BLUR, BLUR_P),
-        sigma=within(SIGMA, 4),
-        solarize=happens(SOLARIZE, SOLARIZE_P),
+    flip, jitter, gray, blur, solarize = (
+        uniforms[..., slot] < rows[:, None, FLIP_P + i] for i, slot in enumerate((FLIP, JITTER, GRAY, BLUR, SOLARIZE))
     )
+    *factors, sigma = (
+        (rows[:, None, LOW + i] + uniforms[..., slot] * rows[:, None, SPAN + i]).float()
+        for i, slot in enumerate((BRIGHTNESS, CONTRAST, SATURATION, HUE, SIGMA))
+    )
+    order = _order_code(integers[..., ORDER] * len(ORDERS) >> 24)
+    box = _boxes(rows, integers, uniforms, sizes)
+    box = torch.where(rows[:, None, None, CENTER] > 0, _centers(rows, sizes, size), box).float()
+    return Draws._make([*box.unbind(-1), flip, jitter, *factors, order, gray, blur, sigma, solarize])
 
 
 def _order_code(rank: Tensor) -> Tensor:

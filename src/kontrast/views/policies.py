@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -82,46 +82,22 @@ class Policy:
     colors: int | None = None
 
     def __post_init__(self) -> None:
-        scale, jitter = self.crop_scale, self.jitter
-        allowed: dict[str, tuple[bool, str]] = {
-            **{p: (0 <= getattr(self, p) <= 1, "a probability from 0 to 1") for p in PROBABILITIES},
-            "crop_scale": (scale is None or (_ordered(scale) and scale[1] <= 1), "0 < low <= high <= 1"),
-            "crop_ratio": (_ordered(self.crop_ratio), "0 < low <= high"),
-            "center_fraction": (0 < self.center_fraction <= 1, "0 < fraction <= 1"),
-            "interpolation": (self.interpolation in ("bilinear", "bicubic"), "bilinear or bicubic"),
-            "jitter": (
-                len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5,
-                "four strengths of at least 0, the fourth (hue) at most 0.5",
-            ),
-            "blur_sigma": (_ordered(self.blur_sigma), "0 < low <= high"),
-            "blur_kernel": (self.blur_kernel is None or self.blur_kernel > 0, "a positive size"),
-            "mean": (len(self.mean) in (1, 3), "one or three numbers"),
-            "std": (len(self.std) in (1, 3) and min(self.std) > 0, "one or three positive numbers"),
-            "planes": (type(self.planes) is int and self.planes >= 0, "a whole number from 0"),
-            "colors": (type(self.colors) is not float and self.colors in (None, 1, 3), "1 or 3"),
-        }
-        for name, (fine, values) in allowed.items():
+        for name, (is_allowed, values) in ALLOWED.items():
+            value = getattr(self, name)
+            try:
+                fine = (name == "interpolation" or _finite(value)) and is_allowed(value)
+            except TypeError:  # a list instead of a number, or the reverse
+                fine = False
             if not fine:
-                raise UsageError(f"views: {name} is {getattr(self, name)}; allowed: {values}")
+                raise UsageError(f"views: {name} is {value!r}; allowed: {values}")
 
     def override(self, fields: dict[str, Any]) -> Policy:
         """Return the policy with some fields replaced; an unknown field is an error that names the nearest one."""
-        fields = {RENAMED.get(name, name): value for name, value in fields.items()}
-        known = [f.name for f in dataclasses.fields(self)]
-        for name, value in fields.items():
-            if name not in known:
-                raise UsageError(f"views have no setting {name!r}: {nearest(name, [*known, *VIEW_SETTINGS])}")
-            several = isinstance(getattr(self, name), tuple)
-            is_list = value is None or isinstance(value, list | tuple)
-            if name != "interpolation" and (not _numbers(value) or (several and not is_list)):
-                kind = f"a list of {len(getattr(self, name))} numbers" if several else "numbers"
-                raise UsageError(f"views: {name} is {value!r}; allowed: {kind}")
-        try:
-            lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-            return dataclasses.replace(self, **{**fields, **lists})
-        except TypeError as error:
-            given = ", ".join(f"{name} = {value!r}" for name, value in fields.items())
-            raise UsageError(f"a setting of the views has the wrong type: {given} ({error})") from error
+        fields = {RENAMED.get(k, k): tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        for name in fields:
+            if name not in ALLOWED:
+                raise UsageError(f"views have no setting {name!r}: {nearest(name, [*ALLOWED, *VIEW_SETTINGS])}")
+        return dataclasses.replace(self, **fields)
 
     def picture_channels(self, channels: int) -> int:
         """Return how many of the channels belong to the picture."""
@@ -136,18 +112,36 @@ class Policy:
         return min(reach, size - 1)
 
 
-PROBABILITIES = ("flip", "jitter_p", "gray", "blur", "solarize")
-
-
-def _ordered(pair: Sequence[float]) -> bool:
-    return len(pair) == 2 and 0 < pair[0] <= pair[1]
-
-
-def _numbers(value: Any) -> bool:
+def _finite(value: Any) -> bool:
     """Whether the value is a finite number, a list of them, or None."""
-    parts = value if isinstance(value, list | tuple) else (value,)
-    return all(v is None or (type(v) in (int, float) and math.isfinite(v)) for v in parts)
+    parts = value if isinstance(value, tuple) else () if value is None else (value,)
+    return all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in parts)
 
+
+def _is_pair(pair: Sequence[float], most: float = math.inf) -> bool:
+    return len(pair) == 2 and 0 < pair[0] <= pair[1] <= most
+
+
+_PROBABILITY = (lambda p: 0 <= p <= 1, "a probability from 0 to 1")
+ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "crop_scale": (lambda scale: scale is None or _is_pair(scale, most=1), "2 numbers, 0 < low <= high <= 1"),
+    "crop_ratio": (_is_pair, "2 numbers, 0 < low <= high"),
+    "center_fraction": (lambda fraction: 0 < fraction <= 1, "0 < fraction <= 1"),
+    "interpolation": (lambda name: name in ("bilinear", "bicubic"), "bilinear or bicubic"),
+    "flip": _PROBABILITY,
+    "jitter": (lambda j: len(j) == 4 and min(j) >= 0 and j[3] <= 0.5, "4 numbers from 0, the last (hue) up to 0.5"),
+    "jitter_p": _PROBABILITY,
+    "gray": _PROBABILITY,
+    "blur": _PROBABILITY,
+    "blur_sigma": (_is_pair, "2 numbers, 0 < low <= high"),
+    "blur_kernel": (lambda size: size is None or size > 0, "a positive size"),
+    "solarize": _PROBABILITY,
+    "mean": (lambda mean: len(mean) in (1, 3), "a list of one or three numbers"),
+    "std": (lambda std: len(std) in (1, 3) and min(std) > 0, "a list of one or three positive numbers"),
+    "planes": (lambda planes: planes >= 0 and type(planes) is int, "a whole number from 0"),
+    "colors": (lambda colors: colors in (None, 1, 3) and type(colors) is not float, "1 or 3"),
+}
+"""For each field of a policy, a function that returns whether a value is allowed, and the allowed values in words."""
 
 POLICIES = Registry("policy")
 VIEW_SETTINGS = ("policy", "count", "size", "local_count", "local_size")
@@ -159,13 +153,12 @@ def policies_of_views(
 ) -> tuple[Policy, ...]:
     """Return one policy per view; a name with two policies (MoCo v3) gives them in turn."""
     given = [p.override(overrides) for p in alternatives(policy)]
-    if not given:
-        raise UsageError("views need at least one policy, got none")
-    for name in SHARED:
-        if len(values := {getattr(p, name) for p in given}) > 1:
-            raise UsageError(f"all views of one call must have the same {name}, got {values}: use two calls")
-    if len({p.crop_scale is None for p in given}) > 1:
-        raise UsageError("the views of one call must all be random crops or all center crops: use two calls")
+    shared = {name: {getattr(p, name) for p in given} for name in SHARED}
+    shared["kind of crop"] = {"center" if p.crop_scale is None else "random" for p in given}
+    for name, values in shared.items():
+        if len(values) != 1:
+            found = f"got {values}: use two calls" if values else "got no policy"
+            raise UsageError(f"all views of one call must have the same {name}, {found}")
     return tuple(given[v % len(given)] for v in range(count))
 
 
@@ -194,9 +187,8 @@ _register("moco-v3", dataclasses.replace(_MOCO3, blur=1.0), dataclasses.replace(
 _register("simclr", dataclasses.replace(_SIMCLR, interpolation="bicubic"))
 _register("simclr-cifar", _CIFAR)
 _register("uniclr", _MOCO)  # the paper does not state strengths and normalization: MoCo v2's
-_register(
-    "dcl", dataclasses.replace(_SIMCLR, blur_kernel=None, **IMAGENET)
-)  # the paper states no normalization: ImageNet's
+# DCL's paper states no normalization: ImageNet's.
+_register("dcl", dataclasses.replace(_SIMCLR, blur_kernel=None, **IMAGENET))
 _register("moco-cifar", dataclasses.replace(_CIFAR, **CIFAR10))
 _register("hcl-cifar", dataclasses.replace(_CIFAR, blur=0.5, blur_kernel=3, **CIFAR10))
 _register("randbit-mnist", Policy(crop_scale=(0.5, 1.0), flip=0.0, colors=1))

@@ -16,12 +16,9 @@ FIRST = tl.constexpr(counters.FIRST_FACTOR)
 SECOND = tl.constexpr(counters.SECOND_FACTOR)
 WORD = tl.constexpr(2**64 - 1)
 ATTEMPTS = tl.constexpr(draws.ATTEMPTS)
-AREA, RATIO, TOP, LEFT, FLIP, JITTER, ORDER, GRAY, BLUR, SOLARIZE = (
-    tl.constexpr(getattr(draws, name))
-    for name in ("AREA", "RATIO", "TOP", "LEFT", "FLIP", "JITTER", "ORDER", "GRAY", "BLUR", "SOLARIZE")
-)
-BRIGHTNESS, CONTRAST, SATURATION, HUE, SIGMA = (
-    tl.constexpr(getattr(draws, name)) for name in ("BRIGHTNESS", "CONTRAST", "SATURATION", "HUE", "SIGMA")
+AREA, RATIO = tl.constexpr(draws.AREA), tl.constexpr(draws.RATIO)
+TOP, LEFT, FLIP, JITTER, BRIGHTNESS, CONTRAST, SATURATION, HUE, ORDER, GRAY, BLUR, SIGMA, SOLARIZE = (
+    tl.constexpr(slot) for slot in range(draws.TOP, draws.SLOTS)
 )
 SCALE_LOW, SCALE_SPAN, LOG_LOW, LOG_SPAN, RATIO_LOW, RATIO_HIGH = (tl.constexpr(i) for i in range(6))
 FLIP_P, JITTER_P, GRAY_P, BLUR_P, SOLARIZE_P = (tl.constexpr(i) for i in range(draws.FLIP_P, draws.SOLARIZE_P + 1))
@@ -98,19 +95,9 @@ def center_side(length, shorter, fraction, SIZE: tl.constexpr):
 
 @triton.jit
 def draw_kernel(
-    keys,
-    sizes,
-    table,
-    out,
-    batch,
-    total,
-    first_view,
-    height,
-    width,
-    SIZED: tl.constexpr,
-    SIZE: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    keys, sizes, table, out, batch, total, first_view, height, width,
+    SIZED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """Write [V * B, PARAMETERS] floats. Without SIZED every image is height x width."""
     place = tl.program_id(0) * LANES + tl.arange(0, LANES)
     inside = place < total

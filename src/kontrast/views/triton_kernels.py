@@ -21,8 +21,7 @@ from kontrast.views.triton_pixels import (
     SIGMA,
     crop,
     jitter,
-    jitter_from_contrast,
-    jitter_until_contrast,
+    jitter_half,
     locate_tile,
     luma,
     solarize_and_normalize,
@@ -53,7 +52,7 @@ def view_kernel(
     )
     if JITTERS and not WHOLE:
         if tl.load(drawn + JITTER) > 0:
-            red, green, blue = jitter_until_contrast(red, green, blue, drawn, COLORS)
+            red, green, blue = jitter_half(red, green, blue, drawn, 0.0, 0, COLORS)
             tl.store(sums + n * tiles + tile, tl.sum(tl.where(inside, luma(red, green, blue, COLORS), 0.0)))
         store_fixed(buffer, n, row, column, inside, red, green, blue, SIZE, COLORS)
     else:
@@ -82,7 +81,7 @@ def color_kernel(
     if tl.load(drawn + JITTER) > 0:
         lanes = tl.arange(0, SUMS)
         level = tl.sum(tl.load(sums + n * tiles + lanes, lanes < tiles, 0.0)) / (SIZE * SIZE)
-        red, green, blue = jitter_from_contrast(red, green, blue, drawn, level, COLORS)
+        red, green, blue = jitter_half(red, green, blue, drawn, level, 1, COLORS)
     finish_color(
         red, green, blue, drawn, n, row, column, inside, out, out_n, out_c, out_h, out_w, buffer,
         SIZE, COLORS, BLURS, INTERLEAVED,
@@ -132,23 +131,9 @@ def blur_kernel(
             store_fixed(buffer, n, row, column, inside, red, green, blue, SIZE, COLORS)
         else:
             store_view(
-                red,
-                green,
-                blue,
-                drawn,
-                n,
-                row,
-                column,
-                inside,
-                out,
-                out_n,
-                out_c,
-                out_h,
-                out_w,
-                SIZE,
-                COLORS,
-                INTERLEAVED,
-            )
+                red, green, blue, drawn, n, row, column, inside, out, out_n, out_c, out_h, out_w,
+                SIZE, COLORS, INTERLEAVED,
+            )  # fmt: skip
 
 
 @triton.jit

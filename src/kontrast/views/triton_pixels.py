@@ -165,25 +165,14 @@ def jitter(red, green, blue, drawn, inside, SIZE: tl.constexpr, COLORS: tl.const
 
 
 @triton.jit
-def jitter_until_contrast(red, green, blue, drawn, COLORS: tl.constexpr):
-    order = tl.load(drawn + ORDER).to(tl.int32)
-    before = 1
-    for place in tl.static_range(4):
-        operation = (order >> (2 * place)) & 3
-        before = tl.where(operation == CONTRAST, 0, before)
-        if before == 1:
-            red, green, blue = jitter_step(red, green, blue, operation, drawn, 0.0, COLORS)
-    return red, green, blue
-
-
-@triton.jit
-def jitter_from_contrast(red, green, blue, drawn, level, COLORS: tl.constexpr):
+def jitter_half(red, green, blue, drawn, level, FROM_CONTRAST: tl.constexpr, COLORS: tl.constexpr):
+    """Apply the operations before the contrast, or the contrast and those after it."""
     order = tl.load(drawn + ORDER).to(tl.int32)
     after = 0
     for place in tl.static_range(4):
         operation = (order >> (2 * place)) & 3
         after = tl.where(operation == CONTRAST, 1, after)
-        if after == 1:
+        if after == FROM_CONTRAST:
             red, green, blue = jitter_step(red, green, blue, operation, drawn, level, COLORS)
     return red, green, blue
 

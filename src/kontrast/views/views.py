@@ -108,14 +108,18 @@ class Views:
         self, images: Tensor, keys: Tensor, sizes: Tensor | None, chosen: tuple[Policy, ...], size: int, first: int
     ) -> Tensor:
         rows = self._table(keys.device)[first : first + len(chosen)]
-        out = empty_views(len(chosen), images, size, self.dtype, self.channels_last)
+        batch, channels = images.shape[:2]
+        shape = (size, size, channels) if self.channels_last else (channels, size, size)
+        out = images.new_empty((len(chosen), batch, *shape), dtype=self.dtype)
+        out = out.permute(0, 1, 4, 2, 3) if self.channels_last else out
         if self._use_triton(images):
             from kontrast.views import triton_views
 
             parameters = triton_views.draw(rows, keys, sizes, images.shape[2:], size, first)
             triton_views.render(images, sizes, parameters, chosen, out)
         else:
-            sizes = full_sizes(images, keys) if sizes is None else sizes
+            if sizes is None:
+                sizes = torch.stack([torch.full_like(keys, side) for side in images.shape[2:]], 1)
             reference.render(images, sizes, draw_rows(rows, keys, sizes, size, first), chosen, out)
         return out
 
@@ -150,15 +154,3 @@ def find_problem(images: Tensor, keys: Tensor, sizes: Tensor | None) -> str:
 
 def describe(value: object) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def full_sizes(images: Tensor, keys: Tensor) -> Tensor:
-    """Return the sizes of images without padding, int64 [B, 2]."""
-    return torch.stack([torch.full_like(keys, length) for length in images.shape[2:]], 1)
-
-
-def empty_views(count: int, images: Tensor, size: int, dtype: torch.dtype, channels_last: bool) -> Tensor:
-    batch, channels = images.shape[:2]
-    if channels_last:
-        return images.new_empty((count, batch, size, size, channels), dtype=dtype).permute(0, 1, 4, 2, 3)
-    return images.new_empty((count, batch, channels, size, size), dtype=dtype)
