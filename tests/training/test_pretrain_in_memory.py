@@ -102,7 +102,7 @@ def test_labels_of_a_dataset_serve_the_probes(tmp_path):
     [
         (torch.rand(9, 3, 16, 16), "float32"),
         (np.zeros((9, 3, 16), np.uint8), r"\[9, 3, 16\]"),
-        (np.zeros((9, 16, 16, 3), np.uint8), "channels last"),
+        (np.zeros((9, 16, 16, 3), np.uint8), r"\[9, 16, 16, 3\]"),
         (pixels(1), "1 image"),
         (3, "int"),
     ],
