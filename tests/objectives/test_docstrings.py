@@ -40,7 +40,7 @@ def test_sections(name) -> None:
     text = inspect.cleandoc(thing.__doc__)
     assert re.match(r"[A-Z].*\.\n", text), "the first line is one sentence"
     parameters = [p for p in inspect.signature(thing).parameters if p != "name" or thing is objectives.objective]
-    described = re.findall(r"^ {4}(\w+): \S", section(text, "Args"), re.MULTILINE)
+    described = re.findall(r"^ {4}\**(\w+): \S", section(text, "Args"), re.MULTILINE)
     assert described == parameters
     assert ">>> " in section(text, "Example")
 
