@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -48,17 +48,17 @@ class Chunk:
         lost: positions of the bad items that the operating system could not read.
     """
 
-    pixels: bytes
-    sizes: list[tuple[int, int]]
-    kept: list[int]
-    bad: list[tuple[int, str]]
-    notes: dict[str, int]
+    pixels: bytes = b""
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
     lost: list[int] = field(default_factory=list)
 
 
 def decode_chunk(items: Sequence[Item], limits: Limits, show_life: Callable[[], None] = lambda: None) -> Chunk:
     """Decode items one after another; `show_life` is called between them."""
-    chunk, parts = Chunk(b"", [], [], [], {}), []
+    chunk, parts = Chunk(), []
     for position, item in enumerate(items):
         if position:
             show_life()
@@ -73,7 +73,7 @@ def decode_chunk(items: Sequence[Item], limits: Limits, show_life: Callable[[], 
         chunk.sizes.append((pixels.shape[1], pixels.shape[2]))
         chunk.kept.append(position)
         if note:
-            chunk.notes[note] = chunk.notes.get(note, 0) + 1
+            chunk.notes[note] += 1
     chunk.pixels = b"".join(parts)
     return chunk
 
@@ -102,15 +102,8 @@ def serve() -> None:
 
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits.of(task["limits"]), show_life)
-        head = {
-            "bytes": len(chunk.pixels),
-            "sizes": chunk.sizes,
-            "kept": chunk.kept,
-            "bad": chunk.bad,
-            "notes": chunk.notes,
-            "lost": chunk.lost,
-        }
+        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits(**task["limits"]), show_life)
+        head = {**vars(chunk), "pixels": len(chunk.pixels)}
         send(json.dumps(head).encode() + b"\n", chunk.pixels)
 
 
@@ -137,30 +130,23 @@ class Worker:
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         task = {"items": [(i.name, i.path, i.offset, i.length) for i in items], "limits": asdict(limits)}
-        try:
+        head, pixels = {"pixels": 1}, b""  # stays so if the process has died
+        with contextlib.suppress(OSError):
             stdin.write(json.dumps(task).encode() + b"\n")
             stdin.flush()
             while (line := stdout.readline()) == b"\n":
                 note_life()
-            head = json.loads(line) if line else None
-            pixels = stdout.read(head["bytes"]) if head else b""
-        except OSError:
-            head, pixels = None, b""
-        if head is None or len(pixels) < head["bytes"]:
+            if line:
+                head = json.loads(line)
+                pixels = stdout.read(head["pixels"])
+        if len(pixels) < head["pixels"]:
             code = self.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             raise EnvironmentFault(
                 f"a decoding process {how} at {items[0].name} .. {items[-1].name}: out of memory? use fewer cores, "
                 "each of which has a process (taskset -c 0 kontrast ...), or smaller images (data.size)"
             )
-        return Chunk(
-            pixels,
-            [(h, w) for h, w in head["sizes"]],
-            head["kept"],
-            [(p, r) for p, r in head["bad"]],
-            head["notes"],
-            head["lost"],
-        )
+        return Chunk(**{**head, "pixels": pixels})  # type: ignore[arg-type]
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None

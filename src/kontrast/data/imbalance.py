@@ -13,16 +13,11 @@ import torch
 from torch import Tensor
 
 from kontrast.data.image_set import ImageSet
-from kontrast.errors import DataError, UsageError
-from kontrast.registry import nearest
-
-KINDS = ("linear", "exponential")
+from kontrast.errors import DataError
 
 
 def counts(sizes: list[int], kind: str) -> list[int]:
     """How many images each class keeps: int(n (g+1)/G) or int(n e^(g+1-G)) at level g of G."""
-    if kind not in KINDS:
-        raise UsageError(f"unknown imbalance {kind!r}: {nearest(kind, KINDS)}")
     classes = len(sizes)
     levels = min(classes, 10)
     kept = []

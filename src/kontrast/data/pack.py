@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kontrast.data.decode import MAX_PIXELS, Limits, checked_range
+from kontrast.data.decode import MAX_PIXELS, Limits
 from kontrast.data.paths import describe_source
 from kontrast.data.source_files import Options, ProgressCallback, find_images, names_folder, origin_of
 from kontrast.data.store import check_destination, read_bad
@@ -55,11 +55,8 @@ def pack(
     """
     source, out = describe_source(data), Path(out)
     check_destination(source.spec, out)
-    limits = Limits(size, max_pixels, checked_range(float_range))
-    options = Options(
-        root=root, test_share=test_share, max_bad=max_bad, follow_links=follow_links, progress=progress,
-        workers=workers, limits=limits,
-    )  # fmt: skip
+    limits = Limits(size, max_pixels, float_range)
+    options = Options(root, test_share, max_bad, follow_links, progress=progress, workers=workers, limits=limits)
     folders: list[Path] = []
     for split in ("train", "test"):
         found, has_test = find_images(source, split, options)

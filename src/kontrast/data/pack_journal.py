@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,9 +61,7 @@ class Journal:
         os.truncate(images, end)
         self.pixels = open(images, "ab")
         self.text = open(self.work / "journal.jsonl", "w")
-        self.text.write(json.dumps({"key": self.key}) + "\n")
-        for line in self.lines:
-            self.text.write(json.dumps(line) + "\n")
+        self.text.writelines(json.dumps(line) + "\n" for line in [{"key": self.key}, *self.lines])
         self.text.flush()
         return self
 
@@ -70,14 +69,8 @@ class Journal:
         """Write the pixels of a chunk, then its line."""
         self.pixels.write(chunk.pixels)
         self.pixels.flush()
-        line = {
-            "bytes": len(chunk.pixels),
-            "sha256": hashlib.sha256(chunk.pixels).hexdigest(),
-            "sizes": chunk.sizes,
-            "kept": chunk.kept,
-            "bad": chunk.bad,
-            "notes": chunk.notes,
-        }
+        line = {"bytes": len(chunk.pixels), "sha256": hashlib.sha256(chunk.pixels).hexdigest(), "sizes": chunk.sizes}
+        line |= {"kept": chunk.kept, "bad": chunk.bad, "notes": chunk.notes}
         self.lines.append(line)
         self.text.write(json.dumps(line) + "\n")
         self.text.flush()
@@ -97,10 +90,9 @@ class Journal:
         return listing.bad + decoded
 
     def notes(self, listing: Listing) -> dict[str, int]:
-        counts = dict(listing.notes)
+        counts = Counter(listing.notes)
         for line in self.lines:
-            for what, count in line["notes"].items():
-                counts[what] = counts.get(what, 0) + count
+            counts.update(line["notes"])
         return counts
 
     def kept(self, chunk: int) -> list[int]:

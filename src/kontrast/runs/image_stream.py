@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from kontrast.data import ImageSet, LazyImages, open_data
-from kontrast.data.decode import BadImage, Limits, checked_range, decode_file
+from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.decode_workers import Chunk, decode_all
 from kontrast.data.image_set import ExtraChannels
-from kontrast.data.listing import Listing, scan_folder
+from kontrast.data.listing import Listing, check_split, scan_folder
 from kontrast.data.paths import Source, describe_source
 from kontrast.data.shards import scan_shards
 from kontrast.data.store import shape_images
 from kontrast.errors import DataError, UsageError
-from kontrast.registry import nearest
 from kontrast.runs.run import Run
 from kontrast.training.progress import tell
 
@@ -82,11 +81,10 @@ def open_stream(
         say: called with a line if a damaged store was packed again.
         max_bad: share of the images of a named set that may be unreadable; default: the run's.
     """
-    if split not in SPLITS:
-        raise UsageError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     if isinstance(data, ImageSet):
         return _of_images(run, [data])
     source = describe_source(data)
+    check_split(source.spec, split, SPLITS)
     listed = _list_files(run, source, split)
     if listed is not None:
         return _of_listing(run, listed, source.spec)
@@ -110,16 +108,14 @@ def one_image(run: Run, path: str | Path, float_range: tuple[float, float] | Non
 
 def _limits(run: Run, float_range: tuple[float, float] | None = None) -> Limits:
     data = run.recipe.data
-    return Limits(data.size or None, float_range=checked_range(float_range or data.float_range))
+    return Limits(data.size or None, float_range=float_range or data.float_range)
 
 
 def _list_files(run: Run, source: Source, split: str) -> Listing | None:
     """The files of a folder (a split is a sub-folder) or of shards; None for a named set or a packed store."""
     if source.kind in ("named", "store", "store split", "missing"):
         return None
-    if source.kind == "shards":
-        if split != "all":
-            raise UsageError(f"{source.spec} has no split {split!r}: leave --split out")
+    if split == "all" and source.kind == "shards":
         return scan_shards(source.spec)
     folder = source.path if split == "all" else source.path / split
     if not folder.is_dir():
