@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kontrast.data import ImageSet
 from kontrast.data.imbalance import counts, imbalance
 
 
@@ -31,8 +32,9 @@ def test_images_are_chosen_by_the_shuffle_of_scikit_learn():
     from sklearn.utils import shuffle
 
     labels = torch.arange(1000) % 10
-    kept = imbalance(labels, "linear")
+    images = ImageSet(torch.zeros(1000, 1, 1, 1), [""] * 1000, labels)
+    kept = imbalance(images, "linear")
     assert torch.bincount(labels[kept]).tolist() == [10 * (i + 1) for i in range(10)]
     expected = shuffle(np.flatnonzero(labels.numpy() == 0), random_state=2021)[:10]
     assert kept[:10].tolist() == expected.tolist() and len(set(kept.tolist())) == len(kept)
-    assert not torch.equal(kept, imbalance(labels, "linear", seed=1))
+    assert not torch.equal(kept, imbalance(images, "linear", seed=1))

@@ -128,9 +128,6 @@ def _read_image(source: BinaryIO, limits: Limits) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if not source.read(1):
-                raise BadImage("empty file")
-            source.seek(0)
             with Image.open(source, formats=FORMATS) as image:
                 yield image
     except (BadImage, KontrastError):  # a signal handler may raise here too, which is no fault of the image
@@ -147,6 +144,8 @@ def _read_image(source: BinaryIO, limits: Limits) -> Iterator[Image.Image]:
 
 def sniff(content: bytes) -> str:
     """A guess, from its first bytes, of what a file is that is not an image."""
+    if not content:
+        return "an empty file"
     head = content[:512].lstrip()
     for magic, what in _MAGIC:
         if head.startswith(magic) or head.lower().startswith(magic):

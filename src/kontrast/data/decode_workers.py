@@ -11,21 +11,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.listing import Item
 from kontrast.errors import EnvironmentFault
 
+T = TypeVar("T")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PATIENCE = 120.0
 """Seconds without an answer or a sign of life after which the storage is taken to hang."""
@@ -162,7 +164,7 @@ class Decoders:
     def __init__(self, limits: Limits, workers: int | None = None):
         self.limits, self.workers = limits, workers or usable_cores()
         self.last_sign = 0.0  # when a worker last showed a sign of life
-        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._thread = threading.local()  # each thread of the pool has a worker
         self._started: list[Worker] = []
         self._pool = ThreadPoolExecutor(self.workers, "kontrast-decoder")
         # If nobody calls close, no process stays behind. This may run in a thread of the pool, so it must not wait.
@@ -174,15 +176,10 @@ class Decoders:
     def _work(self, items: Sequence[Item]) -> Chunk:
         if self.workers == 1:
             return decode_chunk(items, self.limits, self._note_life)
-        try:
-            worker = self._free.get_nowait()
-        except queue.Empty:
-            worker = Worker()
-            self._started.append(worker)
-        try:
-            return worker.decode(items, self.limits, self._note_life)
-        finally:
-            self._free.put(worker)
+        if not hasattr(self._thread, "worker"):
+            self._thread.worker = Worker()
+            self._started.append(self._thread.worker)
+        return self._thread.worker.decode(items, self.limits, self._note_life)
 
     def _note_life(self) -> None:
         self.last_sign = time.monotonic()
@@ -227,17 +224,21 @@ def decode_all(
             yield n, decode_chunk(pieces(n), limits)
         return
     decoders = Decoders(limits, min(workers, len(numbers)))
-    waiting: deque[tuple[int, Future[Chunk]]] = deque()
     try:
-        for n in numbers:
-            waiting.append((n, decoders.submit(pieces(n))))
-            if len(waiting) >= 2 * decoders.workers:
-                number, future = waiting.popleft()
-                yield number, wait_for(future, pieces(number), decoders)
-        for number, future in waiting:
-            yield number, wait_for(future, pieces(number), decoders)
+        for n, future in run_ahead(((n, decoders.submit(pieces(n))) for n in numbers), 2 * decoders.workers - 1):
+            yield n, wait_for(future, pieces(n), decoders)
     finally:
         decoders.close()
+
+
+def run_ahead(items: Iterable[T], count: int) -> Iterator[T]:
+    """Iterate over items that start some work, always `count` items behind: their work runs meanwhile."""
+    waiting: deque[T] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def usable_cores() -> int:

@@ -6,10 +6,8 @@ Legend: N images, B images of the whole batch, b = B / world of this rank, C cha
 from __future__ import annotations
 
 import itertools
-import queue
-import threading
-from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from kontrast.counters import block_permutation, permutation
 from kontrast.data.bad_images import none_readable
+from kontrast.data.decode_workers import run_ahead
 from kontrast.data.image_set import ExtraChannels, ImageSet, pad
 from kontrast.data.lazy_images import LazyImages, PendingBatch
 from kontrast.errors import DataError, UsageError
@@ -24,8 +23,8 @@ from kontrast.errors import DataError, UsageError
 _ORDER = 0x0FEED
 RESIDENT_SHARE = 0.4
 """With resident="auto", images may take this share of the free device memory."""
-AHEAD = 2
-"""Number of batches that are decoded ahead."""
+AHEAD, PREFETCH = 2, 3
+"""PREFETCH batches are prepared ahead, and the images of AHEAD further ones are being decoded."""
 WINDOW_BLOCKS, WINDOW_IMAGES = 8, 16_384
 """Images are shuffled within a window of at least this many shards, with about this many images."""
 
@@ -133,26 +132,32 @@ class Feeder:
         return torch.arange(step * self.batch, (step + 1) * self.batch).tensor_split(self.world)[self.rank]
 
     def _gather(self, step: int, positions: Tensor) -> Batch:
-        indices, labels = self._indices_and_labels(positions)
+        """One batch of resident images."""
         if self.device.type == "cpu":
-            images, sizes = self.data.batch(positions)
-        else:
-            images, sizes = self.pixels[positions.to(self.device, non_blocking=True)], None
-        return Batch(step, images, sizes, self._on_device(indices), self._on_device(labels))  # type: ignore[arg-type]
+            return self._batch(step, positions, *self.data.batch(positions))
+        return self._batch(step, positions, self.pixels[positions.to(self.device, non_blocking=True)], None)
 
-    def _read(self, order: Tensor, slots: Tensor, pending: PendingBatch | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Positions, images and sizes for these places in the order; bad images are replaced."""
+    def _batch(self, step: int, positions: Tensor, images: Tensor, sizes: Tensor | None) -> Batch:
+        """The images with their indices and labels, on the device."""
+        labels = self.data.labels
+        tensors = (images, sizes, self.data.index[positions], None if labels is None else labels[positions])  # type: ignore[index]
+        return Batch(step, *(None if t is None else t.to(self.device, non_blocking=True) for t in tensors))  # type: ignore[arg-type]
+
+    def _read(self, order: Tensor, step: int, pending: PendingBatch | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Positions, images (in pinned memory if the device is a GPU) and sizes of a step; bad images are replaced."""
+        slots = self._slots(step)
         positions = order[slots]
         if self.lazy is None or pending is None:
-            return positions, *self.data.batch(positions)
-        images = self.lazy.collect(pending)
-        for row, slot in enumerate(slots.tolist()):
-            if images[row] is None:
-                positions[row], images[row] = self._replacement(order, slot)
-        pixels, sizes = pad(images)  # type: ignore[arg-type]
-        if isinstance(self.data.images, ExtraChannels):
-            pixels = self.data.images.joined(pixels, positions)
-        return positions, pixels, sizes
+            pixels, sizes = self.data.batch(positions)
+        else:
+            images = self.lazy.collect(pending)
+            for row, slot in enumerate(slots.tolist()):
+                if images[row] is None:
+                    positions[row], images[row] = self._replacement(order, slot)
+            pixels, sizes = pad(images)  # type: ignore[arg-type]
+            if isinstance(self.data.images, ExtraChannels):
+                pixels = self.data.images.joined(pixels, positions)
+        return positions, pixels.pin_memory() if self.device.type == "cuda" else pixels, sizes
 
     def _replacement(self, order: Tensor, slot: int) -> tuple[int, Tensor]:
         """The image that replaces a bad one; it depends only on the order and on which images are bad."""
@@ -166,13 +171,6 @@ class Feeder:
                 return position, image
         raise none_readable(self.lazy.reader.bad, self.lazy.reader.root)
 
-    def _indices_and_labels(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        labels = self.data.labels
-        return self.data.index[positions], None if labels is None else labels[positions]  # type: ignore[index]
-
-    def _on_device(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(self.device, non_blocking=True)
-
     def _is_resident(self, wanted: str) -> bool:
         base, on_cpu = self.data.base, self.device.type == "cpu"
         possible = isinstance(base, Tensor) or (on_cpu and self.lazy is None)
@@ -185,49 +183,16 @@ class Feeder:
             return wanted != "no" and possible
         return base.numel() <= RESIDENT_SHARE * torch.cuda.mem_get_info(self.device)[0]
 
-    def _gathered(self, order: Tensor, steps: range) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
-        """Iterate over steps, positions, images and sizes; the next batches are decoded meanwhile."""
-        ahead: deque[tuple[int, PendingBatch | None]] = deque()
-        for step in itertools.chain(steps, [None] * AHEAD):
-            if step is not None:
-                ahead.append((step, None if self.lazy is None else self.lazy.submit(order[self._slots(step)])))
-            if ahead and (step is None or len(ahead) > AHEAD):
-                ready, pending = ahead.popleft()
-                yield ready, *self._read(order, self._slots(ready), pending)
-
     def _prefetched(self, order: Tensor, steps: range) -> Iterator[Batch]:
-        """Iterate over batches that a thread prepares ahead, in pinned memory."""
-        ready: queue.Queue = queue.Queue(AHEAD + 1)
-        stop = threading.Event()
-        pin = self.device.type == "cuda"
-
-        def put(thing: object) -> None:
-            while not stop.is_set():
-                try:
-                    return ready.put(thing, timeout=0.1)
-                except queue.Full:
-                    continue
-
-        def fill() -> None:
-            try:
-                for step, positions, images, sizes in self._gathered(order, steps):
-                    if stop.is_set():
-                        return
-                    put((step, positions, images.pin_memory() if pin else images, sizes))
-                put(None)
-            except Exception as error:
-                put(error)
-
-        thread = threading.Thread(target=fill, daemon=True, name="kontrast-feeder")
-        thread.start()
+        """Iterate over batches that a thread prepares ahead; images are decoded even earlier."""
+        pool = ThreadPoolExecutor(1, "kontrast-feeder")
         try:
-            while (item := ready.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                step, positions, images, sizes = item
-                indices, labels = self._indices_and_labels(positions)
-                tensors = (self._on_device(tensor) for tensor in (images, sizes, indices, labels))
-                yield Batch(step, *tensors)  # type: ignore[arg-type]
+            decoding = run_ahead(((step, self._start_decoding(order, step)) for step in steps), AHEAD)
+            reading = ((step, pool.submit(self._read, order, step, pending)) for step, pending in decoding)
+            for step, future in run_ahead(reading, PREFETCH):
+                yield self._batch(step, *future.result())
         finally:
-            stop.set()
-            thread.join()
+            pool.shutdown(cancel_futures=True)
+
+    def _start_decoding(self, order: Tensor, step: int) -> PendingBatch | None:
+        return None if self.lazy is None else self.lazy.submit(order[self._slots(step)])

@@ -10,7 +10,6 @@ import gzip
 import os
 import tarfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -51,22 +50,30 @@ def _missing(name: str, root: Path, files: str, url: str) -> DataError:
     )
 
 
-def _read_member(name: str, root: Path, archive: str, folder: str, file: str, url: str) -> bytes:
-    """The content of one file of a data set, found under root or inside its archive."""
-    for place in (root / folder / file, root / file, root / name / file):
-        if place.is_file():
-            return place.read_bytes()
-    for place in (root / archive, root / folder / archive, root / name / archive):
-        if not place.is_file():
-            continue
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
+_ARCHIVES = {
+    "cifar10": ("cifar-10-binary.tar.gz", "cifar-10-batches-bin", _CIFAR_URL),
+    "cifar100": ("cifar-100-binary.tar.gz", "cifar-100-binary", _CIFAR_URL),
+    "stl10": ("stl10_binary.tar.gz", "stl10_binary", "https://ai.stanford.edu/~acoates/stl10/"),
+}
+"""The archive of a set, the folder inside it, and where it comes from."""
+
+
+def _read_member(name: str, root: str | Path | None, file: str) -> bytes:
+    """The content of one file of a data set, found under the data root or inside the archive of the set."""
+    place, (archive, folder, url) = data_root(root), _ARCHIVES[name]
+    for path in (place / folder / file, place / file, place / name / file):
+        if path.is_file():
+            return path.read_bytes()
+    for path in filter(Path.is_file, (place / archive, place / folder / archive, place / name / archive)):
         try:
-            with tarfile.open(place) as tar:
+            with tarfile.open(path) as tar:
                 for member in tar:
                     if member.isfile() and member.name.rsplit("/", 1)[-1] == file:
                         return tar.extractfile(member).read()  # type: ignore[union-attr]
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{place} is damaged ({error}): fetch it again") from None
-    raise _missing(name, root, archive, url + archive)
+            raise DataError(f"{path} is damaged ({error}): fetch it again") from None
+    raise _missing(name, place, archive, url + archive)
 
 
 def _records(content: bytes, width: int, what: str) -> np.ndarray:
@@ -92,35 +99,25 @@ def _image_set(
     )
 
 
-def _cifar(name: str, split: str, read: Callable[[str], bytes], files: list[str], classes: list[str]) -> ImageSet:
+def _cifar(name: str, split: str, root: str | Path | None, files: list[str], classes: list[str]) -> ImageSet:
     check_split(name, split, ("train", "test"))
     head = 1 if name == "cifar10" else 2  # CIFAR-100 has the coarse label before the fine one
-    records = np.concatenate([_records(read(file), head + 3072, file) for file in files])
+    records = np.concatenate([_records(_read_member(name, root, file), head + 3072, file) for file in files])
     return _image_set(name, split, records[:, head:].reshape(-1, 3, 32, 32), records[:, head - 1], classes)
 
 
 def cifar10(split: str = "train", root: str | Path | None = None) -> ImageSet:
     """CIFAR-10 in its binary version: 50,000 train and 10,000 test images of 32x32 in ten classes."""
-
-    def read(file: str) -> bytes:
-        archive, folder = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
-        return _read_member("cifar10", data_root(root), archive, folder, file, "https://www.cs.toronto.edu/~kriz/")
-
     files = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
-    return _cifar("cifar10", split, read, files, CIFAR10)
+    return _cifar("cifar10", split, root, files, CIFAR10)
 
 
 def cifar100(split: str = "train", root: str | Path | None = None) -> ImageSet:
     """CIFAR-100 in its binary version, with its hundred fine classes."""
-
-    def read(file: str) -> bytes:
-        archive, folder = "cifar-100-binary.tar.gz", "cifar-100-binary"
-        return _read_member("cifar100", data_root(root), archive, folder, file, "https://www.cs.toronto.edu/~kriz/")
-
     classes = [str(i) for i in range(100)]
     with contextlib.suppress(DataError):
-        classes = read("fine_label_names.txt").decode().split()
-    return _cifar("cifar100", split, read, [f"{split}.bin"], classes)
+        classes = _read_member("cifar100", root, "fine_label_names.txt").decode().split()
+    return _cifar("cifar100", split, root, [f"{split}.bin"], classes)
 
 
 def stl10(split: str = "train", root: str | Path | None = None) -> ImageSet:
@@ -129,17 +126,12 @@ def stl10(split: str = "train", root: str | Path | None = None) -> ImageSet:
     if split == "train+unlabelled":
         both = [stl10(part, root).images for part in ("train", "unlabelled")]
         return _image_set("stl10", split, torch.cat(both).numpy(), None, None)
-
-    def read(file: str) -> bytes:
-        archive, url = "stl10_binary.tar.gz", "https://ai.stanford.edu/~acoates/stl10/"
-        return _read_member("stl10", data_root(root), archive, "stl10_binary", file, url)
-
-    stem = "unlabeled" if split == "unlabelled" else split
+    file = f"{'unlabeled' if split == 'unlabelled' else split}_X.bin"
     # The files are in column-major order, so height and width are swapped.
-    images = _records(read(f"{stem}_X.bin"), 3 * 96 * 96, f"{stem}_X.bin").reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)
+    images = _records(_read_member("stl10", root, file), 3 * 96 * 96, file).reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)
     labels = None
     if split != "unlabelled":
-        labels = np.frombuffer(read(f"{stem}_y.bin"), dtype=np.uint8).astype(np.int64) - 1
+        labels = np.frombuffer(_read_member("stl10", root, f"{split}_y.bin"), dtype=np.uint8).astype(np.int64) - 1
     return _image_set("stl10", split, images, labels, STL10)
 
 

@@ -6,6 +6,7 @@ second process reads the journal, verifies the pixels, drops what follows the la
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -41,7 +42,7 @@ class Journal:
     def _read(self) -> list[dict[str, Any]]:
         """The lines up to the first whose pixels are incomplete or changed."""
         good: list[dict[str, Any]] = []
-        try:
+        with contextlib.suppress(OSError, KeyError):
             lines = read_json_lines(self.work / "journal.jsonl")
             if lines[:1] != [{"key": self.key}]:
                 return []
@@ -50,8 +51,6 @@ class Journal:
                     if hashlib.sha256(file.read(line["bytes"])).hexdigest() != line["sha256"]:
                         break
                     good.append(line)
-        except (OSError, KeyError):
-            pass
         return good
 
     def __enter__(self) -> Journal:

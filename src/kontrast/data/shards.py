@@ -158,17 +158,13 @@ def _index(shard: str) -> ShardIndex:
                 elif suffix not in IGNORED_SUFFIXES:
                     found.notes["members of other kinds"] += 1
             # tarfile takes a damaged header for the end of the archive; the real end is a block of zeros.
-            if not _is_end(shard, tar.offset):
-                found.bad.append((stem, "the archive is cut or damaged: it has no end"))
+            with open(shard, "rb") as file:
+                file.seek(tar.offset)
+                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                    found.bad.append((stem, "the archive is cut or damaged: it has no end"))
     except (tarfile.TarError, OSError, EOFError) as error:
         found.bad.append((stem, f"the archive is cut or damaged: {error}"))
     return found
-
-
-def _is_end(shard: str, offset: int) -> bool:
-    with open(shard, "rb") as file:
-        file.seek(offset)
-        return file.read(tarfile.BLOCKSIZE) == b"\0" * tarfile.BLOCKSIZE
 
 
 def _key(name: str) -> str:

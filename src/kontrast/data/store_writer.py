@@ -92,11 +92,10 @@ def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[t
         check_listing(listing, bad, options.max_bad)
         if not journal.kept(CHUNK):
             raise none_readable(bad, listing.root)
-    except DataError:
+        return bad
+    finally:
         if not journal.kept(CHUNK):
             shutil.rmtree(journal.work, ignore_errors=True)
-        raise
-    return bad
 
 
 def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,7 +138,7 @@ def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
 def _image_set(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
     if not names:
         return ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), [])
-    flat = torch.from_numpy(np.frombuffer(chunk.pixels, dtype=np.uint8).copy())
+    flat = torch.frombuffer(bytearray(chunk.pixels), dtype=torch.uint8)
     return run.check_channels(ImageSet(shape_images(flat, torch.tensor(chunk.sizes), 3), names), spec)
 
 

@@ -87,16 +87,9 @@ def preview_split(settings: DataSettings) -> Preview:
 
 def _options(settings: DataSettings) -> dict[str, Any]:
     """The arguments of `open_data` that the data section of a recipe sets."""
-    return {
-        "root": settings.root or None,
-        "size": settings.size or None,
-        "test_share": settings.test_share,
-        "max_bad": settings.max_bad,
-        "follow_links": settings.follow_links,
-        "float_range": settings.float_range,
-        "pack": settings.pack,
-        "say": tell,
-    }
+    keys = ("test_share", "max_bad", "follow_links", "float_range", "pack")
+    options = {key: getattr(settings, key) for key in keys}
+    return {**options, "root": settings.root or None, "size": settings.size or None, "say": tell}
 
 
 def open_split(
