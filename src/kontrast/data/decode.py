@@ -138,22 +138,21 @@ def _read_image(source: BinaryIO, limits: Limits) -> Iterator[Image.Image]:
             reason = f"more than {limits.max_pixels / 1e6:g} million pixels"
         elif isinstance(error, Image.UnidentifiedImageError):
             source.seek(0)
-            reason = f"not an image: {sniff(source.read(512))}"
+            head = source.read(512)
+            reason = f"not an image: {sniff(head)}" if head else "empty file"
         raise BadImage(reason) from None
 
 
 def sniff(content: bytes) -> str:
-    """A guess, from its first bytes, of what a file is that is not an image."""
-    if not content:
-        return "an empty file"
-    head = content[:512].lstrip()
+    """Guess what a file is that is not an image, from its first bytes."""
+    head = content.lstrip()
     for magic, what in _MAGIC:
         if head.startswith(magic) or head.lower().startswith(magic):
             return what
     if content[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
         return "HEIC or AVIF"
     try:
-        text = content[:512].decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
         return "unknown bytes, or a damaged header"
     return "text" if text.isprintable() or any(c in text for c in "\n\r\t") else "unknown bytes"

@@ -115,10 +115,6 @@ class Feeder:
             return torch.from_numpy(block_permutation(blocks, window, self.seed, _ORDER, epoch))
         return torch.from_numpy(permutation(len(self.data), self.seed, _ORDER, epoch))
 
-    def positions(self, epoch: int, step: int) -> Tensor:
-        """int64 [b]: the positions of this rank's images in one step."""
-        return self.order(epoch)[self._slots(step)]
-
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of an epoch, from step `start`."""
         order = self.order(epoch)

@@ -149,8 +149,7 @@ def _label(given: Any) -> int | None:
     """The label as an int; None if it is something else, such as a mask or a dict of boxes, or negative."""
     if isinstance(given, Tensor) and given.ndim == 0 and not given.is_floating_point():
         given = given.item()
-    known = isinstance(given, int | np.integer) and not isinstance(given, bool) and given >= 0
-    return int(given) if known else None
+    return int(given) if isinstance(given, int | np.integer) and type(given) is not bool and given >= 0 else None
 
 
 def _pixels(image: Any, number: int) -> Tensor:

@@ -6,6 +6,7 @@ with ASCII escapes preserves.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -106,20 +107,15 @@ def cache_home() -> Path:
     if place := os.environ.get("KONTRAST_CACHE"):
         return Path(place)
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return _temporary_home() if user.startswith("~") else Path(user, "kontrast")
-
-
-def _temporary_home() -> Path:
-    """A folder in the temporary directory that belongs to this user: another user could put images into theirs."""
-    place = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
-    try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        if place.lstat().st_uid == os.getuid():
-            return place
-        reason = "it belongs to another user"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise EnvironmentFault(f"no cache: this user has no home, and {place} can't be used ({reason}); set KONTRAST_CACHE")
+    if not user.startswith("~"):
+        return Path(user, "kontrast")
+    private = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
+    with contextlib.suppress(OSError):
+        private.mkdir(mode=0o700, exist_ok=True)
+        if private.lstat().st_uid == os.getuid():  # another user could put images into theirs
+            return private
+    reason = "belongs to another user or can't be created"
+    raise EnvironmentFault(f"no cache: this user has no home, and {private} {reason}; set KONTRAST_CACHE")
 
 
 def scan_folder(root: str, follow_links: bool = False) -> Listing:
@@ -134,8 +130,12 @@ def scan_folder(root: str, follow_links: bool = False) -> Listing:
             notes["other files"] += 1
     found.sort(key=lambda item: os.fsencode(item.name))
     if not found:
+        others = [f"{count} {what}" for what, count in notes.items()]
+        others += [f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})"] if bad else []
+        hint = f", which {LINKS}" if notes["links not followed"] else ""
+        only = f"only {', '.join(others)}{hint}; " if others else ""
         raise DataError(
-            f"no images in {root}: {_describe_other_files(notes, bad)}"
+            f"no images in {root}: {only}"
             f"allowed: {' '.join(s[1:] for s in SUFFIXES)}, in upper or lower case and at any depth"
         )
     listing = Listing(root, found, bad=bad, notes=notes)
@@ -155,15 +155,6 @@ def first_image(root: str, follow_links: bool = False) -> str | None:
     """The name of an image under a folder, or None."""
     names = (item.name for item in _walk(root, follow_links, [], Counter()))
     return next((name for name in names if name.lower().endswith(SUFFIXES)), None)
-
-
-def _describe_other_files(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:
-    """What a folder without images does contain."""
-    parts = [f"{count} {what}" for what, count in notes.items()]
-    if bad:
-        parts.append(f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})")
-    hint = f", which {LINKS}" if notes.get("links not followed") else ""
-    return f"only {', '.join(parts)}{hint}; " if parts else ""
 
 
 def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: Counter[str]) -> Iterator[Item]:

@@ -73,10 +73,9 @@ def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
 
 def origin_of(source: Source, options: Options) -> dict[str, Any]:
     """What a store's manifest records about its source, so that the store can be packed again from any directory."""
-    named = source.kind == "named"
     return {
         "spec": source.place or source.spec,
-        "root": os.path.abspath(data_root(options.root)) if named else None,
+        "root": os.path.abspath(data_root(options.root)) if source.kind == "named" else None,
         **{key: getattr(options, key) for key in CHOICES},
         "limits": dataclasses.asdict(options.limits),
     }
@@ -125,6 +124,4 @@ def _suggestion(path: Path) -> str:
     with contextlib.suppress(DataError):
         folders = [entry.name for entry in entries(str(path.parent)) if entry.is_dir()][:200]
     close = difflib.get_close_matches(path.name, [*folders, *SOURCES], n=1)
-    if not close:
-        return ""
-    return f": did you mean {str(path.parent / close[0]) if close[0] in folders else close[0]!r}?"
+    return f": did you mean {str(path.parent / close[0]) if close[0] in folders else close[0]!r}?" if close else ""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kontrast.data.bad_images import check_listing, none_readable
-from kontrast.data.decode import MAX_PIXELS, BadImage, Limits, read_sides
+from kontrast.data.decode import BadImage, Limits, read_sides
 from kontrast.data.decode_workers import decode_all
 from kontrast.data.image_set import ImageSet
 from kontrast.data.lazy_images import LazyImages
@@ -46,7 +46,6 @@ def open_data(
     max_bad: float = 0.05,
     follow_links: bool = False,
     float_range: Sequence[float] | None = None,
-    max_pixels: int = MAX_PIXELS,
     pack: bool = True,
     progress: ProgressCallback | None = None,
     workers: int | None = None,
@@ -66,7 +65,6 @@ def open_data(
         max_bad: share of images that may be unreadable, from 0 to 1, counted over both splits of a divided source.
         follow_links: whether symbolic links are followed.
         float_range: (low, high), the values that become 0 and 255, for images of floats or 32-bit integers.
-        max_pixels: images with more pixels count as bad.
         pack: decode many files once into a packed store in the cache (KONTRAST_CACHE, default ~/.cache/kontrast). With
             False, shards and folders that do not fit into memory are decoded anew for every batch.
         progress: called with the number of decoded images and of all images.
@@ -82,7 +80,7 @@ def open_data(
         >>> len(images), images[0].shape
         (1536, torch.Size([3, 32, 32]))
     """
-    limits = Limits(size, max_pixels, float_range)
+    limits = Limits(size, float_range=float_range)
     options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, other_bad, say)
     source = describe_source(spec)
     if source.kind in ("store", "store split"):

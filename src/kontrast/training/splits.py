@@ -112,8 +112,7 @@ def open_split(
     """
     from kontrast.data.competing_features import overlay_digits, random_bits
 
-    split = settings.split if pretraining else split
-    images = opened
+    split, images = settings.split if pretraining else split, opened
     if images is None:
         with PackingBar(f"read {split}") as bar:
             images = open_data(settings.source, split, progress=bar, other_bad=other_bad, **_options(settings))
