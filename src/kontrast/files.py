@@ -1,6 +1,6 @@
 """Files that are whole or absent: atomic writes, locks and JSON lines, for the whole program.
 
-What is being written is called `.tmp-<pid>-<name>` and stands beside its final name, so that `sweep` can remove what a
+What is being written is called `.tmp-<pid>-<name>`, in the folder of its final name, so that `sweep` can remove what a
 killed process left behind.
 """
 
@@ -20,18 +20,17 @@ from kontrast.errors import CheckpointError, EnvironmentFault
 
 
 @contextlib.contextmanager
-def disk_faults(path: Path, needed: int = 0) -> Iterator[None]:
-    """Turn an `OSError` into one line that names the path and, if known, the number of bytes needed."""
+def disk_faults(path: Path, needed: int = 0, advice: str = "choose another place") -> Iterator[None]:
+    """Turn an `OSError` into one line that names the path and the number of bytes needed, if known, or says what to do
+    if the path can't be written."""
     try:
         yield
     except OSError as error:
+        text = f"can't write {path}: {error.strerror or error}; {advice}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             size = f" ({needed:,} bytes needed)" if needed else ""
             text = f"no space left to write {path}{size}: free some, then repeat the command (pretrain: add --resume)"
-            raise EnvironmentFault(text) from None
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise EnvironmentFault(f"can't write {path}: {error.strerror}; choose another place") from None
-        raise EnvironmentFault(f"can't write {path}: {error.strerror or error}") from None
+        raise EnvironmentFault(text) from None
 
 
 @contextlib.contextmanager
@@ -149,12 +148,12 @@ def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder."""
     try:
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: is {path.parent} a finished run?") from None
+    except (FileNotFoundError, ValueError, RecursionError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = f"missing: is {path.parent} a finished run?" if missing else "damaged: not JSON"
+        raise CheckpointError(f"{path} is {why}") from None
     except OSError as error:
         raise EnvironmentFault(f"can't read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{path} is damaged: not JSON") from None
 
 
 class JsonLines:
@@ -177,7 +176,7 @@ class JsonLines:
             damaged = max(0, self.path.read_bytes().count(b"\n") - len(records))
             kept = [r for r in records if keep_until_step is None or _step(r) <= keep_until_step]
             kept = [r for r in kept if not owed or "loss" in r or _step(r) != keep_until_step]
-            write_atomic(self.path, "".join(_line(r) for r in kept))
+            write_atomic(self.path, "".join(map(_line, kept)))
         with disk_faults(self.path):
             self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115
         return damaged

@@ -1,4 +1,4 @@
-"""A run that is resumed with other files says which of them are others."""
+"""A run that is resumed with other files says which of them changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kontrast.errors import DataError
 
 
 def change(root) -> None:
-    """Two files more, one less, one touched, one with other pixels."""
+    """Add two files, remove one, touch one and change the pixels of one."""
     Image.new("RGB", (16, 16)).save(root / "new.png")
     Image.new("RGB", (16, 16)).save(root / 'q"uote\n.png')
     (root / "0003.png").unlink()
@@ -36,7 +36,7 @@ def test_added_removed_and_modified_files_are_named(make_folder, monkeypatch, wa
     assert str(found) == r'2 added (new.png, q"uote\n.png), 1 removed (0003.png), 2 modified (0005.png, 0006.png)'
 
 
-def test_a_few_names_stand_for_many(make_folder):
+def test_only_the_first_names_of_many_are_shown(make_folder):
     root = make_folder(classes=1, each=30)
     before = file_listing(open_data(root))
     for number in range(20):
@@ -44,7 +44,7 @@ def test_a_few_names_stand_for_many(make_folder):
     assert str(changes(before, open_data(root))) == "20 removed (0000.png, 0001.png, 0002.png, ...)"
 
 
-def test_listings_follow_a_subset_and_made_sets_have_none(make_folder):
+def test_a_subset_has_its_own_listing_and_a_synthetic_set_has_none(make_folder):
     images = open_data(make_folder(classes=1, each=5))
     part = images.subset([3, 1])
     assert changes(file_listing(part), images).added == ["0000.png", "0002.png", "0004.png"]
@@ -53,7 +53,7 @@ def test_listings_follow_a_subset_and_made_sets_have_none(make_folder):
         changes(file_listing(images)[:-9], images)
 
 
-def test_a_resumed_run_names_what_changed_and_may_accept_it(make_folder, tmp_path):
+def test_a_resumed_run_names_the_changes_and_can_accept_them(make_folder, tmp_path):
     from kontrast.training.pretrain import pretrain
 
     root, out = make_folder(classes=1, each=40), tmp_path / "run"
@@ -66,8 +66,10 @@ def test_a_resumed_run_names_what_changed_and_may_accept_it(make_folder, tmp_pat
     assert 0 < (out / "files.txt.gz").stat().st_size < 2000
     go(resume=True)
     change(root)
-    told = r"changed since the run began, 40 then, 41 now: 2 added \(new.png.*1 removed \(0003.png\), 2 modified \(0005"
-    with pytest.raises(DataError, match=told):
+    message = (
+        r"changed since the run began, 40 then, 41 now: 2 added \(new.png.*1 removed \(0003.png\), 2 modified \(0005"
+    )
+    with pytest.raises(DataError, match=message):
         go(resume=True)
     go(resume=True, accept_data_change=True)
     info = json.loads((out / "run.json").read_text())

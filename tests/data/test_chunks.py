@@ -1,4 +1,4 @@
-"""Images in parts that fit into memory: each at its own size, whatever is beside it."""
+"""`iter_chunks` divides images into chunks that fit into memory and keeps the size of each image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ragged_set(sizes: list[tuple[int, int]], planes: int = 0) -> ImageSet:
     return ImageSet(pictures, [str(n) for n in range(len(sizes))])
 
 
-def test_a_mouthful_never_exceeds_its_bytes():
+def test_a_chunk_never_exceeds_its_limit():
     uniform = ImageSet(torch.zeros(100, 3, 32, 32, dtype=torch.uint8), [str(n) for n in range(100)])
     for images in (uniform, ragged_set([(32, 32)] * 100)):
         taken = [part for part, _, _ in images.iter_chunks(torch.arange(100), limit=10 * 3 * 32 * 32)]
@@ -33,7 +33,7 @@ def test_a_mouthful_never_exceeds_its_bytes():
 
 
 @pytest.mark.parametrize("planes", [0, 2])
-def test_mouthfuls_are_the_images_themselves(planes):
+def test_chunks_together_are_the_images(planes):
     images = ragged_set([(8, 8), (20, 9), (7, 30), (3, 3), (40, 40)] * 30, planes)
     asked, seen = torch.arange(150).flip(0), []
     for positions, pixels, sizes in images.iter_chunks(asked, limit=20_000):
@@ -44,8 +44,8 @@ def test_mouthfuls_are_the_images_themselves(planes):
     assert torch.equal(torch.cat(seen), asked) and len(seen) > 2
 
 
-def test_features_of_an_image_do_not_depend_on_what_is_beside_it():
-    """Probes see what `embed` sees: each picture at its own size, not a square of the set's median side."""
+def test_the_features_of_an_image_do_not_depend_on_its_chunk():
+    """Probes see what `embed` sees: each image with its own size, not a square of the median side."""
     view, flat = evaluation_view(resolve("cifar10/simclr")), torch.nn.Flatten()
     small, large = ragged_set([(90, 60), *[(12, 12)] * 6]), ragged_set([(90, 60), *[(200, 220)] * 6])
     found = [extract_features(flat, images, view, device="cpu")[0] for images in (small, large)]

@@ -1,4 +1,4 @@
-"""RandBit and digit overlay: fixed by the index, uniform, where the paper puts them; and pictures to look at."""
+"""RandBit and digit overlays depend on the index only, are uniform, and are placed as in the paper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def black(count: int, side: int = 32) -> ImageSet:
     return ImageSet(images=torch.zeros(count, 3, side, side, dtype=torch.uint8), names=[str(i) for i in range(count)])
 
 
-def test_bits_are_constant_channels_that_follow_the_index():
+def test_bits_are_constant_channels_that_depend_on_the_index():
     images = random_bits(black(40), 5, seed=3)
     batch = images[0:40]
     assert batch.shape == (40, 8, 32, 32) and images.channels == 8
@@ -39,13 +39,13 @@ def test_bits_are_constant_channels_that_follow_the_index():
 
 
 @pytest.mark.parametrize(("bits", "expected"), [(5, 32), (10, 1024), (15, 25643), (20, 48827)])
-def test_distinct_values_are_those_of_uniform_draws(bits, expected):
-    """2^n (1 - (1 - 2^-n)^N) distinct values among 50,000."""
+def test_there_are_as_many_distinct_values_as_with_uniform_draws(bits, expected):
+    """2^n (1 - (1 - 2^-n)^N) distinct values are expected among N = 50,000 images."""
     drawn = bits_of(torch.arange(50_000), bits).long() @ (2 ** torch.arange(bits))
     assert abs(len(drawn.unique()) - expected) <= 0.01 * expected
 
 
-def test_nine_copies_at_the_papers_offsets():
+def test_nine_copies_of_a_digit_are_at_the_offsets_of_the_paper():
     scans = torch.full((4, 28, 28), 200, dtype=torch.uint8)
     images = overlay_digits(black(6, 224), 4, digits=(scans, torch.arange(4)))
     marks = torch.zeros(224, 224, dtype=torch.bool)
@@ -56,7 +56,7 @@ def test_nine_copies_at_the_papers_offsets():
     assert torch.equal(images.factors["overlay_class"], images.factors["overlay"])
 
 
-def test_overlay_is_a_maximum_and_fixed_by_index():
+def test_an_overlay_is_a_maximum_and_depends_on_the_index():
     base = black(50)
     base.images.fill_(90)
     images = overlay_digits(base, 16, seed=1)
@@ -76,8 +76,8 @@ def test_binary_channels_have_k_bits():
     assert len(images.images[:, :, 0, 0].unique(dim=0)) == 16
 
 
-def test_pictures_to_look_at():
-    """Top: the embedded set. Middle: with digits laid over. Below: the channels of RandBit beside their image."""
+def test_write_a_picture_of_the_competing_features():
+    """Top: the embedded set. Middle: with overlaid digits. Bottom: the channels of RandBit beside their image."""
     base = open_data("digits", "test").subset(range(16))
     rows = [torch.cat(list(base.images), dim=2), torch.cat(list(overlay_digits(base, 64).images), dim=2)]
     bits = random_bits(base, 6)[0:16]
@@ -90,7 +90,7 @@ def test_pictures_to_look_at():
     assert np.asarray(Image.open(ARTEFACTS / "competing-features.png")).std() > 20
 
 
-def test_images_of_several_sizes_wear_none_until_the_advice_is_followed(tmp_path):
+def test_overlays_need_images_of_one_size_and_the_error_says_how_to_get_them(tmp_path):
     for number, side in enumerate((40, 48, 56)):
         Image.new("RGB", (side, side)).save(tmp_path / f"{number}.png")
     with pytest.raises(DataError, match=r"one size: .*data\.size=N"):
@@ -98,15 +98,15 @@ def test_images_of_several_sizes_wear_none_until_the_advice_is_followed(tmp_path
     assert overlay_digits(open_data(tmp_path, size=40), 2).images.shape == (3, 3, 40, 40)
 
 
-def test_test_images_wear_any_digit():
-    """The paper's few digits are training's alone."""
+def test_test_images_get_any_digit():
+    """As in the paper, the number of digits is limited for training images only."""
     settings = DataSettings(source="digits", overlay_digits=3)
     assert len(open_split(settings, "train").factors["overlay"].unique()) == 3
     assert len(open_split(settings, "test").factors["overlay"].unique()) > 100
 
 
-def test_a_test_image_does_not_wear_what_the_train_image_of_its_number_wears():
-    """Folders are ordered by class, so what both wore would tell the class."""
+def test_a_test_image_does_not_get_the_digit_of_the_train_image_with_its_index():
+    """Folders are sorted by class, so a common digit would give the class away."""
     train, test = black(400), dataclasses.replace(black(400), split="test")
     bits = [random_bits(part, 20).factors["bits"] for part in (train, test)]
     assert 0.45 < (bits[0] == bits[1]).double().mean() < 0.55
@@ -117,8 +117,8 @@ def test_a_test_image_does_not_wear_what_the_train_image_of_its_number_wears():
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("planes", [1, 2, 5])
-def test_planes_behind_the_picture_pass_untouched(channels, planes):
-    """Also where a grey picture and two planes look like three colours."""
+def test_views_leave_added_channels_unchanged(channels, planes):
+    """This includes a gray image with two added channels, which looks like a color image."""
     images = torch.randint(0, 256, (6, channels, 24, 24), dtype=torch.uint8)
     bits = 255 * torch.randint(0, 2, (6, planes), dtype=torch.uint8)
     joined = torch.cat([images, bits[:, :, None, None].expand(-1, -1, 24, 24)], 1)
@@ -130,7 +130,7 @@ def test_planes_behind_the_picture_pass_untouched(channels, planes):
         assert not torch.equal(made[:, :, :channels], expected[:, :, :1].expand_as(made[:, :, :channels]))
 
 
-def test_settings_of_channels_are_whole_numbers():
+def test_numbers_of_channels_must_be_integers():
     for given in ({"colours": 3.0}, {"colours": 2}, {"planes": -1}, {"planes": 1.0}):
         with pytest.raises(UsageError, match="allowed"):
             Views("moco-v2", count=2, size=16, **given)

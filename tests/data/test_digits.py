@@ -1,4 +1,4 @@
-"""The embedded set: made the same every time, no scan in both parts, and poor for raw pixels."""
+"""The embedded set is reproducible, shares no scan between its splits, and is hard for raw pixels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kontrast.data import open_data
 
 
 def neighbours_accuracy(train, test, k: int = 20) -> float:
-    """Weighted kNN by cosine on raw pixels."""
+    """Return the accuracy of a weighted kNN by cosine on raw pixels."""
     fit, held = (normalize(part.images.flatten(1).float(), dim=1) for part in (train, test))
     similarity, index = (held @ fit.T).topk(k)
     votes = torch.zeros(len(test), 10).scatter_add_(1, train.labels[index], (similarity / 0.1).exp())
@@ -27,16 +27,16 @@ def test_shapes_and_classes():
         assert len(set(images.names)) == count
 
 
-def test_parts_share_no_scan():
+def test_train_and_test_share_no_scan():
     train, test = (set(open_data("digits", split).factors["source"].tolist()) for split in ("train", "test"))
     assert not train & test and len(train) + len(test) == 1797
 
 
-def test_raw_pixels_are_poor():
+def test_raw_pixels_classify_poorly():
     assert neighbours_accuracy(open_data("digits"), open_data("digits", "test")) <= 0.5
 
 
-def test_made_again_it_is_the_same():
+def test_the_set_is_the_same_each_time_it_is_made():
     first = open_data("digits", "test").images
     module.digits.cache_clear()
     again = open_data("digits", "test").images
@@ -47,13 +47,13 @@ def test_factors_describe_the_picture():
     images = open_data("digits", "test")
     assert {"background", "hue", "colour", "position", "size", "source"} <= images.factors.keys()
     assert all(len(values) == len(images) for values in images.factors.values())
-    # Where the scan covers fully, the pixel is the recorded colour.
-    colour = images.factors["colour"][:, :, None, None].int()
-    hits = ((images.images.int() - colour).abs().amax(dim=1) <= 1).flatten(1).any(dim=1)
+    # Wherever the scan covers the background fully, the pixel has the recorded color.
+    color = images.factors["colour"][:, :, None, None].int()
+    hits = ((images.images.int() - color).abs().amax(dim=1) <= 1).flatten(1).any(dim=1)
     assert hits.float().mean() > 0.95
 
 
-def test_factors_do_not_tell_the_class():
+def test_factors_do_not_reveal_the_class():
     images = open_data("digits")
     for name in ("background", "hue"):
         values = images.factors[name]

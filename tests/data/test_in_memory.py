@@ -104,7 +104,7 @@ def test_the_same_images_are_kept_and_others_replace_them(tmp_path):
         ([Image.fromarray(np.zeros((4, 4), dtype=np.float32))], ["item 0", "float"]),
     ],
 )
-def test_what_is_no_image_is_refused(tmp_path, images, facts):
+def test_items_that_are_not_images_are_refused(tmp_path, images, facts):
     with pytest.raises(DataError) as error:
         pack_in_memory(images, tmp_path / "store")
     assert all(fact in str(error.value) for fact in facts), error.value
@@ -112,6 +112,6 @@ def test_what_is_no_image_is_refused(tmp_path, images, facts):
 
 
 @pytest.mark.parametrize("data", [3, {"a": 1}, iter([]), object()])
-def test_what_is_no_dataset_is_refused(tmp_path, data):
+def test_data_that_is_not_a_dataset_is_refused(tmp_path, data):
     with pytest.raises(UsageError, match="map-style"):
         pack_in_memory(data, tmp_path / "store")

@@ -1,4 +1,4 @@
-"""Images that are decoded as they are needed: the same pictures and batches, whatever is resumed, shared out or bad."""
+"""Images that are decoded for every batch: the same batches on every rank, after resuming and with bad images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EACH, SHARDS = 12, 20
 
 
 def make_shards(root, spoil: dict[int, bytes] | None = None):
-    """240 numbered pictures in 20 shards; `spoil` gives other bytes to some."""
+    """Write 240 numbered pictures into 20 shards; `spoil` replaces the bytes of some."""
     root.mkdir()
     for number in range(SHARDS):
         members = [
@@ -63,7 +63,7 @@ def expected(number: int) -> torch.Tensor:
     return torch.from_numpy(np.asarray(picture(number)).copy()).permute(2, 0, 1)
 
 
-def test_shards_without_packing_are_not_decoded_until_asked(shards):
+def test_shards_without_packing_are_decoded_only_when_indexed(shards):
     images, whole = undecoded(shards), open_data(shards, "all")
     assert isinstance(images.images, LazyImages) and isinstance(whole.images, torch.Tensor) and len(images) == 240
     assert images.names == whole.names and torch.equal(images.labels, whole.labels)
@@ -77,7 +77,7 @@ def test_shards_without_packing_are_not_decoded_until_asked(shards):
     assert part.index.tolist() == [20, 30] and torch.equal(part[1], whole[30]) and part.images.blocks.tolist() == [1, 2]
 
 
-def test_different_sizes_are_padded_and_squared(make_folder, monkeypatch):
+def test_images_of_different_sizes_are_padded_or_cropped_to_squares(make_folder, monkeypatch):
     root = make_folder(classes=1, each=12, ragged=True)
     monkeypatch.setattr("kontrast.data.sources._free_memory", lambda: 1000)
     images, whole = undecoded(root), open_data(root)
@@ -88,7 +88,7 @@ def test_different_sizes_are_padded_and_squared(make_folder, monkeypatch):
     assert torch.equal(images[0:12], whole[0:12])
 
 
-def test_a_folder_too_large_for_memory_gives_the_batches_it_would(make_folder, monkeypatch):
+def test_a_folder_too_large_for_memory_gives_the_same_batches(make_folder, monkeypatch):
     root = make_folder(classes=2, each=20)
     whole = open_data(root, pack=False)
     assert isinstance(whole.images, torch.Tensor)
@@ -99,7 +99,7 @@ def test_a_folder_too_large_for_memory_gives_the_batches_it_would(make_folder, m
         assert torch.equal(a.images, b.images) and torch.equal(a.indices, b.indices) and torch.equal(a.labels, b.labels)
 
 
-def test_blocks_are_shuffled_and_images_within_windows_of_them():
+def test_block_permutation_shuffles_blocks_and_images_within_a_window():
     blocks = np.repeat(np.arange(20), 12)
     orders = [block_permutation(blocks, 4, 7, epoch) for epoch in range(3)]
     for order in orders:
@@ -120,10 +120,7 @@ def test_the_feeder_reads_shards_in_windows(shards):
     feeder = Feeder(undecoded(shards), 16, seed=3)
     blocks = feeder.lazy.blocks[feeder.order(0).numpy()]
     assert [len(set(blocks[start : start + 48])) for start in range(0, 240, 48)] == [4] * 5
-    plain = Feeder(undecoded(shards), 16, seed=3, order="shuffled").order(0)
-    assert plain.tolist() == Feeder(open_data(shards, "all"), 16, seed=3).order(0).tolist() != feeder.order(0).tolist()
-    with pytest.raises(UsageError, match="pack=false"):
-        Feeder(open_data(shards, "all"), 16, order="blocks")
+    assert Feeder(open_data(shards, "all"), 16, seed=3).order(0).tolist() != feeder.order(0).tolist()
     with pytest.raises(UsageError, match=r"data\.pack=true"):
         Feeder(undecoded(shards), 16, resident="yes")
 
@@ -134,7 +131,7 @@ def same_batches(left, right) -> None:
         assert torch.equal(a.images, b.images) and torch.equal(a.sizes, b.sizes)
 
 
-def test_every_image_once_resumed_anywhere_and_on_two_ranks(shards):
+def test_an_epoch_of_shards_has_every_image_once_also_resumed_and_on_two_ranks(shards):
     batches = list(Feeder(undecoded(shards), 24, seed=1).batches(2))
     assert sorted(torch.cat([b.indices for b in batches]).tolist()) == list(range(240))
     for batch in batches:
@@ -147,7 +144,7 @@ def test_every_image_once_resumed_anywhere_and_on_two_ranks(shards):
         assert torch.equal(torch.cat([p.images for p in parts]), batch.images)
 
 
-def test_many_processes_give_the_same_batches_and_end(shards):
+def test_many_decoding_processes_give_the_same_batches_and_exit(shards):
     one = list(Feeder(undecoded(shards), 24).batches(0))
     images = open_data(shards, "all", pack=False, workers=3)
     same_batches(one, Feeder(images, 24).batches(0))
@@ -158,7 +155,7 @@ def test_many_processes_give_the_same_batches_and_end(shards):
     assert all(child.wait(timeout=300) is not None for child in children)
 
 
-def test_a_killed_process_is_named(shards):
+def test_a_killed_decoding_process_is_an_error_that_names_its_files(shards):
     images = open_data(shards, "all", pack=False, workers=2)
     images[0:8]
     for child in images.images.reader.decoders._started:
@@ -167,7 +164,7 @@ def test_a_killed_process_is_named(shards):
         list(Feeder(images, 24).batches(0))
 
 
-def test_storage_that_hangs_is_named(shards, monkeypatch):
+def test_hanging_storage_is_an_error_that_names_the_files(shards, monkeypatch):
     images = undecoded(shards)
     monkeypatch.setattr("kontrast.data.decode_workers.PATIENCE", 0.05)
     monkeypatch.setattr("kontrast.data.decode_workers.decode_chunk", lambda *_: time.sleep(0.5))
@@ -175,18 +172,18 @@ def test_storage_that_hangs_is_named(shards, monkeypatch):
         next(Feeder(images, 24).batches(0))
 
 
-def test_a_chunk_may_take_longer_than_the_patience_if_the_worker_shows_life(make_folder, tmp_path, monkeypatch):
+def test_a_chunk_may_take_longer_than_the_timeout_if_the_worker_shows_signs_of_life(make_folder, tmp_path, monkeypatch):
     """Signs come every 0.2 s and may take ten times as long on a busy machine."""
     items = scan_folder(str(make_folder(classes=1, each=12))).items
     monkeypatch.setattr("kontrast.data.decode_workers.PATIENCE", 2.0)
     script = tmp_path / "slow.sh"
-    head = '{"bytes": 0, "sizes": [], "kept": [], "bad": [[0, "slow"]], "notes": {}, "lost": []}'
+    head = '{"pixels": 0, "sizes": [], "kept": [], "bad": [[0, "slow"]], "notes": {}, "lost": []}'
     signs = "sleep 0.2; echo; " * 12
     script.write_text(f"#!/bin/sh\nread task\n{signs}\necho '{head}'\n")
     script.chmod(0o755)
     monkeypatch.setattr("kontrast.data.decode_workers.sys.executable", str(script))
     decoders = Decoders(PLAIN, 2)
-    assert wait_for(decoders.submit(items), items, decoders).bad == [(0, "slow")]
+    assert wait_for(decoders.submit(items), items, decoders).bad == [[0, "slow"]]
     decoders.close()
     monkeypatch.setattr(
         "kontrast.data.decode_workers.decode_file", lambda *_: time.sleep(0.2) or (np.zeros((3, 1, 1)), "")
@@ -201,10 +198,10 @@ def test_a_decoding_process_shows_signs_of_life(make_folder):
     task = {"items": [(i.name, i.path, i.offset, i.length) for i in items], "limits": asdict(PLAIN)}
     code = "from kontrast.data import decode_workers as workers; workers.SIGN_EVERY = -1.0; workers.serve()"
     done = subprocess.run([sys.executable, "-c", code], input=json.dumps(task).encode() + b"\n", capture_output=True)
-    assert done.stdout.startswith(b'\n\n{"bytes": 2304')
+    assert done.stdout.startswith(b'\n\n{"pixels": 2304')
 
 
-def test_a_bad_member_is_replaced_by_the_one_a_batch_later(tmp_path, small_windows):
+def test_a_bad_image_of_a_shard_is_replaced_by_the_one_a_batch_later(tmp_path, small_windows):
     spoil = {17: b"nothing", 101: b"", 230: b"<html>"}
     make_shards(tmp_path / "bad", spoil)
     images = undecoded(tmp_path / "bad")
@@ -232,7 +229,7 @@ def test_a_bad_member_is_replaced_by_the_one_a_batch_later(tmp_path, small_windo
         assert torch.equal(torch.cat([p.images for p in parts]), batch.images)
 
 
-def test_outside_of_a_feeder_one_of_the_same_class_stands_in(tmp_path, small_windows):
+def test_without_a_feeder_a_bad_image_is_replaced_by_one_of_its_class(tmp_path, small_windows):
     make_shards(tmp_path / "bad", {0: b"nothing", 3: b"nothing"})
     images = undecoded(tmp_path / "bad")
     assert torch.equal(images[0], expected(6)) and images.labels[0] == images.labels[6]
@@ -240,7 +237,7 @@ def test_outside_of_a_feeder_one_of_the_same_class_stands_in(tmp_path, small_win
     assert len(images.bad) == 2
 
 
-def test_too_many_bad_members_stop_the_epoch(tmp_path, small_windows):
+def test_too_many_bad_images_stop_the_epoch(tmp_path, small_windows):
     make_shards(tmp_path / "bad", {i: b"nothing" for i in range(0, 240, 12)})
     with pytest.raises(DataError, match=r"13 of 240 images .* 5% allowed"):
         list(Feeder(undecoded(tmp_path / "bad"), 24).batches(0))
@@ -248,7 +245,7 @@ def test_too_many_bad_members_stop_the_epoch(tmp_path, small_windows):
     assert len(list(Feeder(images, 24).batches(0))) == 10 and len(images.bad) == 20
 
 
-def test_a_file_that_vanishes_is_replaced_and_a_mount_that_does_stops(make_folder, monkeypatch, tmp_path):
+def test_a_missing_file_is_replaced_but_a_missing_mount_stops_the_run(make_folder, monkeypatch, tmp_path):
     monkeypatch.setattr("kontrast.data.sources._free_memory", lambda: 1000)
     root = make_folder(classes=1, each=60)
     images = undecoded(root)
@@ -265,16 +262,16 @@ def test_a_file_that_vanishes_is_replaced_and_a_mount_that_does_stops(make_folde
         list(Feeder(images, 20).batches(1))
 
 
-def test_shards_that_vanish_mid_epoch_stop(shards):
+def test_shards_removed_during_an_epoch_stop_the_run(shards):
     images = undecoded(shards, max_bad=1.0)
-    batches = Feeder(images, 24, prefetch=1).batches(0)
+    batches = Feeder(images, 24).batches(0)
     next(batches)
     shutil.rmtree(shards)
     with pytest.raises(EnvironmentFault, match="storage gone"):
         list(batches)
 
 
-def test_a_cut_shard_gives_what_lies_before_the_cut(shards):
+def test_a_truncated_shard_gives_the_images_before_the_cut(shards):
     content = (shards / "train-0004.tar").read_bytes()
     (shards / "train-0004.tar").write_bytes(content[: content.rindex(b"\x89PNG") + 100])
     images = undecoded(shards)
@@ -283,7 +280,7 @@ def test_a_cut_shard_gives_what_lies_before_the_cut(shards):
     assert len(list(Feeder(images, 24).batches(0))) == 9
 
 
-def test_the_index_is_made_once_and_again_where_a_shard_changed(shards, monkeypatch):
+def test_a_shard_is_indexed_once_and_again_after_it_changed(shards, monkeypatch):
     opened = []
     real = tarfile.open
 
@@ -309,7 +306,7 @@ def test_the_index_is_made_once_and_again_where_a_shard_changed(shards, monkeypa
     assert undecoded(shards).fingerprint == changed.fingerprint and len(opened) == SHARDS + 3
 
 
-def test_added_channels_follow_the_image_that_came(tmp_path, small_windows):
+def test_added_channels_are_those_of_the_replacement(tmp_path, small_windows):
     make_shards(tmp_path / "bad", {17: b"nothing"})
     images = random_bits(undecoded(tmp_path / "bad"), 5)
     for batch in Feeder(images, 24).batches(0):
@@ -317,7 +314,7 @@ def test_added_channels_follow_the_image_that_came(tmp_path, small_windows):
         assert batch.images.shape[1] == 8 and torch.equal(planes, images.images.planes[batch.indices])
 
 
-def test_shards_pretrain_unpacked_and_say_what_was_bad(tmp_path):
+def test_pretraining_on_unpacked_shards_reports_bad_images(tmp_path):
     from kontrast.training.pretrain import pretrain
 
     make_shards(tmp_path / "bad", {i: b"nothing" for i in range(0, 240, 40)})

@@ -13,7 +13,7 @@ from kontrast.errors import DataError, UsageError
 from support.made_images import folder_of, picture, png_members, write_tar
 
 
-def test_every_kind_of_source(tmp_path, monkeypatch):
+def test_every_kind_of_source_is_recognized(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder_of(tmp_path / "flat", 3)
     folder_of(tmp_path / "one" / "train", 3)
@@ -34,7 +34,7 @@ def test_every_kind_of_source(tmp_path, monkeypatch):
         pack("store", "again")
 
 
-def test_folders_beside_train_that_are_not_read(tmp_path):
+def test_folders_beside_train_are_reported_as_not_read(tmp_path):
     for name in ("train", "bus", "tram"):
         folder_of(tmp_path / name, 1)
     (tmp_path / "notes").mkdir()
@@ -60,14 +60,14 @@ def test_a_preview_has_the_size_of_the_opened_images_without_decoding(tmp_path, 
     assert preview.count == 5 and preview.images is None
 
 
-def test_a_preview_of_what_is_no_image_names_the_reason(tmp_path):
+def test_a_preview_without_readable_images_gives_the_reason(tmp_path):
     (tmp_path / "1.png").write_bytes(b"<html>")
     (tmp_path / "2.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"none of the 2 images .*1.png .*HTML"):
         preview_data(tmp_path)
 
 
-def test_a_preview_hands_on_images_that_need_no_decoding(tmp_path):
+def test_a_preview_returns_images_that_need_no_decoding(tmp_path):
     pack(folder_of(tmp_path / "images", 4), tmp_path / "store")
     preview = preview_data(tmp_path / "store")
     assert preview.images is not None and preview.count == len(preview.images) == 4

@@ -1,4 +1,4 @@
-"""Tar shards are read by offset; members that point outside, run code or are no files come to nothing."""
+"""Tar shards are read by offset; members that are not plain files or point outside are skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shards(tmp_path):
     return tmp_path
 
 
-def test_folder_pattern_and_file(shards):
+def test_a_folder_a_pattern_and_a_file_give_the_same_shards(shards):
     whole = open_data(shards, "all")
     assert len(whole) == 30 and whole.labels.tolist() == [i % 3 for i in range(30)]
     assert torch.equal(whole.images, open_data(f"{shards}/train-{{0000..0002}}.tar", "all").images)
@@ -30,7 +30,7 @@ def test_folder_pattern_and_file(shards):
     assert len(open_data(shards, "train")) + len(open_data(shards, "test")) == 30
 
 
-def test_shards_of_one_name_in_two_folders_keep_their_own_labels_and_names(tmp_path):
+def test_shards_with_the_same_name_in_two_folders_keep_their_labels_and_names(tmp_path):
     for part in range(2):
         (tmp_path / f"part{part}").mkdir()
         members = [(f"{i}.png", encoded(picture(10 * part + i), "PNG")) for i in range(4)]
@@ -40,8 +40,8 @@ def test_shards_of_one_name_in_two_folders_keep_their_own_labels_and_names(tmp_p
     assert list(images.names) == [f"part{part}/0.tar/{i}.png" for part in range(2) for i in range(4)]
 
 
-def test_a_folder_of_images_beside_an_archive_is_not_taken_for_its_shards(shards):
-    """The tar that a set was unpacked from: its members, or none, would stand for all the images."""
+def test_a_folder_with_images_and_an_archive_is_refused(shards):
+    """The archive may be the one that the images were unpacked from, so reading only its members would be wrong."""
     (shards / "train" / "cat").mkdir(parents=True)
     assert len(open_data(shards, "all")) == 30
     picture(0).save(shards / "train" / "cat" / "1.png")
@@ -50,7 +50,7 @@ def test_a_folder_of_images_beside_an_archive_is_not_taken_for_its_shards(shards
     assert len(open_data(f"{shards}/train-{{0000..0002}}.tar", "all")) == 30
 
 
-def test_missing_shards_and_commands(tmp_path):
+def test_missing_shards_and_commands_are_refused(tmp_path):
     with pytest.raises(DataError, match="2 of 2 shards"):
         open_data(f"{tmp_path}/x-{{0..1}}.tar")
     with pytest.raises(UsageError, match="not run or fetched"):

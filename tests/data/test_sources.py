@@ -1,4 +1,4 @@
-"""Folders as data: classes, splits, names, links, and the folder that holds every kind of bad file."""
+"""Folders of images: their classes, splits, names, links and bad files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kontrast.data.listing import cache_home
 from kontrast.errors import DataError, EnvironmentFault, UsageError
 
 
-def test_classes_and_held_out_part(make_folder):
+def test_sub_folders_are_classes_and_a_share_is_held_out(make_folder):
     root = make_folder(classes=3, each=20)
     train, test = open_data(root, "train"), open_data(root, "test")
     assert train.classes == test.classes == ["class0", "class1", "class2"]
@@ -27,21 +27,21 @@ def test_classes_and_held_out_part(make_folder):
         assert name.startswith(f"class{label}/")
 
 
-def test_the_pixels_are_those_of_the_named_file(make_folder):
+def test_each_image_has_the_pixels_of_its_file(make_folder):
     root = make_folder(classes=2, each=6)
     images = open_data(root, "all")
     for name, pixels in zip(images.names, images.images):
         np.testing.assert_array_equal(pixels.permute(1, 2, 0), np.asarray(Image.open(root / name)))
 
 
-def test_a_new_file_moves_no_other_between_the_parts_but_at_the_edge(make_folder):
+def test_a_new_file_moves_at_most_one_other_between_train_and_test(make_folder):
     root = make_folder(classes=2, each=50)
     before = set(open_data(root, "test").names)
     Image.new("RGB", (16, 16)).save(root / "class0" / "new.png")
     assert len(before - set(open_data(root, "test").names)) <= 1
 
 
-def test_train_and_test_folders_are_the_parts(make_folder, tmp_path):
+def test_folders_named_train_and_test_are_the_splits(make_folder, tmp_path):
     make_folder(classes=2, each=5, name="set/train")
     make_folder(classes=2, each=3, name="set/val")
     assert len(open_data(tmp_path / "set", "train")) == 10
@@ -50,7 +50,7 @@ def test_train_and_test_folders_are_the_parts(make_folder, tmp_path):
         open_data(tmp_path / "set", "trian")
 
 
-def test_folders_of_a_part_without_images_are_no_classes(make_folder):
+def test_folders_without_images_are_not_classes(make_folder):
     train = make_folder(classes=2, each=3, name="set/train")
     make_folder(classes=2, each=2, name="set/test")
     for name in ("class0-none", "__MACOSX", "notes"):
@@ -62,7 +62,7 @@ def test_folders_of_a_part_without_images_are_no_classes(make_folder):
         assert images.classes == ["class0", "class1"] and images.labels.unique().tolist() == [0, 1]
 
 
-def test_flat_folder_has_no_labels_and_no_test_part(make_folder):
+def test_a_flat_folder_has_no_labels_and_no_test_split(make_folder):
     root = make_folder(classes=1, each=7)
     images = open_data(root)
     assert images.labels is None and images.classes is None and len(images) == 7 and not images.has_test
@@ -71,14 +71,14 @@ def test_flat_folder_has_no_labels_and_no_test_part(make_folder):
 
 
 @pytest.mark.parametrize("pack", [True, False])
-def test_classes_too_small_to_hold_any_out_have_no_test_part(make_folder, pack):
+def test_classes_that_are_too_small_to_divide_have_no_test_split(make_folder, pack):
     root = make_folder(classes=2, each=2)
     assert not open_data(root, pack=pack).has_test
     with pytest.raises(DataError, match=r"test_share of 0.2 .* 4 images"):
         open_data(root, "test", pack=pack)
 
 
-def test_nested_and_any_case(tmp_path):
+def test_images_are_found_at_any_depth_and_in_upper_or_lower_case(tmp_path):
     for number, name in enumerate(["a/b/c/x.JPG", "a/y.JpEg", "b/z.PNG", "b/d/w.Tiff", "b/v.bmp", "b/u.WEBP"]):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def test_nested_and_any_case(tmp_path):
     assert len(images) == 6 and images.classes == ["a", "b"] and images.labels.tolist() == [0, 0, 1, 1, 1, 1]
 
 
-def test_missing_empty_and_without_images(tmp_path):
+def test_a_missing_folder_and_a_folder_without_images_are_errors(tmp_path):
     (tmp_path / "pictures").mkdir()
     with pytest.raises(DataError, match="no images"):
         open_data(tmp_path / "pictures")
@@ -101,8 +101,8 @@ def test_missing_empty_and_without_images(tmp_path):
         open_data(tmp_path / "pictures")
 
 
-def test_a_mixed_handful_passes_where_many_alike_do_not(make_folder):
-    """12 of 112 bad: allowed to be of twelve kinds, not to be six of one kind."""
+def test_bad_images_of_mixed_kinds_pass_but_as_many_of_one_kind_do_not(make_folder):
+    """12 bad images of 112 are allowed if they are of twelve kinds, but not if six are of the same kind."""
     mixed = [(f"{i}.jpg", f"reason {'abcdefghijkl'[i]}") for i in range(12)]
     check_bad(mixed, 112, 0.05, "pictures")
     alike = [(name, f"damaged: {i} bytes left" if i < 6 else reason) for i, (name, reason) in enumerate(mixed)]
@@ -115,7 +115,7 @@ def test_a_mixed_handful_passes_where_many_alike_do_not(make_folder):
         check_bad(mixed + [(f"x{i}", f"other {'abcde'[i]}") for i in range(5)], 112, 0.05, "pictures")
 
 
-def test_fingerprint_follows_files(make_folder):
+def test_the_fingerprint_changes_with_the_files(make_folder):
     root = make_folder(classes=1, each=5)
     first = open_data(root).fingerprint
     assert open_data(root).fingerprint == first
@@ -125,7 +125,7 @@ def test_fingerprint_follows_files(make_folder):
     assert len({first, touched, open_data(root).fingerprint}) == 3
 
 
-def test_labels_from_a_csv(make_folder, tmp_path):
+def test_labels_are_read_from_a_csv_file(make_folder, tmp_path):
     images = open_data(make_folder(classes=1, each=4))
     table = tmp_path / "labels.csv"
     table.write_text("name,label\n" + "".join(f"{n},{'cat' if i % 2 else 'dog'}\n" for i, n in enumerate(images.names)))
@@ -142,8 +142,8 @@ def test_labels_from_a_csv(make_folder, tmp_path):
 @pytest.mark.parametrize(
     "heading", ["filename,category\n", "file,species\n", "Image , Class\n", "\ufeffname,label\n", "\ufeff", ""]
 )
-def test_a_heading_is_no_class_and_a_mark_of_the_encoding_no_name(make_folder, tmp_path, heading):
-    """Spreadsheets write both, in words of their own."""
+def test_a_heading_and_a_byte_order_mark_in_a_csv_file_are_skipped(make_folder, tmp_path, heading):
+    """Spreadsheets write both."""
     images, table = open_data(make_folder(classes=1, each=4)), tmp_path / "labels.csv"
     rows = "".join(f"{n},{'cat' if i % 2 else 'dog'}\n" for i, n in enumerate(images.names))
     table.write_text(heading + rows, encoding="utf-8")
@@ -152,8 +152,8 @@ def test_a_heading_is_no_class_and_a_mark_of_the_encoding_no_name(make_folder, t
 
 
 @pytest.mark.parametrize("closed", ["class3", "."])
-def test_a_folder_that_may_not_be_looked_into_is_an_error(make_folder, monkeypatch, closed):
-    """It may hold a quarter of the images: it does not count as one bad image of many."""
+def test_a_folder_that_cannot_be_listed_is_an_error(make_folder, monkeypatch, closed):
+    """It may contain a quarter of the images, so it must not count as one bad image."""
     root = make_folder(classes=4, each=10)
     look = os.scandir
 
@@ -168,7 +168,7 @@ def test_a_folder_that_may_not_be_looked_into_is_an_error(make_folder, monkeypat
     assert str(root / closed) in str(caught.value)
 
 
-def test_labels_that_only_look_like_numbers_are_words(make_folder, tmp_path):
+def test_labels_that_only_look_like_numbers_are_sorted_as_words(make_folder, tmp_path):
     images = open_data(make_folder(classes=1, each=5))
     labels = ["10", "²", "9", "7" * 5000, "٣"]
     table = tmp_path / "labels.csv"
@@ -176,8 +176,8 @@ def test_labels_that_only_look_like_numbers_are_words(make_folder, tmp_path):
     assert read_labels(images, table).classes == ["٣", "9", "10", "7" * 5000, "²"]
 
 
-def test_a_user_without_a_home_has_a_cache_of_their_own(monkeypatch, tmp_path):
-    """As in a container that runs under a bare number: not in a folder named ~ of wherever the command is given."""
+def test_a_user_without_a_home_folder_has_a_private_cache(monkeypatch, tmp_path):
+    """Some containers run as a user without a home; the cache must not be a folder named ~ in the working directory."""
     for name in ("KONTRAST_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 

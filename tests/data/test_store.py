@@ -1,4 +1,4 @@
-"""Packed stores: the same pixels, cut and resumed, damaged and made again."""
+"""Packed stores have the same pixels as their source, also after an interruption or damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.made_images import same_images
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_a_store_holds_what_the_folder_does(make_folder, tmp_path, ragged):
+def test_a_store_has_the_same_images_as_its_folder(make_folder, tmp_path, ragged):
     root = make_folder(classes=2, each=10, ragged=ragged)
     made = pack(root, tmp_path / "store")
     assert [p.name for p in made] == ["train", "test"]
@@ -34,7 +34,7 @@ def test_a_store_holds_what_the_folder_does(make_folder, tmp_path, ragged):
         assert stored.classes == read.classes and stored.fingerprint == read.fingerprint and stored.has_test
 
 
-def test_many_processes_give_the_same_bytes(make_folder, tmp_path, monkeypatch):
+def test_many_processes_write_the_same_bytes(make_folder, tmp_path, monkeypatch):
     root = make_folder(classes=2, each=30, ragged=True)
     monkeypatch.setattr("kontrast.data.decode_workers.IN_PROCESS", 0)
     monkeypatch.setattr(packing_module, "CHUNK", 8)
@@ -44,7 +44,7 @@ def test_many_processes_give_the_same_bytes(make_folder, tmp_path, monkeypatch):
     assert read[0] == read[1] and len(read[0]) > 0
 
 
-def test_large_folders_go_through_the_cache_once(make_folder, monkeypatch):
+def test_large_folders_are_packed_into_the_cache_once(make_folder, monkeypatch):
     root = make_folder(classes=1, each=20)
     monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
     calls = []
@@ -57,8 +57,8 @@ def test_large_folders_go_through_the_cache_once(make_folder, monkeypatch):
     assert "packed again" in calls
 
 
-def test_the_same_images_are_packed_once_however_they_are_asked_for(make_folder, monkeypatch):
-    """A run that is resumed or probed names its folder by its whole path, where the command had a short one."""
+def test_relative_and_absolute_paths_share_one_store(make_folder, monkeypatch):
+    """A run that is resumed or probed uses the absolute path of its folder, even if the command had a relative one."""
     root = make_folder(classes=2, each=10)
     monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
     monkeypatch.chdir(root.parent)
@@ -73,7 +73,7 @@ def test_the_same_images_are_packed_once_however_they_are_asked_for(make_folder,
     ]
 
 
-def test_what_was_packed_when_more_was_allowed_is_judged_again(make_folder, monkeypatch):
+def test_a_store_packed_with_a_larger_max_bad_is_checked_again(make_folder, monkeypatch):
     root = make_folder(classes=1, each=20)
     monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
     for number in range(4):
@@ -83,7 +83,7 @@ def test_what_was_packed_when_more_was_allowed_is_judged_again(make_folder, monk
         open_data(root)
 
 
-def test_the_second_start_decodes_nothing_and_is_quick(make_folder, monkeypatch):
+def test_opening_a_store_again_decodes_nothing(make_folder, monkeypatch):
     root = make_folder(classes=2, each=400)
     monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
     first = open_data(root, workers=1)
@@ -97,7 +97,7 @@ def test_the_second_start_decodes_nothing_and_is_quick(make_folder, monkeypatch)
 
 
 @pytest.mark.parametrize("file", ["images.u8", "labels.i64", "stamps.i64", "store.json"])
-def test_a_damaged_store_in_the_cache_is_made_again(make_folder, monkeypatch, file):
+def test_a_damaged_store_in_the_cache_is_packed_again(make_folder, monkeypatch, file):
     root = make_folder(classes=2, each=20)
     monkeypatch.setattr("kontrast.data.sources.IN_MEMORY", 10)
     good = [image.clone() for image in open_data(root).images]
@@ -145,7 +145,7 @@ def test_killed_packing_resumes_to_the_same_bytes(make_folder, tmp_path, monkeyp
     assert not (tmp_path / "cut" / "train.part").exists()
 
 
-def test_a_cut_packing_with_flipped_bytes_starts_over_from_them(make_folder, tmp_path, monkeypatch):
+def test_an_interrupted_packing_with_flipped_bytes_restarts_at_them(make_folder, tmp_path, monkeypatch):
     root = make_folder(classes=1, each=24)
     monkeypatch.setattr(packing_module, "CHUNK", 4)
 
@@ -166,7 +166,7 @@ def test_a_cut_packing_with_flipped_bytes_starts_over_from_them(make_folder, tmp
 
 
 @pytest.mark.parametrize("file", ["images.u8", "labels.i64", "names.json", "sizes.i64", "store.json"])
-def test_damage_is_found_and_made_good(make_folder, tmp_path, file):
+def test_damage_is_detected_and_repaired(make_folder, tmp_path, file):
     root = make_folder(classes=2, each=10)
     pack(root, tmp_path / "store")
     place = tmp_path / "store" / "train"
@@ -191,7 +191,7 @@ def test_damage_without_the_source_is_an_error(make_folder, tmp_path):
         open_data(tmp_path / "store")
 
 
-def test_a_place_that_is_taken_is_kept(make_folder, tmp_path):
+def test_an_existing_folder_that_is_no_store_is_kept(make_folder, tmp_path):
     (tmp_path / "taken" / "train").mkdir(parents=True)
     (tmp_path / "taken" / "train" / "thesis.txt").write_text("precious")
     with pytest.raises(EnvironmentFault, match=r"taken/train .*packed store"):
@@ -199,7 +199,7 @@ def test_a_place_that_is_taken_is_kept(make_folder, tmp_path):
     assert (tmp_path / "taken" / "train" / "thesis.txt").read_text() == "precious"
 
 
-def test_the_embedded_set_packs_with_its_factors(tmp_path):
+def test_the_embedded_set_is_packed_with_its_factors(tmp_path):
     pack(None, tmp_path / "digits")
     stored, made = open_data(tmp_path / "digits", "test"), open_data("digits", "test")
     assert torch.equal(stored.images, made.images) and stored.factors.keys() == made.factors.keys()
@@ -207,23 +207,23 @@ def test_the_embedded_set_packs_with_its_factors(tmp_path):
 
 
 @pytest.mark.parametrize(("own", "other"), [("train", "test"), ("test", "train")])
-def test_one_split_of_a_store_has_no_other(make_folder, tmp_path, own, other):
-    """Else a probe would be tested on the images it was fitted to."""
+def test_a_path_to_one_split_of_a_store_has_no_other_split(make_folder, tmp_path, own, other):
+    """Otherwise a probe would be tested on the images that it was fitted on."""
     root = make_folder(classes=2, each=10)
     pack(root, tmp_path / "store")
     for split in (own, "all"):
         images = open_data(tmp_path / "store" / own, split)
         assert same_images(images, open_data(root, own)) and not images.has_test
-    with pytest.raises(DataError, match=f"is the '{own}' split of a packed store and has no '{other}'"):
+    with pytest.raises(DataError, match=f"no split '{other}': .*{own}"):
         open_data(tmp_path / "store" / own, other)
 
 
-def test_a_stream_of_one_split_has_each_image_once(tmp_path):
+def test_a_stream_of_a_store_has_each_image_once(tmp_path):
     run, store = Run(tiny_run.trained()), tmp_path / "store"
     train, test = pack(tiny_run.images(), store)
     counts = {part: open_stream(run, part).total for part in (store, train, test)}
     assert counts[train] + counts[test] == counts[store] == tiny_run.IMAGES and counts[test] < counts[train]
     names = [name for batch in open_stream(run, test).batches(0, 9) for name in batch.images.names]
     assert names == list(open_data(store, "test").names)
-    with pytest.raises(DataError, match="has no 'test'"):
+    with pytest.raises(DataError, match="no split 'test'"):
         open_stream(run, train, "test")

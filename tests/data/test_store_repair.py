@@ -1,5 +1,4 @@
-"""A packed store that is there already: packed over, damaged, or of images that changed since. It is never replaced by
-less, or by other images."""
+"""An existing packed store is never replaced by an incomplete one or by one of other images."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ def contents(place):
     return {path.name: path.read_bytes() for path in place.iterdir()}
 
 
-def test_a_damaged_store_is_made_of_its_own_images_wherever_one_stands(tmp_path, monkeypatch):
-    """Its source was named from another folder; here the name means other images."""
+def test_a_damaged_store_is_packed_again_from_any_working_directory(tmp_path, monkeypatch):
+    """The relative path of its source means other images in this working directory."""
     for number, home in enumerate(("here", "there")):
         for shade in range(10):
             place = tmp_path / home / "pictures"
@@ -49,8 +48,8 @@ def test_a_damaged_store_is_made_of_its_own_images_wherever_one_stands(tmp_path,
     assert contents(tmp_path / "store" / "train") == packed and not open_data(tmp_path / "store").notes
 
 
-def test_a_damaged_store_is_made_with_its_own_split_and_limits(tmp_path):
-    """Whatever size, share or split are asked for where the damage is found."""
+def test_a_damaged_store_is_packed_again_with_its_own_split_and_limits(tmp_path):
+    """The size, share and split of the command that finds the damage do not matter."""
     root = folder_of(tmp_path / "pictures", 10, classes=2)
     _, test = pack(root, tmp_path / "store", size=8, test_share=0.4)
     packed = contents(test)
@@ -60,7 +59,7 @@ def test_a_damaged_store_is_made_with_its_own_split_and_limits(tmp_path):
     assert contents(test) == packed
 
 
-def test_a_named_set_is_made_again_from_its_own_root(tmp_path, monkeypatch):
+def test_a_named_set_is_packed_again_from_its_own_root(tmp_path, monkeypatch):
     pack("digits", tmp_path / "store")
     damage(tmp_path / "store" / "test")
     monkeypatch.chdir(tmp_path)
@@ -74,35 +73,37 @@ def flip(place):
     (place / "images.u8").write_bytes(content)
 
 
-def told(done, part, count):
-    """The command did its work and said in one line what it mended."""
+def assert_repair_reported(done, part, count):
+    """Assert that the command succeeded and reported the repair in one line."""
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "packed again" in line]
     assert len(lines) == 1 and lines[0].endswith(f": {count} {part} images"), done.stderr
     assert lines[0].startswith("the checksum of part 0 of ") and "pictures" in lines[0]
 
 
-def test_a_damaged_store_is_told_by_the_command_that_finds_it(tmp_path):
-    """Also where it looks twice, to choose sizes by the images; run.json and the report have it too."""
+def test_the_command_that_finds_a_damaged_store_reports_the_repair(tmp_path):
+    """It does so once, even if it opens the images twice; run.json and the report have it too."""
     pack(folder_of(tmp_path / "pictures", 20, classes=2), tmp_path / "store")
     store, run = tmp_path / "store", tmp_path / "run"
     begin = ("pretrain", str(store), *QUICK, "evaluation.every=1", "--no-probes", "--device", "cpu", "--out")
     flip(store / "train")
-    told(kontrast(*begin, str(run)), "train", 32)
+    assert_repair_reported(kontrast(*begin, str(run)), "train", 32)
     assert json.loads((run / "run.json").read_text())["data"][NOTE] == 32
     assert f"{NOTE} 32" in (run / "report.html").read_text()
     flip(store / "test")
-    told(kontrast(*begin, str(tmp_path / "other")), "test", 8)
+    assert_repair_reported(kontrast(*begin, str(tmp_path / "other")), "test", 8)
     assert json.loads((tmp_path / "other" / "run.json").read_text())["data"][NOTE] == 8
     for part, count in (("train", 32), ("test", 8)):
         flip(store / part)
-        told(kontrast("embed", str(run), str(store), "--out", str(tmp_path / f"{part}.npy")), part, count)
+        assert_repair_reported(
+            kontrast("embed", str(run), str(store), "--out", str(tmp_path / f"{part}.npy")), part, count
+        )
         flip(store / part)
-        told(kontrast("probe", str(run), "knn", "--device", "cpu"), part, count)
+        assert_repair_reported(kontrast("probe", str(run), "knn", "--device", "cpu"), part, count)
     assert "packed again" not in kontrast("probe", str(run), "knn", "--device", "cpu").stderr
 
 
-def test_a_damaged_store_is_not_made_of_images_that_changed(tmp_path):
+def test_a_damaged_store_is_not_packed_again_from_changed_images(tmp_path):
     root = folder_of(tmp_path / "pictures", 10)
     pack(root, tmp_path / "store")
     damage(tmp_path / "store" / "train")
@@ -115,8 +116,8 @@ def test_a_damaged_store_is_not_made_of_images_that_changed(tmp_path):
     assert same_images(open_data(tmp_path / "store"), open_data(root))
 
 
-def test_a_damaged_store_of_an_older_version_is_not_made_again(tmp_path):
-    """It does not say what it was made of, but by a name that may mean anything."""
+def test_a_damaged_store_of_an_older_version_is_not_packed_again(tmp_path):
+    """It records only the name of its source, which may be ambiguous."""
     pack(folder_of(tmp_path / "pictures", 10), tmp_path / "store")
     manifest = tmp_path / "store" / "train" / MANIFEST
     body = {k: v for k, v in json.loads(manifest.read_text()).items() if k not in ("origin", "self")}
@@ -127,8 +128,8 @@ def test_a_damaged_store_of_an_older_version_is_not_made_again(tmp_path):
         open_data(tmp_path / "store")
 
 
-def test_packing_again_keeps_the_store_until_the_new_one_is_whole(tmp_path):
-    """The images got worse, or the packing was cut: what was packed before can still be opened."""
+def test_packing_again_keeps_the_store_until_the_new_one_is_complete(tmp_path):
+    """If more images are bad now, or packing is interrupted, the old store can still be opened."""
     root = folder_of(tmp_path / "pictures", 12)
     pack(root, tmp_path / "store")
     packed = contents(tmp_path / "store" / "train")
@@ -152,7 +153,7 @@ def test_packing_again_keeps_the_store_until_the_new_one_is_whole(tmp_path):
     assert sorted(p.name for p in (tmp_path / "store").iterdir()) == ["train", "train.lock"]
 
 
-def test_a_kill_between_the_two_renames_is_mended(tmp_path, monkeypatch):
+def test_a_kill_between_the_two_renames_is_repaired(tmp_path, monkeypatch):
     root = folder_of(tmp_path / "pictures", 12)
     pack(root, tmp_path / "store")
     picture(50).save(root / "new.png")
@@ -176,8 +177,8 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path, monkeypatch):
     assert len(open_data(tmp_path / "store")) == 13 and not (tmp_path / "store" / "train.replaced").exists()
 
 
-def test_a_packing_without_an_image_leaves_nothing(tmp_path):
-    """Nothing can go on from it; one with images stays, and goes on where more bad ones are allowed."""
+def test_packing_without_a_readable_image_leaves_nothing(tmp_path):
+    """A packing with some images stays, and continues if more bad images are allowed."""
     root = tmp_path / "pictures"
     root.mkdir()
     for number in range(9):
@@ -199,8 +200,8 @@ def test_a_packing_without_an_image_leaves_nothing(tmp_path):
     assert len(open_data(tmp_path / "store")) == 1
 
 
-def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_held(tmp_path):
-    """Who waits at a packing that fails takes the lock's new file, as all who come later do."""
+def test_a_lock_file_that_was_removed_while_waiting_is_created_again(tmp_path):
+    """A process that waited for a packing that failed locks the new file, like all later processes."""
     place, out = tmp_path / "train.lock", tmp_path / "train"
     entered, held = threading.Event(), []
 
@@ -218,7 +219,7 @@ def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_held(tmp_path):
     assert held == [place.stat().st_ino]
 
 
-def test_a_cache_that_can_not_be_written_names_the_key_that_helps(tmp_path):
+def test_the_error_for_an_unwritable_cache_names_the_settings_to_change(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(EnvironmentFault, match=r"set KONTRAST_CACHE or data\.pack=false"):
         pack(folder_of(tmp_path / "pictures", 3), tmp_path / "file" / "store")

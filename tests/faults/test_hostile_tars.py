@@ -61,7 +61,7 @@ def test_hostile_members_are_skipped(tmp_path):
 
 @pytest.mark.fault(36)
 def test_sparse_members_and_wrong_sizes_cost_nothing(tmp_path):
-    """A sparse member of a terabyte is skipped; a size beyond the end of the archive is one bad image."""
+    """A sparse member of a terabyte is skipped; a size beyond the end of the archive is a bad image."""
     tar = write_tar(tmp_path / "set.tar", png_members(40))
     header = tarfile.TarInfo("huge.png")
     header.size = 2**40

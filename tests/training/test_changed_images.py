@@ -1,4 +1,4 @@
-"""A resumed run watches all the images that it reads: those it trains on, and those held out for its probes."""
+"""A resumed run checks all images that it reads: those for training and those held out for its probes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refused(run: Path) -> str:
     return str(caught.value)
 
 
-def test_a_held_out_file_that_changed_is_seen_and_named(root, tmp_path):
+def test_a_changed_held_out_file_is_detected_and_named(root, tmp_path):
     run, held = begin(root, tmp_path / "run"), open_data(root, "test").names[2]
     go_on(run)
     picture(999).save(root / held)
@@ -55,8 +55,8 @@ def test_a_held_out_file_that_changed_is_seen_and_named(root, tmp_path):
 
 
 @pytest.mark.parametrize("every", ["evaluation.every=1", "evaluation.every=0"])
-def test_a_file_that_only_moved_over_the_boundary_is_not_named(root, tmp_path, every):
-    """Fewer files in a class: another one is held out, or no longer."""
+def test_a_file_that_only_moved_between_the_splits_is_not_named(root, tmp_path, every):
+    """With fewer files in a class, another file is held out, or one is no longer held out."""
     run, (train, test) = begin(root, tmp_path / "run", every), (open_data(root, split) for split in ("train", "test"))
     (root / test.names[2]).unlink()
     moved = set(open_data(root, "test").names) - set(test.names)
@@ -64,11 +64,11 @@ def test_a_file_that_only_moved_over_the_boundary_is_not_named(root, tmp_path, e
     assert f"100 then, 99 now: 1 removed ({test.names[2]});" in refused(run)
     (root / train.names[0]).unlink()
     picture(7).save(root / "class1" / "new.png")
-    told = f"1 added (class1/new.png), 2 removed ({train.names[0]}, {test.names[2]});"
-    assert f"100 then, 99 now: {told}" in refused(run)
+    message = f"1 added (class1/new.png), 2 removed ({train.names[0]}, {test.names[2]});"
+    assert f"100 then, 99 now: {message}" in refused(run)
 
 
-def test_folders_train_and_test_may_hold_the_same_names(root, tmp_path):
+def test_the_folders_train_and_test_may_contain_the_same_names(root, tmp_path):
     place = tmp_path / "parts"
     for part in ("train", "test"):
         shutil.copytree(root, place / part)
@@ -80,16 +80,16 @@ def test_folders_train_and_test_may_hold_the_same_names(root, tmp_path):
     assert "100 removed (test/class0/0000.png, test/class0/0004.png, test/class0/0008.png, ...);" in refused(run)
 
 
-def test_what_an_imbalance_left_out_is_watched_too(root, tmp_path):
-    """The probes read it; and of what it took, not the names alone."""
+def test_images_left_out_by_an_imbalance_are_checked_too(root, tmp_path):
+    """The probes read them. Of the images that are kept, more than the names is compared."""
     run = begin(root, tmp_path / "run", "data.imbalance=linear", "training.batch=8")
     go_on(run)
     os.utime(root / "class0" / "0000.png", ns=(7, 7))
     assert "1 modified (class0/0000.png);" in refused(run)
 
 
-def test_a_run_that_watched_its_train_part_alone_goes_on_as_it_did(root, tmp_path):
-    """As an older version wrote it."""
+def test_a_run_that_recorded_only_its_train_split_can_be_resumed(root, tmp_path):
+    """Older versions wrote such runs."""
     run, (train, test) = begin(root, tmp_path / "run"), (open_data(root, split) for split in ("train", "test"))
     info = json.loads((run / "run.json").read_text())
     info["data"] = {key: value for key, value in info["data"].items() if not key.startswith("all_")}
@@ -105,13 +105,13 @@ def test_a_run_that_watched_its_train_part_alone_goes_on_as_it_did(root, tmp_pat
 
 
 @pytest.mark.parametrize("more", [[], ["evaluation.every=0"], ["data.split=test"]])
-def test_a_named_set_goes_on(tmp_path, more):
+def test_a_run_on_a_named_set_resumes(tmp_path, more):
     run = begin("digits", tmp_path / "run", *more)
     go_on(run)
     assert not (run / "files.txt.gz").exists()
 
 
-def test_a_store_goes_on_and_one_packed_of_other_images_is_told(root, tmp_path):
+def test_a_run_on_a_store_resumes_unless_the_store_has_other_images(root, tmp_path):
     from kontrast.data.pack import pack
 
     pack(root, tmp_path / "store")
@@ -130,8 +130,8 @@ def test_the_held_out_images_are_found_from_any_folder(root, tmp_path, monkeypat
     go_on(run)
 
 
-def test_a_probe_by_changed_images_tells_it(root, tmp_path):
-    """With more images other ones are held out, some of which the encoder was trained on."""
+def test_a_probe_warns_about_changed_images(root, tmp_path):
+    """If images are added, others are held out, and the encoder was trained on some of these."""
     run, said = Run(begin(root, tmp_path / "run")), []
     probe(run, "knn", device="cpu", say=said.append)
     assert not any("changed" in line for line in said), said
@@ -147,11 +147,11 @@ def test_a_probe_by_changed_images_tells_it(root, tmp_path):
     assert said[-1].startswith("the images changed since the run was trained; some")
 
 
-def test_files_that_only_have_new_dates_move_no_boundary(root, tmp_path):
-    """As a copy of the folder has; who is held out goes by names."""
+def test_files_with_new_dates_stay_in_their_split(root, tmp_path):
+    """A copy of a folder has new dates; the names decide which files are held out."""
     run, said = Run(begin(root, tmp_path / "run")), []
     for path in root.rglob("*.png"):
         os.utime(path, (1e9, 1e9))
     probe(run, "knn", device="cpu", say=said.append)
-    told = next(line for line in said if "changed" in line)
-    assert "modified (class0/" in told and "trained on" not in told
+    message = next(line for line in said if "changed" in line)
+    assert "modified (class0/" in message and "trained on" not in message

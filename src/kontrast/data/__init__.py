@@ -18,16 +18,9 @@ if TYPE_CHECKING:
     from kontrast.data.sources import open_data
 
 _HOMES = {
-    "Batch": "feeder",
-    "Changes": "changes",
-    "Feeder": "feeder",
-    "ImageSet": "image_set",
-    "LazyImages": "lazy_images",
-    "RaggedImages": "image_set",
-    "file_listing": "changes",
-    "open_data": "sources",
-    "read_labels": "labels",
-}
+    "Batch": "feeder", "Changes": "changes", "Feeder": "feeder", "ImageSet": "image_set", "LazyImages": "lazy_images",
+    "RaggedImages": "image_set", "file_listing": "changes", "open_data": "sources", "read_labels": "labels",
+}  # fmt: skip
 __all__ = [
     "Batch", "Changes", "Feeder", "ImageSet", "LazyImages", "RaggedImages", "file_listing", "open_data", "read_labels",
 ]  # fmt: skip

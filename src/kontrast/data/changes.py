@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from kontrast.data.image_set import ImageSet
@@ -44,23 +43,17 @@ def file_listing(*parts: ImageSet, placed: bool = False) -> bytes | None:
     known = [part for part in parts if part.stamps is not None]
     if not known:
         return None
-    lines = "".join(line for part in known for line in _lines(part, placed))
-    return gzip.compress(lines.encode("ascii"), 6, mtime=0)
-
-
-def _lines(part: ImageSet, placed: bool) -> Iterator[str]:
-    head = f"{part.place}/" if placed and part.place else ""
-    stamps = part.stamps.numpy().view("uint64").tolist()  # type: ignore[union-attr]
-    for stamp, name in zip(stamps, part.names, strict=True):
-        yield f"{stamp:016x} {json.dumps(head + name)}\n"
+    lines = []
+    for part in known:
+        head = f"{part.place}/" if placed and part.place else ""
+        stamps = part.stamps.numpy().view("uint64").tolist()  # type: ignore[union-attr]
+        lines += [f"{stamp:016x} {json.dumps(head + name)}\n" for stamp, name in zip(stamps, part.names, strict=True)]
+    return gzip.compress("".join(lines).encode("ascii"), 6, mtime=0)
 
 
 def changes(before: bytes, *parts: ImageSet, placed: bool = False) -> Changes:
     """Compare an earlier listing with the images of today."""
-    now = file_listing(*parts, placed=placed)
-    if now is None:
-        raise DataError(f"{parts[0].name} has no files to compare")
-    old, new = _read(before), _read(now)
+    old, new = _read(before), _read(file_listing(*parts, placed=placed) or b"")
     return Changes(
         added=[name for name in new if name not in old],
         removed=[name for name in old if name not in new],

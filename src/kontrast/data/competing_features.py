@@ -24,8 +24,6 @@ _BITS, _DIGIT, _BINARY = 0xB175, 0xD161, 0xB1A2
 
 def bits_of(index: Tensor, bits: int, seed: int = 0, part: tuple[int, ...] = ()) -> Tensor:
     """uint8 [N,n] of 0 and 1: a seeded hash of each index; all values of n bits are equally likely."""
-    if not 0 <= bits <= 64:
-        raise UsageError(f"data.random_bits is {bits}; allowed: 0 to 64")
     hashed = words(index.numpy(), seed, _BITS, *part)
     shifts = np.arange(bits, dtype=np.uint64)
     return torch.from_numpy(((hashed[:, None] >> shifts) & np.uint64(1)).astype(np.uint8))
@@ -58,10 +56,8 @@ def overlay_digits(
         root: where MNIST's files are looked for.
     """
     if images.ragged:
-        raise DataError(
-            "data.overlay_digits needs images of one size: crop them to squares, and set data.size=N to the shortest "
-            "side of any"
-        )
+        advice = "crop them to squares, and set data.size=N to the shortest side of any"
+        raise DataError(f"data.overlay_digits needs images of one size: {advice}")
     scans, classes = digits if digits is not None else first_digits(unique, root)
     unique = len(scans) if unique is None else unique
     if not 1 <= unique <= len(scans):
@@ -71,9 +67,8 @@ def overlay_digits(
     pixels = images.images.clone()
     height, width = pixels.shape[-2:]
     if min(height, width) < SMALLEST_DIGIT:
-        raise DataError(
-            f"data.overlay_digits needs images of {SMALLEST_DIGIT} pixels or more: these have {width} x {height}"
-        )
+        smallest = f"images of {SMALLEST_DIGIT} pixels or more"
+        raise DataError(f"data.overlay_digits needs {smallest}: these have {width} x {height}")
     side = max(SMALLEST_DIGIT, round(min(height, width) * DIGIT_SHARE))
     small = _resize(scans[:unique], side)[which][:, None]
     for down in OFFSETS:
@@ -114,8 +109,6 @@ def first_digits(count: int | None, root: str | None = None) -> tuple[Tensor, Te
 
 def binary_channels(count: int, bits: int, size: int = 32, seed: int = 0) -> ImageSet:
     """Images for the saturation study: k channels, each all 0 or all 255, which is k bits of entropy."""
-    if bits < 1:
-        raise UsageError(f"binary channels are {bits}; allowed: 1 to 64")
     index = torch.arange(count)
     planes = 255 * bits_of(index, bits, seed + _BINARY)
     pixels = planes[:, :, None, None].expand(count, bits, size, size)

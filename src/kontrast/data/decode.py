@@ -12,9 +12,9 @@ import io
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -60,37 +60,24 @@ class Limits:
 
     bound: int | None = None
     max_pixels: int = MAX_PIXELS
-    float_range: tuple[float, float] | None = None
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Limits:
-        """From the fields, as read from JSON."""
-        span = fields["float_range"]
-        return cls(fields["bound"], fields["max_pixels"], None if span is None else (span[0], span[1]))
+    float_range: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        span = self.float_range or None
         if self.bound is not None and self.bound < 1:
             raise UsageError(f"size is {self.bound}: give at least 1 pixel, or 0 to leave images as they are")
+        if span and (len(span) != 2 or not span[0] < span[1]):
+            raise UsageError(f"data.float_range must be two increasing numbers, for example [0,1], not {list(span)}")
+        object.__setattr__(self, "float_range", span and tuple(span))
 
 
 PLAIN = Limits()
-
-
-def checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:
-    """Check a `float_range` option: none, or two increasing numbers."""
-    if not given:
-        return None
-    if len(given) != 2 or not given[0] < given[1]:
-        raise UsageError(f"data.float_range must be two increasing numbers, for example [0,1], not {list(given)}")
-    return given[0], given[1]
 
 
 def decode_file(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
     """Decode a file, or `length` bytes of one from `offset`: uint8 [3,h,w] and a note ("" or what was done to it)."""
     with _open(path, offset, length) as file:
         content = file.read(length)
-    if length >= 0 and len(content) < length:
-        raise BadImage("the archive ends before the file does")
     return decode(content, limits)
 
 
@@ -120,22 +107,19 @@ def read_sides(path: str, offset: int = 0, length: int = -1, limits: Limits = PL
 def _open(path: str, offset: int, length: int) -> Iterator[BinaryIO]:
     """A regular file of a reasonable size, opened at `offset`; what the system refuses becomes `BadImage`."""
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
+        # O_NONBLOCK: a named pipe must not wait for a writer, who may never come.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadImage("not a regular file")
-            size = length if length >= 0 else status.st_size
-            if size > MAX_BYTES:
+            if (size := length if length >= 0 else status.st_size) > MAX_BYTES:
                 raise BadImage(f"{size:,} bytes: more than {MAX_BYTES:,}")
+            if offset + size > status.st_size:
+                raise BadImage("the archive ends before the file does")
             file.seek(offset)
             yield file
     except OSError as error:
         raise BadImage(f"{os.strerror(error.errno or errno.EIO)} ({error.errno})", error.errno) from None
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a named pipe without waiting for a writer, who may never come."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @contextlib.contextmanager
@@ -144,32 +128,31 @@ def _read_image(source: BinaryIO, limits: Limits) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if not source.read(1):
-                raise BadImage("empty file")
-            source.seek(0)
             with Image.open(source, formats=FORMATS) as image:
                 yield image
     except (BadImage, KontrastError):  # a signal handler may raise here too, which is no fault of the image
         raise
-    except Image.DecompressionBombError:
-        raise BadImage(f"more than {limits.max_pixels / 1e6:g} million pixels") from None
-    except Image.UnidentifiedImageError:
-        source.seek(0)
-        raise BadImage(f"not an image: {sniff(source.read(512))}") from None
     except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged files
-        raise BadImage(f"damaged: {type(error).__name__}: {str(error)[:100] or 'no message'}") from None
+        reason = f"damaged: {type(error).__name__}: {str(error)[:100] or 'no message'}"
+        if isinstance(error, Image.DecompressionBombError):
+            reason = f"more than {limits.max_pixels / 1e6:g} million pixels"
+        elif isinstance(error, Image.UnidentifiedImageError):
+            source.seek(0)
+            head = source.read(512)
+            reason = f"not an image: {sniff(head)}" if head else "empty file"
+        raise BadImage(reason) from None
 
 
 def sniff(content: bytes) -> str:
-    """A guess, from its first bytes, of what a file is that is not an image."""
-    head = content[:512].lstrip()
+    """Guess what a file is that is not an image, from its first bytes."""
+    head = content.lstrip()
     for magic, what in _MAGIC:
         if head.startswith(magic) or head.lower().startswith(magic):
             return what
     if content[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
         return "HEIC or AVIF"
     try:
-        text = content[:512].decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
         return "unknown bytes, or a damaged header"
     return "text" if text.isprintable() or any(c in text for c in "\n\r\t") else "unknown bytes"
@@ -187,7 +170,9 @@ def pixels_of(image: Image.Image, limits: Limits = PLAIN) -> tuple[np.ndarray, s
     image.load()
     left = image.getexif().get(ORIENTATION, 1)  # Pillow rotates a TIFF as it loads it, and removes the tag
     picture = _rgb(image, limits)
-    picture = _reduce(picture, limits.bound)
+    if limits.bound and (shorter := min(picture.size)) > limits.bound:
+        wide, high = (max(1, round(side * limits.bound / shorter)) for side in picture.size)
+        picture = picture.resize((wide, high), Image.Resampling.BICUBIC)
     if left in range(2, 9):
         picture.getexif()[ORIENTATION] = left
         picture = ImageOps.exif_transpose(picture)
@@ -198,12 +183,9 @@ def pixels_of(image: Image.Image, limits: Limits = PLAIN) -> tuple[np.ndarray, s
 
 def _check_size(image: Image.Image, limits: Limits) -> None:
     width, height = image.size
-    if width * height > limits.max_pixels or max(width, height) > MAX_SIDE:
-        raise BadImage(
-            f"{width} x {height} pixels: more than {limits.max_pixels / 1e6:g} million, or a side over {MAX_SIDE}"
-        )
-    if width < 1 or height < 1:
-        raise BadImage(f"{width} x {height} pixels")
+    if not 0 < width * height <= limits.max_pixels or max(width, height) > MAX_SIDE:
+        allowed = f"1 to {limits.max_pixels / 1e6:g} million, and no side over {MAX_SIDE}"
+        raise BadImage(f"{width} x {height} pixels; allowed: {allowed}")
 
 
 def _rgb(image: Image.Image, limits: Limits) -> Image.Image:
@@ -223,21 +205,12 @@ def _rgb(image: Image.Image, limits: Limits) -> Image.Image:
 
 
 def _scale_floats(values: np.ndarray, limits: Limits) -> np.ndarray:
-    if limits.float_range is None:
-        raise BadImage(NO_RANGE)
+    finite = np.isfinite(values).all()
+    if limits.float_range is None or not finite:
+        raise BadImage(NO_RANGE if finite else "NaN or infinite values")
     low, high = limits.float_range
-    if not np.isfinite(values).all():
-        raise BadImage("NaN or infinite values")
     return np.clip(np.floor((values.astype(np.float64) - low) / (high - low) * 255 + 0.5), 0, 255)
 
 
 def _gray(values: np.ndarray) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-
-
-def _reduce(picture: Image.Image, bound: int | None) -> Image.Image:
-    shorter = min(picture.size)
-    if not bound or shorter <= bound:
-        return picture
-    size = [max(1, round(side * bound / shorter)) for side in picture.size]
-    return picture.resize((size[0], size[1]), Image.Resampling.BICUBIC)

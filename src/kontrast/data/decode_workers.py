@@ -11,21 +11,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.listing import Item
 from kontrast.errors import EnvironmentFault
 
+T = TypeVar("T")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PATIENCE = 120.0
 """Seconds without an answer or a sign of life after which the storage is taken to hang."""
@@ -48,17 +50,17 @@ class Chunk:
         lost: positions of the bad items that the operating system could not read.
     """
 
-    pixels: bytes
-    sizes: list[tuple[int, int]]
-    kept: list[int]
-    bad: list[tuple[int, str]]
-    notes: dict[str, int]
+    pixels: bytes = b""
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
     lost: list[int] = field(default_factory=list)
 
 
 def decode_chunk(items: Sequence[Item], limits: Limits, show_life: Callable[[], None] = lambda: None) -> Chunk:
     """Decode items one after another; `show_life` is called between them."""
-    chunk, parts = Chunk(b"", [], [], [], {}), []
+    chunk, parts = Chunk(), []
     for position, item in enumerate(items):
         if position:
             show_life()
@@ -73,7 +75,7 @@ def decode_chunk(items: Sequence[Item], limits: Limits, show_life: Callable[[], 
         chunk.sizes.append((pixels.shape[1], pixels.shape[2]))
         chunk.kept.append(position)
         if note:
-            chunk.notes[note] = chunk.notes.get(note, 0) + 1
+            chunk.notes[note] += 1
     chunk.pixels = b"".join(parts)
     return chunk
 
@@ -102,15 +104,8 @@ def serve() -> None:
 
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits.of(task["limits"]), show_life)
-        head = {
-            "bytes": len(chunk.pixels),
-            "sizes": chunk.sizes,
-            "kept": chunk.kept,
-            "bad": chunk.bad,
-            "notes": chunk.notes,
-            "lost": chunk.lost,
-        }
+        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits(**task["limits"]), show_life)
+        head = {**vars(chunk), "pixels": len(chunk.pixels)}
         send(json.dumps(head).encode() + b"\n", chunk.pixels)
 
 
@@ -137,30 +132,23 @@ class Worker:
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         task = {"items": [(i.name, i.path, i.offset, i.length) for i in items], "limits": asdict(limits)}
-        try:
+        head, pixels = {"pixels": 1}, b""  # stays so if the process has died
+        with contextlib.suppress(OSError):
             stdin.write(json.dumps(task).encode() + b"\n")
             stdin.flush()
             while (line := stdout.readline()) == b"\n":
                 note_life()
-            head = json.loads(line) if line else None
-            pixels = stdout.read(head["bytes"]) if head else b""
-        except OSError:
-            head, pixels = None, b""
-        if head is None or len(pixels) < head["bytes"]:
+            if line:
+                head = json.loads(line)
+                pixels = stdout.read(head["pixels"])
+        if len(pixels) < head["pixels"]:
             code = self.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             raise EnvironmentFault(
                 f"a decoding process {how} at {items[0].name} .. {items[-1].name}: out of memory? use fewer cores, "
                 "each of which has a process (taskset -c 0 kontrast ...), or smaller images (data.size)"
             )
-        return Chunk(
-            pixels,
-            [(h, w) for h, w in head["sizes"]],
-            head["kept"],
-            [(p, r) for p, r in head["bad"]],
-            head["notes"],
-            head["lost"],
-        )
+        return Chunk(**{**head, "pixels": pixels})  # type: ignore[arg-type]
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -176,7 +164,7 @@ class Decoders:
     def __init__(self, limits: Limits, workers: int | None = None):
         self.limits, self.workers = limits, workers or usable_cores()
         self.last_sign = 0.0  # when a worker last showed a sign of life
-        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._thread = threading.local()  # each thread of the pool has a worker
         self._started: list[Worker] = []
         self._pool = ThreadPoolExecutor(self.workers, "kontrast-decoder")
         # If nobody calls close, no process stays behind. This may run in a thread of the pool, so it must not wait.
@@ -188,15 +176,10 @@ class Decoders:
     def _work(self, items: Sequence[Item]) -> Chunk:
         if self.workers == 1:
             return decode_chunk(items, self.limits, self._note_life)
-        try:
-            worker = self._free.get_nowait()
-        except queue.Empty:
-            worker = Worker()
-            self._started.append(worker)
-        try:
-            return worker.decode(items, self.limits, self._note_life)
-        finally:
-            self._free.put(worker)
+        if not hasattr(self._thread, "worker"):
+            self._thread.worker = Worker()
+            self._started.append(self._thread.worker)
+        return self._thread.worker.decode(items, self.limits, self._note_life)
 
     def _note_life(self) -> None:
         self.last_sign = time.monotonic()
@@ -241,17 +224,21 @@ def decode_all(
             yield n, decode_chunk(pieces(n), limits)
         return
     decoders = Decoders(limits, min(workers, len(numbers)))
-    waiting: deque[tuple[int, Future[Chunk]]] = deque()
     try:
-        for n in numbers:
-            waiting.append((n, decoders.submit(pieces(n))))
-            if len(waiting) >= 2 * decoders.workers:
-                number, future = waiting.popleft()
-                yield number, wait_for(future, pieces(number), decoders)
-        for number, future in waiting:
-            yield number, wait_for(future, pieces(number), decoders)
+        for n, future in run_ahead(((n, decoders.submit(pieces(n))) for n in numbers), 2 * decoders.workers - 1):
+            yield n, wait_for(future, pieces(n), decoders)
     finally:
         decoders.close()
+
+
+def run_ahead(items: Iterable[T], count: int) -> Iterator[T]:
+    """Iterate over items that start some work, always `count` items behind: their work runs meanwhile."""
+    waiting: deque[T] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def usable_cores() -> int:

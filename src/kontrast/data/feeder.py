@@ -6,16 +6,16 @@ Legend: N images, B images of the whole batch, b = B / world of this rank, C cha
 from __future__ import annotations
 
 import itertools
-import queue
-import threading
-from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kontrast.counters import block_permutation, permutation
+from kontrast.data.bad_images import none_readable
+from kontrast.data.decode_workers import run_ahead
 from kontrast.data.image_set import ExtraChannels, ImageSet, pad
 from kontrast.data.lazy_images import LazyImages, PendingBatch
 from kontrast.errors import DataError, UsageError
@@ -23,8 +23,8 @@ from kontrast.errors import DataError, UsageError
 _ORDER = 0x0FEED
 RESIDENT_SHARE = 0.4
 """With resident="auto", images may take this share of the free device memory."""
-AHEAD = 2
-"""Number of batches that are decoded ahead."""
+AHEAD, PREFETCH = 2, 3
+"""PREFETCH batches are prepared ahead, and the images of AHEAD further ones are being decoded."""
 WINDOW_BLOCKS, WINDOW_IMAGES = 8, 16_384
 """Images are shuffled within a window of at least this many shards, with about this many images."""
 
@@ -50,6 +50,10 @@ class Batch(NamedTuple):
 class Feeder:
     """The batches of one rank: its slice of the batch that a single process would get.
 
+    The last, smaller batch of an epoch is left out. Images that are decoded for every batch are not shuffled freely,
+    because they may be in shards on slow storage: the shards come in random order, and images are shuffled within a
+    window of a few shards.
+
     A bad image of a set that is decoded for every batch is replaced by the image that comes one batch later in the
     epoch (not by the next image, which is in the batch already and would become its own negative).
 
@@ -60,12 +64,8 @@ class Feeder:
         device: where batches are put; default "cpu".
         rank: number of this process; default 0.
         world: number of processes; default 1.
-        drop_last: leave out the last, smaller batch of an epoch; default True.
         allow_small: if there are fewer images than one batch, make the batch smaller instead of raising an error.
         resident: "yes" keeps all images on the device, "no" copies every batch; "auto" decides by the free memory.
-        prefetch: number of batches that are prepared ahead, unless resident.
-        order: "shuffled"; or "blocks" for shards on slow storage: shards come in random order, and images are shuffled
-            within a window of a few shards; "auto" means blocks if images are decoded for every batch.
 
     Example:
         >>> images = ImageSet(torch.zeros(10, 3, 8, 8, dtype=torch.uint8), [str(i) for i in range(10)])
@@ -82,49 +82,38 @@ class Feeder:
         device: torch.device | str = "cpu",
         rank: int = 0,
         world: int = 1,
-        drop_last: bool = True,
         allow_small: bool = False,
         resident: str = "auto",
-        prefetch: int = 3,
-        order: str = "auto",
     ):
-        assert batch >= 1 and 0 <= rank < world
-        assert order in ("auto", "shuffled", "blocks") and resident in ("auto", "yes", "no")
+        assert batch >= 1 and 0 <= rank < world and resident in ("auto", "yes", "no")
         if len(images) < batch:
-            if len(images) < 2:
-                raise DataError(f"{len(images)} image in {images.name or 'the data'}: contrast needs at least 2")
-            if not allow_small:
+            if len(images) < 2 or not allow_small:
+                advice = "lower training.batch, or allow a smaller batch with data.allow_small=true"
                 raise DataError(
                     f"{len(images)} images in {images.name or 'the data'} are fewer than one batch of {batch}: "
-                    "lower training.batch, or allow a smaller batch with data.allow_small=true"
+                    f"{'contrast needs at least 2' if len(images) < 2 else advice}"
                 )
             batch = len(images) - len(images) % world
         if batch == 0 or batch % world:
             raise UsageError(f"a batch of {batch} can't be shared by {world} ranks: give a multiple of {world}")
         self.data, self.batch, self.seed, self.device = images, batch, seed, torch.device(device)
-        self.rank, self.world, self.drop_last, self.prefetch = rank, world, drop_last, prefetch
+        self.rank, self.world = rank, world
         self.lazy: LazyImages | None = images.base if isinstance(images.base, LazyImages) else None
-        self.blocks = self._in_blocks(order)
         self.resident = self._is_resident(resident)
         if self.resident and self.device.type != "cpu":
             self.pixels = images.images.to(self.device)
 
     @property
     def steps_per_epoch(self) -> int:
-        count = len(self.data)
-        return count // self.batch if self.drop_last else -(-count // self.batch)
+        return len(self.data) // self.batch
 
     def order(self, epoch: int) -> Tensor:
         """int64 [N]: the order of an epoch, for all ranks together."""
-        if self.blocks and self.lazy is not None:
+        if self.lazy is not None:
             blocks = self.lazy.blocks
             window = max(WINDOW_BLOCKS, -(-WINDOW_IMAGES * (int(blocks.max()) + 1) // len(blocks)))
             return torch.from_numpy(block_permutation(blocks, window, self.seed, _ORDER, epoch))
         return torch.from_numpy(permutation(len(self.data), self.seed, _ORDER, epoch))
-
-    def positions(self, epoch: int, step: int) -> Tensor:
-        """int64 [b]: the positions of this rank's images in one step."""
-        return self.order(epoch)[self._slots(step)]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of an epoch, from step `start`."""
@@ -136,30 +125,35 @@ class Feeder:
 
     def _slots(self, step: int) -> Tensor:
         """int64 [b]: which places in the epoch's order this rank takes in a step."""
-        whole = torch.arange(step * self.batch, min((step + 1) * self.batch, len(self.data)))
-        return whole.tensor_split(self.world)[self.rank]
+        return torch.arange(step * self.batch, (step + 1) * self.batch).tensor_split(self.world)[self.rank]
 
     def _gather(self, step: int, positions: Tensor) -> Batch:
-        indices, labels = self._indices_and_labels(positions)
+        """One batch of resident images."""
         if self.device.type == "cpu":
-            images, sizes = self.data.batch(positions)
-        else:
-            images, sizes = self.pixels[positions.to(self.device, non_blocking=True)], None
-        return Batch(step, images, sizes, self._on_device(indices), self._on_device(labels))  # type: ignore[arg-type]
+            return self._batch(step, positions, *self.data.batch(positions))
+        return self._batch(step, positions, self.pixels[positions.to(self.device, non_blocking=True)], None)
 
-    def _read(self, order: Tensor, slots: Tensor, pending: PendingBatch | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Positions, images and sizes for these places in the order; bad images are replaced."""
+    def _batch(self, step: int, positions: Tensor, images: Tensor, sizes: Tensor | None) -> Batch:
+        """The images with their indices and labels, on the device."""
+        labels = self.data.labels
+        tensors = (images, sizes, self.data.index[positions], None if labels is None else labels[positions])  # type: ignore[index]
+        return Batch(step, *(None if t is None else t.to(self.device, non_blocking=True) for t in tensors))  # type: ignore[arg-type]
+
+    def _read(self, order: Tensor, step: int, pending: PendingBatch | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Positions, images (in pinned memory if the device is a GPU) and sizes of a step; bad images are replaced."""
+        slots = self._slots(step)
         positions = order[slots]
         if self.lazy is None or pending is None:
-            return positions, *self.data.batch(positions)
-        images = self.lazy.collect(pending)
-        for row, slot in enumerate(slots.tolist()):
-            if images[row] is None:
-                positions[row], images[row] = self._replacement(order, slot)
-        pixels, sizes = pad(images)  # type: ignore[arg-type]
-        if isinstance(self.data.images, ExtraChannels):
-            pixels = self.data.images.joined(pixels, positions)
-        return positions, pixels, sizes
+            pixels, sizes = self.data.batch(positions)
+        else:
+            images = self.lazy.collect(pending)
+            for row, slot in enumerate(slots.tolist()):
+                if images[row] is None:
+                    positions[row], images[row] = self._replacement(order, slot)
+            pixels, sizes = pad(images)  # type: ignore[arg-type]
+            if isinstance(self.data.images, ExtraChannels):
+                pixels = self.data.images.joined(pixels, positions)
+        return positions, pixels.pin_memory() if self.device.type == "cuda" else pixels, sizes
 
     def _replacement(self, order: Tensor, slot: int) -> tuple[int, Tensor]:
         """The image that replaces a bad one; it depends only on the order and on which images are bad."""
@@ -171,79 +165,30 @@ class Feeder:
             image = self.lazy.read(position)
             if image is not None:
                 return position, image
-        raise DataError(f"none of the images in {self.data.name or 'the data'} can be read")
-
-    def _in_blocks(self, wanted: str) -> bool:
-        if wanted == "blocks" and self.lazy is None:
-            raise UsageError("order=blocks is for images that are decoded as needed: open shards with data.pack=false")
-        return wanted != "shuffled" and self.lazy is not None
-
-    def _indices_and_labels(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        labels = self.data.labels
-        return self.data.index[positions], None if labels is None else labels[positions]  # type: ignore[index]
-
-    def _on_device(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(self.device, non_blocking=True)
+        raise none_readable(self.lazy.reader.bad, self.lazy.reader.root)
 
     def _is_resident(self, wanted: str) -> bool:
-        base = self.data.base
-        whole = isinstance(base, Tensor)
-        if self.lazy is not None:
-            if wanted == "yes":
-                raise UsageError("data.resident=yes needs decoded images: give data.pack=true, or leave it auto")
-            return False
-        if wanted == "yes" and not whole and self.device.type != "cpu":
-            raise UsageError("data.resident=yes needs images of one size: pack them to one, or leave it auto")
-        if wanted != "auto" or self.device.type == "cpu":
-            return wanted != "no"
-        if not whole:
-            return False
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return base.numel() <= RESIDENT_SHARE * free
-
-    def _gathered(self, order: Tensor, steps: range) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
-        """Iterate over steps, positions, images and sizes; the next batches are decoded meanwhile."""
-        ahead: deque[tuple[int, PendingBatch | None]] = deque()
-        for step in itertools.chain(steps, [None] * AHEAD):
-            if step is not None:
-                ahead.append((step, None if self.lazy is None else self.lazy.submit(order[self._slots(step)])))
-            if ahead and (step is None or len(ahead) > AHEAD):
-                ready, pending = ahead.popleft()
-                yield ready, *self._read(order, self._slots(ready), pending)
+        base, on_cpu = self.data.base, self.device.type == "cpu"
+        possible = isinstance(base, Tensor) or (on_cpu and self.lazy is None)
+        if wanted == "yes" and not possible:
+            raise UsageError(
+                "data.resident=yes needs decoded images of one size: give data.pack=true, pack them to one size, or "
+                "leave it auto"
+            )
+        if wanted != "auto" or on_cpu or not possible:
+            return wanted != "no" and possible
+        return base.numel() <= RESIDENT_SHARE * torch.cuda.mem_get_info(self.device)[0]
 
     def _prefetched(self, order: Tensor, steps: range) -> Iterator[Batch]:
-        """Iterate over batches that a thread prepares ahead, in pinned memory."""
-        ready: queue.Queue = queue.Queue(self.prefetch)
-        stop = threading.Event()
-        pin = self.device.type == "cuda"
-
-        def put(thing: object) -> None:
-            while not stop.is_set():
-                try:
-                    return ready.put(thing, timeout=0.1)
-                except queue.Full:
-                    continue
-
-        def fill() -> None:
-            try:
-                for step, positions, images, sizes in self._gathered(order, steps):
-                    if stop.is_set():
-                        return
-                    put((step, positions, images.pin_memory() if pin else images, sizes))
-                put(None)
-            except Exception as error:
-                put(error)
-
-        thread = threading.Thread(target=fill, daemon=True, name="kontrast-feeder")
-        thread.start()
+        """Iterate over batches that a thread prepares ahead; images are decoded even earlier."""
+        pool = ThreadPoolExecutor(1, "kontrast-feeder")
         try:
-            while (item := ready.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                step, positions, images, sizes = item
-                indices, labels = self._indices_and_labels(positions)
-                tensors = (self._on_device(tensor) for tensor in (images, sizes, indices, labels))
-                yield Batch(step, *tensors)  # type: ignore[arg-type]
+            decoding = run_ahead(((step, self._start_decoding(order, step)) for step in steps), AHEAD)
+            reading = ((step, pool.submit(self._read, order, step, pending)) for step, pending in decoding)
+            for step, future in run_ahead(reading, PREFETCH):
+                yield self._batch(step, *future.result())
         finally:
-            stop.set()
-            thread.join()
+            pool.shutdown(cancel_futures=True)
+
+    def _start_decoding(self, order: Tensor, step: int) -> PendingBatch | None:
+        return None if self.lazy is None else self.lazy.submit(order[self._slots(step)])

@@ -21,11 +21,26 @@ GROUP = 64
 """Images that `iter_chunks` decodes together."""
 
 
-class RaggedImages:
-    """Images of different sizes, stored end to end in one flat tensor.
+class VariedImages:
+    """Base of images whose sizes differ. Subclasses provide `image_at`, `images_at`, `side` and `__len__`.
 
-    `ragged[3]` is image 3 with its own size, [C,h,w]. A slice or an index tensor gives center squares, resized to the
-    typical side, [B,C,side,side]; `padded` keeps every pixel.
+    An integer gives one image with its own size, [C,h,w]. A slice or an index tensor gives center squares, resized to
+    the typical side, [B,C,side,side]; `padded` keeps every pixel.
+    """
+
+    def __getitem__(self: Any, index: Any) -> Tensor:
+        if isinstance(index, int):
+            return self.image_at(range(len(self))[index])
+        side = self.side
+        return torch.stack([square(image, side) for image in self.images_at(torch.arange(len(self))[index])])
+
+    def padded(self: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """uint8 [B,C,Hmax,Wmax] with each image in the upper left corner and zeros elsewhere, and sizes int64 [B,2]."""
+        return pad(self.images_at(indices))
+
+
+class RaggedImages(VariedImages):
+    """Images of different sizes, stored end to end in one flat tensor.
 
     Args:
         flat: uint8 [sum of C*h*w], the pixels of all images.
@@ -51,25 +66,9 @@ class RaggedImages:
         start = int(self.starts[index])
         return self.flat[start : start + self.channels * height * width].view(self.channels, height, width)
 
-    def __getitem__(self, index: Any) -> Tensor:
-        if isinstance(index, int):
-            return self.image_at(range(len(self))[index])
-        return self.squares(torch.arange(len(self))[index], self.side)
-
-    def squares(self, indices: Tensor, side: int) -> Tensor:
-        """uint8 [B,C,side,side]: the center square of each image, resized."""
-        out = torch.empty(len(indices), self.channels, side, side, dtype=torch.uint8)
-        for row, index in enumerate(indices.tolist()):
-            out[row] = square(self.image_at(index), side)
-        return out
-
     def images_at(self, indices: Tensor) -> list[Tensor]:
         """Each image with its own size, [C,h,w]."""
         return [self.image_at(index) for index in indices.tolist()]
-
-    def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 [B,C,Hmax,Wmax] with each image in the upper left corner and zeros elsewhere, and sizes int64 [B,2]."""
-        return pad(self.images_at(indices))
 
     @property
     def nbytes(self) -> int:

@@ -13,16 +13,11 @@ import torch
 from torch import Tensor
 
 from kontrast.data.image_set import ImageSet
-from kontrast.errors import DataError, UsageError
-from kontrast.registry import nearest
-
-KINDS = ("linear", "exponential")
+from kontrast.errors import DataError
 
 
 def counts(sizes: list[int], kind: str) -> list[int]:
     """How many images each class keeps: int(n (g+1)/G) or int(n e^(g+1-G)) at level g of G."""
-    if kind not in KINDS:
-        raise UsageError(f"unknown imbalance {kind!r}: {nearest(kind, KINDS)}")
     classes = len(sizes)
     levels = min(classes, 10)
     kept = []
@@ -32,14 +27,13 @@ def counts(sizes: list[int], kind: str) -> list[int]:
     return kept
 
 
-def imbalance(labels: Tensor | ImageSet, kind: str, seed: int = 2021) -> Tensor:
+def imbalance(images: ImageSet, kind: str, seed: int = 2021) -> Tensor:
     """int64 positions of the images that are kept, class after class; scikit-learn's shuffle chooses within a class."""
     from sklearn.utils import shuffle
 
-    given = labels.labels if isinstance(labels, ImageSet) else labels
-    if given is None:
+    if images.labels is None:
         raise DataError("data.imbalance needs labels: give class sub-folders, or a named set")
-    array = np.asarray(given)
+    array = images.labels.numpy()
     members = [np.flatnonzero(array == label) for label in range(int(array.max()) + 1)]
     kept = counts([len(m) for m in members], kind)
     chosen = [shuffle(m, random_state=seed)[:k] for m, k in zip(members, kept) if len(m)]

@@ -23,7 +23,7 @@ from kontrast.data.store import shape_images
 from kontrast.data.store_writer import pack_split
 from kontrast.errors import DataError, UsageError
 
-ALLOWED = "allowed: a PIL image, or uint8 [C,H,W], [H,W,C] or [H,W]; a label may follow in a tuple: (image, int)"
+ALLOWED = "allowed: a PIL image, or uint8 [C,H,W], [H,W,C] or [H,W] with 1, 3 or 4 channels, or a tuple (image, label)"
 
 
 def pack_in_memory(images: Any, folder: Path, *, test_share: float = 0.2) -> Path:
@@ -78,8 +78,13 @@ def _pack(whole: ImageSet, folder: Path, test_share: float) -> None:
 def _image_set(images: Any, spool: Any) -> ImageSet:
     """All images with their labels. The pixels of a dataset go through the file `spool`."""
     if isinstance(images, Tensor | np.ndarray):
-        pixels: Any = _checked_array(images)
-        labels, classes = None, None
+        pixels: Any = _tensor(images, "the images are")
+        shape, labels, classes = list(images.shape), None, None
+        if len(shape) != 4 or 0 in shape or (shape[3] in (1, 3, 4) and shape[1] > 4):
+            raise DataError(
+                f"the images have the shape {shape}; allowed: [N,C,H,W] with one image or more, "
+                "channels before height and width (permute(0,3,1,2) puts them there)"
+            )
         digest = hashlib.sha256(str(tuple(pixels.shape)).encode())
         for part in pixels.split(256):
             digest.update(part.numpy().tobytes())
@@ -91,31 +96,17 @@ def _image_set(images: Any, spool: Any) -> ImageSet:
     return ImageSet(pixels, names, labels, classes, name="images in memory", fingerprint=fingerprint)
 
 
-def _checked_array(images: Tensor | np.ndarray) -> Tensor:
-    """uint8 [N,C,H,W] on the CPU."""
-    shape = list(images.shape)
-    _check_uint8(images, "the images are")
-    if len(shape) != 4 or 0 in shape or (shape[3] in (1, 3, 4) and shape[1] > 4):
-        raise DataError(
-            f"the images have the shape {shape}; allowed: [N,C,H,W] with one image or more, "
-            "channels before height and width (permute(0,3,1,2) puts them there)"
-        )
-    return _tensor(images)
-
-
-def _tensor(pixels: Tensor | np.ndarray) -> Tensor:
-    if isinstance(pixels, np.ndarray):
-        return torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
-    return pixels.detach().cpu().contiguous()
-
-
-def _check_uint8(pixels: Tensor | np.ndarray, subject: str) -> None:
+def _tensor(pixels: Tensor | np.ndarray, subject: str) -> Tensor:
+    """The same values as a tensor on the CPU; `subject` begins the error if they are not uint8."""
     kind = str(pixels.dtype).removeprefix("torch.")
     if kind != "uint8":
         raise DataError(
             f"{subject} {kind}; allowed: uint8, 0 to 255. Leave out transforms (kontrast makes the views itself), "
             "or convert values in 0 to 1 with (images * 255).round().to(torch.uint8)"
         )
+    if isinstance(pixels, np.ndarray):
+        return torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
+    return pixels.detach().cpu().contiguous()
 
 
 def _read_dataset(dataset: Any, spool: Any) -> tuple[Any, Tensor | None, list[str] | None, Any]:
@@ -126,9 +117,7 @@ def _read_dataset(dataset: Any, spool: Any) -> tuple[Any, Tensor | None, list[st
     for number, (pixels, label) in enumerate(_items(dataset)):
         channels = channels or len(pixels)
         if len(pixels) != channels:
-            raise DataError(
-                f"item {number} has {len(pixels)} channels, item 0 has {channels}; allowed: the same in all"
-            )
+            raise DataError(f"item {number} has {len(pixels)} channels but item 0 has {channels}")
         content = pixels.numpy().tobytes()
         spool.write(content)
         digest.update(content)
@@ -137,53 +126,46 @@ def _read_dataset(dataset: Any, spool: Any) -> tuple[Any, Tensor | None, list[st
     spool.flush()
     digest.update(repr((channels, sizes)).encode())
     flat = torch.from_numpy(np.memmap(spool, dtype=np.uint8, mode="r+"))
-    return (
-        shape_images(flat, torch.tensor(sizes), channels),
-        *_classes(labels, getattr(dataset, "classes", None)),
-        digest,
-    )
+    images = shape_images(flat, torch.tensor(sizes), channels)
+    return images, *_classes(labels, getattr(dataset, "classes", None)), digest
 
 
 def _items(dataset: Any) -> Iterator[tuple[Tensor, int | None]]:
     """Every item as uint8 [C,h,w] and its label."""
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or isinstance(dataset, Mapping | str):
         raise UsageError(
-            f"data is {type(dataset).__module__}.{type(dataset).__qualname__}; allowed: a path, a name of a data set, "
-            "uint8 images [N,C,H,W], or a map-style dataset of images (with len() and [i])"
+            f"data is {type(dataset)}; allowed: a path, a name of a data set, uint8 images [N,C,H,W], or a map-style "
+            "dataset of images (with len() and [i])"
         )
     if len(dataset) == 0:
         raise DataError("the dataset is empty: it has 0 items")
     for number in range(len(dataset)):
         item = dataset[number]
-        image, label = item, None
-        if isinstance(item, tuple | list) and len(item):
-            image, label = item[0], _label(item[1]) if len(item) > 1 else None
-        yield _pixels(image, number), label
+        image, given, *_ = (*item, None, None) if isinstance(item, tuple | list) else (item, None)
+        yield _pixels(image, number), _label(given)
 
 
 def _label(given: Any) -> int | None:
     """The label as an int; None if it is something else, such as a mask or a dict of boxes, or negative."""
     if isinstance(given, Tensor) and given.ndim == 0 and not given.is_floating_point():
         given = given.item()
-    known = isinstance(given, int | np.integer) and not isinstance(given, bool) and given >= 0
-    return int(given) if known else None
+    return int(given) if isinstance(given, int | np.integer) and type(given) is not bool and given >= 0 else None
 
 
 def _pixels(image: Any, number: int) -> Tensor:
     """uint8 [C,h,w] of an item's image."""
+    problem = f"is {type(image)}"
     if isinstance(image, Image.Image):
         try:
             return torch.from_numpy(pixels_of(image)[0])
         except BadImage as error:
-            raise DataError(f"item {number} can't be used: {error.reason}") from None
-    if not isinstance(image, Tensor | np.ndarray):
-        raise DataError(f"item {number} is {type(image).__module__}.{type(image).__qualname__}; {ALLOWED}")
-    _check_uint8(image, f"item {number} is")
-    pixels, shape = _tensor(image), list(image.shape)
-    if pixels.ndim == 2:
-        pixels = pixels[None]
-    if pixels.ndim != 3 or 0 in shape or not {pixels.shape[0], pixels.shape[2]} & {1, 3, 4}:
-        raise DataError(f"item {number} has the shape {shape}; {ALLOWED}, with 1, 3 or 4 channels")
+            problem = f"can't be used: {error.reason}"
+    pixels = torch.empty(0)
+    if isinstance(image, Tensor | np.ndarray):
+        pixels, problem = _tensor(image, f"item {number} is"), f"has the shape {list(image.shape)}"
+        pixels = pixels[None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or 0 in pixels.shape or not {pixels.shape[0], pixels.shape[2]} & {1, 3, 4}:
+        raise DataError(f"item {number} {problem}; {ALLOWED}")
     return pixels if pixels.shape[0] in (1, 3, 4) else pixels.permute(2, 0, 1).contiguous()
 
 

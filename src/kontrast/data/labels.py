@@ -36,11 +36,9 @@ def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
         rows = rows[1:]
     given: dict[str, str] = {}
     for name, label in rows:
-        if not label.strip():
-            raise DataError(f"{path} gives {name!r} an empty label: fill it in, or remove the image")
-        if name in given and given[name] != label:
-            raise DataError(f"{path} gives {name!r} two labels, {given[name]!r} and {label!r}: keep one")
-        given[name] = label
+        if not label.strip() or given.setdefault(name, label) != label:
+            problem = f"two labels, {given[name]!r} and {label!r}: keep one" if label.strip() else "an empty label"
+            raise DataError(f"{path} gives {name!r} {problem}")
     missing = [name for name in images.names if name not in given]
     if missing:
         raise DataError(f"{path} has no label for {len(missing)} of {len(images)} images, the first {missing[0]!r}")
@@ -64,9 +62,7 @@ def _rows(path: Path) -> list[tuple[str, str]]:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, csv.Error) as error:
         raise DataError(f"can't read the labels {path}: {error}") from None
-    short = next((n for n, row in enumerate(rows, 1) if len(row) < 2), None)
+    short = next((n for n, row in enumerate(rows, 1) if len(row) < 2), None if rows else 1)
     if short:
         raise DataError(f"{path}, row {short}: needs two columns, name and label")
-    if not rows:
-        raise DataError(f"{path} is empty: it needs rows of name,label")
     return [(row[0], row[1]) for row in rows]

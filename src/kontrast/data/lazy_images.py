@@ -9,18 +9,18 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kontrast.data.bad_images import check_listing
+from kontrast.data.bad_images import check_listing, none_readable
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.decode_workers import Chunk, Decoders, wait_for
-from kontrast.data.image_set import pad, square
+from kontrast.data.image_set import VariedImages
 from kontrast.data.listing import Item, Listing
-from kontrast.errors import DataError, EnvironmentFault, printable
+from kontrast.errors import EnvironmentFault, printable
 
 PIECE = 32
 """A worker gets at most this many images at a time."""
@@ -40,7 +40,8 @@ class Reader:
         self.checked = len(self.bad)
         self.decoders = Decoders(limits, workers)
         self.failed: dict[int, list[str]] = {}
-        self.mounts = {place: _device(place) for place in {os.path.dirname(path) for path in _containers(listing)}}
+        shards = {os.path.dirname(item.path) for item in listing.items if item.length >= 0}
+        self.mounts = {place: os.stat(place or ".").st_dev for place in shards}  # a folder counts as one mount, 0
 
     def record(self, item: Item, reason: str, lost: bool = False) -> None:
         """Record that an image was read ("") or why not; raise an error if too many are bad.
@@ -78,16 +79,6 @@ class Reader:
             check_listing(self.listing, self.bad, self.max_bad)
 
 
-def _containers(listing: Listing) -> Iterable[str]:
-    """The paths by which mounts are distinguished: those of the shards, or the root of a folder."""
-    shards = {item.path for item in listing.items if item.length >= 0}
-    return shards or [os.path.join(listing.root, "")]
-
-
-def _device(place: str) -> int:
-    return os.stat(place or ".").st_dev
-
-
 class PendingBatch(NamedTuple):
     """A batch that is being decoded: its items, and for each piece the rows of the batch and their future pixels."""
 
@@ -95,7 +86,7 @@ class PendingBatch(NamedTuple):
     pieces: list[tuple[list[int], Future[Chunk]]]
 
 
-class LazyImages:
+class LazyImages(VariedImages):
     """Images that background processes decode at every access; indexed like `RaggedImages`.
 
     An image that can't be read is recorded and replaced by the next readable one of its class. (A `Feeder` instead
@@ -122,12 +113,10 @@ class LazyImages:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: Any) -> Tensor:
-        if isinstance(index, int):
-            position = range(len(self))[index]
-            image = self.read(position)
-            return image if image is not None else self._substitute(position)
-        return self.squares(torch.arange(len(self))[index], self.side)
+    def image_at(self, index: int) -> Tensor:
+        """uint8 [3,h,w]: the image, or its substitute."""
+        image = self.read(index)
+        return image if image is not None else self._substitute(index)
 
     @property
     def total(self) -> int:
@@ -141,21 +130,8 @@ class LazyImages:
         images = self.collect(self.submit(torch.arange(count) * len(self) // count))
         sides = sorted(min(image.shape[1:]) for image in images if image is not None)
         if not sides:
-            raise DataError(
-                f"none of {count} sampled images in {self.reader.root} could be read: {self.reader.bad[-1]}"
-            )
+            raise none_readable(self.reader.bad[-count:], self.reader.root)
         return sides[len(sides) // 2]
-
-    def squares(self, indices: Tensor, side: int) -> Tensor:
-        """uint8 [B,3,side,side]: the center square of each image, resized."""
-        out = torch.empty(len(indices), 3, side, side, dtype=torch.uint8)
-        for row, image in enumerate(self.images_at(indices)):
-            out[row] = square(image, side)
-        return out
-
-    def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 [B,3,Hmax,Wmax] with each image in the upper left corner and zeros elsewhere, and sizes int64 [B,2]."""
-        return pad(self.images_at(indices))
 
     def select(self, indices: Tensor) -> LazyImages:
         rows = indices.numpy()
@@ -212,4 +188,4 @@ class LazyImages:
             image = self.read(other)
             if image is not None:
                 return image
-        raise DataError(f"none of {len(self)} images in {self.reader.root} can be read")
+        raise none_readable(self.reader.bad, self.reader.root)

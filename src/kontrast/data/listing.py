@@ -6,10 +6,12 @@ with ASCII escapes preserves.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +20,8 @@ import numpy as np
 
 from kontrast.counters import mix
 from kontrast.data.decode import SUFFIXES
-from kontrast.errors import DataError, EnvironmentFault, printable
+from kontrast.errors import DataError, EnvironmentFault, UsageError, printable
+from kontrast.registry import nearest
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 LINKS = "data.follow_links=true follows (pack: --follow-links; embed, probe: give the store that pack then writes)"
@@ -85,6 +88,18 @@ class Listing:
         labels = None if self.labels is None else self.labels[positions]
         return replace(self, items=[self.items[i] for i in positions], labels=labels)
 
+    def with_classes(self, classes: list[str]) -> Listing:
+        """The same items, labeled with the number of their top folder in `classes`."""
+        number = {name: i for i, name in enumerate(classes)}
+        labels = np.array([number[item.name.split("/", 1)[0]] for item in self.items], dtype=np.int64)
+        return replace(self, labels=labels, classes=classes)
+
+
+def check_split(source: str, split: str, allowed: Sequence[str]) -> None:
+    """Raise `UsageError` if a source has no such split."""
+    if split not in allowed:
+        raise UsageError(f"{source} has no split {split!r}: {nearest(split, allowed)}")
+
 
 def cache_home() -> Path:
     """The folder for packed stores and shard indexes: KONTRAST_CACHE, else the user's cache, else (for a user without a
@@ -92,44 +107,42 @@ def cache_home() -> Path:
     if place := os.environ.get("KONTRAST_CACHE"):
         return Path(place)
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return _temporary_home() if user.startswith("~") else Path(user, "kontrast")
-
-
-def _temporary_home() -> Path:
-    """A folder in the temporary directory that belongs to this user: another user could put images into theirs."""
-    place = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
-    try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        if place.lstat().st_uid == os.getuid():
-            return place
-        reason = "it belongs to another user"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise EnvironmentFault(f"no cache: this user has no home, and {place} can't be used ({reason}); set KONTRAST_CACHE")
+    if not user.startswith("~"):
+        return Path(user, "kontrast")
+    private = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
+    with contextlib.suppress(OSError):
+        private.mkdir(mode=0o700, exist_ok=True)
+        if private.lstat().st_uid == os.getuid():  # another user could put images into theirs
+            return private
+    reason = "belongs to another user or can't be created"
+    raise EnvironmentFault(f"no cache: this user has no home, and {private} {reason}; set KONTRAST_CACHE")
 
 
 def scan_folder(root: str, follow_links: bool = False) -> Listing:
     """List all images under a folder. Its sub-folders are classes if there are two or more that contain all images."""
     found: list[Item] = []
     bad: list[tuple[str, str]] = []
-    notes: dict[str, int] = {}
+    notes: Counter[str] = Counter()
     for item in _walk(root, follow_links, bad, notes):
         if item.name.lower().endswith(SUFFIXES):
             found.append(item)
         else:
-            notes["other files"] = notes.get("other files", 0) + 1
+            notes["other files"] += 1
     found.sort(key=lambda item: os.fsencode(item.name))
     if not found:
+        others = [f"{count} {what}" for what, count in notes.items()]
+        others += [f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})"] if bad else []
+        hint = f", which {LINKS}" if notes["links not followed"] else ""
+        only = f"only {', '.join(others)}{hint}; " if others else ""
         raise DataError(
-            f"no images in {root}: {_describe_other_files(notes, bad)}"
+            f"no images in {root}: {only}"
             f"allowed: {' '.join(s[1:] for s in SUFFIXES)}, in upper or lower case and at any depth"
         )
-    heads = [item.name.split("/", 1)[0] if "/" in item.name else None for item in found]
-    classes = sorted({h for h in heads if h is not None}, key=os.fsencode)
-    if None in heads or len(classes) < 2:
-        return Listing(root, found, None, None, bad, notes)
-    number = {name: i for i, name in enumerate(classes)}
-    return Listing(root, found, np.array([number[h] for h in heads], dtype=np.int64), classes, bad, notes)  # type: ignore[index]
+    listing = Listing(root, found, bad=bad, notes=notes)
+    classes = sorted({item.name.split("/", 1)[0] for item in found}, key=os.fsencode)
+    if len(classes) < 2 or not all("/" in item.name for item in found):
+        return listing
+    return listing.with_classes(classes)
 
 
 def class_folders(root: str, follow_links: bool = False) -> list[str]:
@@ -140,20 +153,11 @@ def class_folders(root: str, follow_links: bool = False) -> list[str]:
 
 def first_image(root: str, follow_links: bool = False) -> str | None:
     """The name of an image under a folder, or None."""
-    names = (item.name for item in _walk(root, follow_links, [], {}))
+    names = (item.name for item in _walk(root, follow_links, [], Counter()))
     return next((name for name in names if name.lower().endswith(SUFFIXES)), None)
 
 
-def _describe_other_files(notes: dict[str, int], bad: list[tuple[str, str]]) -> str:
-    """What a folder without images does contain."""
-    parts = [f"{count} {what}" for what, count in notes.items()]
-    if bad:
-        parts.append(f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})")
-    hint = f", which {LINKS}" if notes.get("links not followed") else ""
-    return f"only {', '.join(parts)}{hint}; " if parts else ""
-
-
-def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict[str, int]) -> Iterator[Item]:
+def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: Counter[str]) -> Iterator[Item]:
     """Every regular file under root that is not hidden; a folder that links lead to twice is visited once."""
     status = os.stat(root)
     seen = {(status.st_dev, status.st_ino)}
@@ -165,20 +169,20 @@ def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: dict
             if entry.is_symlink() and not follow_links:
                 if name.lower().endswith(SUFFIXES) and not os.path.exists(entry.path):
                     bad.append((name, "dangling link"))
-                    continue
-                notes["links not followed"] = notes.get("links not followed", 0) + 1
+                else:
+                    notes["links not followed"] += 1
                 continue
             try:
                 status = entry.stat()
             except OSError as error:
                 if entry.is_dir(follow_symlinks=False):
-                    raise unreadable(entry.path, error) from None
-                if name.lower().endswith(SUFFIXES):
+                    stack.append((name + "/", entry.path))  # the attempt to list it says why it can't be read
+                elif name.lower().endswith(SUFFIXES):
                     bad.append((name, f"{error.strerror} ({error.errno})"))
                 continue
             identity = (status.st_dev, status.st_ino)
             if follow_links and identity in seen:
-                notes["seen twice"] = notes.get("seen twice", 0) + 1
+                notes["seen twice"] += 1
                 continue
             seen.add(identity)
             if entry.is_dir():
@@ -193,14 +197,10 @@ def entries(folder: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as found:
             return list(found)
     except OSError as error:
-        raise unreadable(folder, error) from None
-
-
-def unreadable(folder: str, error: OSError) -> DataError:
-    return DataError(
-        f"can't list the folder {printable(folder)}: {error.strerror} ({error.errno}); "
-        "make it readable, or move it elsewhere"
-    )
+        why = f"{error.strerror} ({error.errno})"
+        raise DataError(
+            f"can't list the folder {printable(folder)}: {why}; make it readable, or move it elsewhere"
+        ) from None
 
 
 def _images_and_folders(folder: str, follow_links: bool) -> list[os.DirEntry[str]]:
@@ -213,18 +213,13 @@ def _images_and_folders(folder: str, follow_links: bool) -> list[os.DirEntry[str
     return listed
 
 
-def held_out(names: list[str], labels: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
+def held_out(names: list[str], labels: np.ndarray, share: float) -> np.ndarray:
     """bool [N]: which images are held out for testing: the `share` of each class with the lowest hashes of names.
 
     Adding or removing a file moves at most one other file per class. A class of one image stays in training.
     """
-    keys = np.array(
-        [
-            int.from_bytes(hashlib.sha256(f"{seed}\0{n}".encode("utf-8", "surrogatepass")).digest()[:8], "big")
-            for n in names
-        ],
-        dtype=np.uint64,
-    )
+    hashes = (hashlib.sha256(f"0\0{name}".encode("utf-8", "surrogatepass")).digest()[:8] for name in names)
+    keys = np.frombuffer(b"".join(hashes), dtype=">u8")
     mask = np.zeros(len(names), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)

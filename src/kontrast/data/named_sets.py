@@ -5,6 +5,7 @@ The files are looked for under the data root (an argument, KONTRAST_DATA, else .
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import tarfile
@@ -16,9 +17,9 @@ import torch
 
 from kontrast.data.digits import digits
 from kontrast.data.image_set import ImageSet
-from kontrast.data.listing import Listing, scan_folder
-from kontrast.errors import DataError, UsageError
-from kontrast.registry import Registry, nearest
+from kontrast.data.listing import Listing, check_split, scan_folder
+from kontrast.errors import DataError
+from kontrast.registry import Registry
 
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 STL10 = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
@@ -49,30 +50,30 @@ def _missing(name: str, root: Path, files: str, url: str) -> DataError:
     )
 
 
-def _check_split(name: str, split: str, splits: tuple[str, ...]) -> None:
-    if split not in splits:
-        raise UsageError(f"{name} has no split {split!r}: {nearest(split, splits)}")
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
+_ARCHIVES = {
+    "cifar10": ("cifar-10-binary.tar.gz", "cifar-10-batches-bin", _CIFAR_URL),
+    "cifar100": ("cifar-100-binary.tar.gz", "cifar-100-binary", _CIFAR_URL),
+    "stl10": ("stl10_binary.tar.gz", "stl10_binary", "https://ai.stanford.edu/~acoates/stl10/"),
+}
+"""The archive of a set, the folder inside it, and where it comes from."""
 
 
-def member_bytes(root: Path, archives: tuple[str, ...], folders: tuple[str, ...], file: str) -> bytes | None:
-    """The content of one file, found under root or inside an archive; None if it is in neither."""
-    for folder in folders:
-        for place in (root / folder / file, root / file):
-            if place.is_file():
-                return place.read_bytes()
-    for archive in archives:
-        for place in (root / archive, *(root / folder / archive for folder in folders)):
-            if not place.is_file():
-                continue
-            try:
-                with tarfile.open(place) as tar:
-                    for member in tar:
-                        if member.isfile() and member.name.rsplit("/", 1)[-1] == file:
-                            content = tar.extractfile(member)
-                            return content.read() if content else None
-            except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-                raise DataError(f"{place} is damaged ({error}): fetch it again") from None
-    return None
+def _read_member(name: str, root: str | Path | None, file: str) -> bytes:
+    """The content of one file of a data set, found under the data root or inside the archive of the set."""
+    place, (archive, folder, url) = data_root(root), _ARCHIVES[name]
+    for path in (place / folder / file, place / file, place / name / file):
+        if path.is_file():
+            return path.read_bytes()
+    for path in filter(Path.is_file, (place / archive, place / folder / archive, place / name / archive)):
+        try:
+            with tarfile.open(path) as tar:
+                for member in tar:
+                    if member.isfile() and member.name.rsplit("/", 1)[-1] == file:
+                        return tar.extractfile(member).read()  # type: ignore[union-attr]
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is damaged ({error}): fetch it again") from None
+    raise _missing(name, place, archive, url + archive)
 
 
 def _records(content: bytes, width: int, what: str) -> np.ndarray:
@@ -81,17 +82,12 @@ def _records(content: bytes, width: int, what: str) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
 
 
-def _check_counts(images: np.ndarray, labels: np.ndarray, image_file: str, label_file: str) -> None:
-    if len(images) != len(labels):
-        raise DataError(
-            f"{label_file} has {len(labels)} labels but {image_file} has {len(images)} images: one is damaged or of "
-            "another set; fetch both again"
-        )
-
-
 def _image_set(
     name: str, split: str, images: np.ndarray, labels: np.ndarray | None, classes: list[str] | None
 ) -> ImageSet:
+    if labels is not None and len(images) != len(labels):
+        counts = f"{len(labels)} labels but {len(images)} images"
+        raise DataError(f"{name} has {counts} in its {split} files: one is damaged or of another set; fetch both again")
     return ImageSet(
         images=torch.from_numpy(np.require(images, requirements=["C", "W"])),
         names=[f"{split}/{i:06d}" for i in range(len(images))],
@@ -103,86 +99,60 @@ def _image_set(
     )
 
 
-def _cifar(name: str, split: str, root: Path, files: list[str], head: int, classes: list[str]) -> ImageSet:
-    _check_split(name, split, ("train", "test"))
-    number = name.removeprefix("cifar")
-    archive = f"cifar-{number}-binary.tar.gz"
-    folder = "cifar-10-batches-bin" if number == "10" else "cifar-100-binary"
-    parts = []
-    for file in files:
-        content = member_bytes(root, (archive,), (folder, name), file)
-        if content is None:
-            raise _missing(name, root, f"{archive} (the binary version)", f"https://www.cs.toronto.edu/~kriz/{archive}")
-        parts.append(_records(content, head + 3072, file))
-    records = np.concatenate(parts)
-    labels = records[:, head - 1]  # CIFAR-100 has the coarse label before the fine one
-    return _image_set(name, split, records[:, head:].reshape(-1, 3, 32, 32), labels, classes)
+def _cifar(name: str, split: str, root: str | Path | None, files: list[str], classes: list[str]) -> ImageSet:
+    check_split(name, split, ("train", "test"))
+    head = 1 if name == "cifar10" else 2  # CIFAR-100 has the coarse label before the fine one
+    records = np.concatenate([_records(_read_member(name, root, file), head + 3072, file) for file in files])
+    return _image_set(name, split, records[:, head:].reshape(-1, 3, 32, 32), records[:, head - 1], classes)
 
 
 def cifar10(split: str = "train", root: str | Path | None = None) -> ImageSet:
     """CIFAR-10 in its binary version: 50,000 train and 10,000 test images of 32x32 in ten classes."""
     files = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
-    return _cifar("cifar10", split, data_root(root), files, 1, CIFAR10)
+    return _cifar("cifar10", split, root, files, CIFAR10)
 
 
 def cifar100(split: str = "train", root: str | Path | None = None) -> ImageSet:
     """CIFAR-100 in its binary version, with its hundred fine classes."""
-    place = data_root(root)
-    words = member_bytes(place, ("cifar-100-binary.tar.gz",), ("cifar-100-binary", "cifar100"), "fine_label_names.txt")
-    classes = words.decode().split() if words else [str(i) for i in range(100)]
-    return _cifar("cifar100", split, place, [f"{split}.bin"], 2, classes)
+    classes = [str(i) for i in range(100)]
+    with contextlib.suppress(DataError):
+        classes = _read_member("cifar100", root, "fine_label_names.txt").decode().split()
+    return _cifar("cifar100", split, root, [f"{split}.bin"], classes)
 
 
 def stl10(split: str = "train", root: str | Path | None = None) -> ImageSet:
     """STL-10: 5,000 train, 8,000 test and 100,000 unlabelled images of 96x96; `train+unlabelled` has no labels."""
-    _check_split("stl10", split, ("train", "test", "unlabelled", "train+unlabelled"))
-    place = data_root(root)
+    check_split("stl10", split, ("train", "test", "unlabelled", "train+unlabelled"))
     if split == "train+unlabelled":
         both = [stl10(part, root).images for part in ("train", "unlabelled")]
         return _image_set("stl10", split, torch.cat(both).numpy(), None, None)
-
-    def read(file: str) -> bytes:
-        content = member_bytes(place, ("stl10_binary.tar.gz",), ("stl10_binary", "stl10"), file)
-        if content is None:
-            url = "https://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz"
-            raise _missing("stl10", place, "stl10_binary.tar.gz", url)
-        return content
-
-    stem = "unlabeled" if split == "unlabelled" else split
+    file = f"{'unlabeled' if split == 'unlabelled' else split}_X.bin"
     # The files are in column-major order, so height and width are swapped.
-    images = _records(read(f"{stem}_X.bin"), 3 * 96 * 96, f"{stem}_X.bin").reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)
-    if split == "unlabelled":
-        return _image_set("stl10", split, images, None, STL10)
-    labels = np.frombuffer(read(f"{stem}_y.bin"), dtype=np.uint8).astype(np.int64) - 1
-    _check_counts(images, labels, f"{stem}_X.bin", f"{stem}_y.bin")
+    images = _records(_read_member("stl10", root, file), 3 * 96 * 96, file).reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)
+    labels = None
+    if split != "unlabelled":
+        labels = np.frombuffer(_read_member("stl10", root, f"{split}_y.bin"), dtype=np.uint8).astype(np.int64) - 1
     return _image_set("stl10", split, images, labels, STL10)
 
 
-def _idx(root: Path, folders: tuple[str, ...], file: str, rank: int) -> np.ndarray | None:
-    """An array with `rank` dimensions from an IDX file, compressed or not; None if there is no such file."""
-    for folder in (*folders, "."):
-        for path in (root / folder / file, root / folder / f"{file}.gz"):
-            if not path.is_file():
-                continue
-            try:
-                content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-                if content[3] != rank:
-                    raise ValueError(f"{content[3]} dimensions instead of {rank}")
-                shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4).astype(int)
-                return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
-            except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-                raise DataError(f"{path} is damaged ({error}): fetch it again") from None
-    return None
-
-
 def _mnist(name: str, split: str, root: Path, folders: tuple[str, ...], url: str, classes: list[str]) -> ImageSet:
-    _check_split(name, split, ("train", "test"))
+    check_split(name, split, ("train", "test"))
+
+    def read(file: str, rank: int) -> np.ndarray:
+        """An array with `rank` dimensions from an IDX file, compressed or not."""
+        places = (root / folder / f"{file}{end}" for folder in (*folders, ".") for end in ("", ".gz"))
+        path = next(filter(Path.is_file, places), None)
+        if path is None:
+            raise _missing(name, root, f"{file}.gz", url)
+        try:
+            content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4).astype(int)
+            return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise DataError(f"{path} is damaged ({error}): fetch it again") from None
+
     stem = "train" if split == "train" else "t10k"
-    image_file, label_file = f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"
-    images, labels = _idx(root, folders, image_file, 3), _idx(root, folders, label_file, 1)
-    if images is None or labels is None:
-        raise _missing(name, root, f"{image_file}.gz and {label_file}.gz", url)
-    _check_counts(images, labels, image_file, label_file)
+    images, labels = read(f"{stem}-images-idx3-ubyte", 3), read(f"{stem}-labels-idx1-ubyte", 1)
     return _image_set(name, split, images[:, None], labels, classes)
 
 
@@ -201,32 +171,23 @@ def fashion_mnist(split: str = "train", root: str | Path | None = None) -> Image
 def imagenet(split: str = "train", root: str | Path | None = None, keep: list[str] | None = None) -> Listing:
     """ImageNet-1K in class folders, ROOT/imagenet/train/n01440764/*.JPEG and val/...; `keep` chooses classes."""
     name = "imagenet100" if keep else "imagenet"
-    _check_split(name, split, ("train", "test", "val"))
-    place = data_root(root)
-    part = "train" if split == "train" else "val"
-    for folder in (place / name / part, place / "imagenet" / part, place / "ILSVRC2012" / part, place / part):
-        if folder.is_dir():
-            found = scan_folder(str(folder))
-            break
-    else:
+    check_split(name, split, ("train", "test", "val"))
+    place, part = data_root(root), "train" if split == "train" else "val"
+    folders = (place / name / part, place / "imagenet" / part, place / "ILSVRC2012" / part, place / part)
+    folder = next(filter(Path.is_dir, folders), None)
+    if folder is None:
+        files = "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, unpacked into one folder per class,"
         url = "https://image-net.org/download-images.php (needs an account)"
-        raise _missing(
-            name,
-            place / "imagenet" / part,
-            "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, unpacked into one folder per class,",
-            url,
-        )
+        raise _missing(name, place / "imagenet" / part, files, url)
+    found = scan_folder(str(folder))
     if not keep:
         return found
     classes = found.classes or []
     missing = [c for c in keep if c not in classes]
     if missing:
         raise DataError(f"{len(missing)} of the 100 classes are not in {folder}, the first {missing[0]}")
-    number = {classes.index(c): i for i, c in enumerate(keep)}
-    assert found.labels is not None
-    taken = found.take(np.flatnonzero(np.isin(found.labels, list(number))))
-    labels = np.array([number[int(label)] for label in taken.labels], dtype=np.int64)  # type: ignore[union-attr]
-    return Listing(taken.root, taken.items, labels, list(keep), taken.bad, taken.notes)
+    numbers = [classes.index(name) for name in keep]
+    return found.take(np.flatnonzero(np.isin(found.labels, numbers))).with_classes(list(keep))  # type: ignore[arg-type]
 
 
 def imagenet100(split: str = "train", root: str | Path | None = None) -> Listing:
@@ -236,20 +197,12 @@ def imagenet100(split: str = "train", root: str | Path | None = None) -> Listing
 
 def _embedded_digits(split: str = "train", root: str | Path | None = None) -> ImageSet:
     """The embedded digits, which need no files."""
-    _check_split("digits", split, ("train", "test"))
+    check_split("digits", split, ("train", "test"))
     return digits(split)
 
 
 SOURCES = Registry("data set")
 """Functions (split, root) -> ImageSet or Listing, by name."""
-for _name, _source in {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "stl10": stl10,
-    "mnist": mnist,
-    "fashion-mnist": fashion_mnist,
-    "imagenet": imagenet,
-    "imagenet100": imagenet100,
-    "digits": _embedded_digits,
-}.items():
-    SOURCES.register(_name)(_source)
+for _source in (cifar10, cifar100, stl10, mnist, fashion_mnist, imagenet, imagenet100):
+    SOURCES.register(_source.__name__.replace("_", "-"))(_source)
+SOURCES.register("digits")(_embedded_digits)

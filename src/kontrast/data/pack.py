@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kontrast.data.decode import MAX_PIXELS, Limits, checked_range
+from kontrast.data.decode import Limits
 from kontrast.data.paths import describe_source
 from kontrast.data.source_files import Options, ProgressCallback, find_images, names_folder, origin_of
 from kontrast.data.store import check_destination, read_bad
@@ -24,7 +24,6 @@ def pack(
     max_bad: float = 0.05,
     follow_links: bool = False,
     float_range: Sequence[float] | None = None,
-    max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> list[Path]:
@@ -41,7 +40,6 @@ def pack(
         max_bad: share of images that may be unreadable, from 0 to 1.
         follow_links: whether symbolic links are followed.
         float_range: (low, high), the values that become 0 and 255, for images of floats or 32-bit integers.
-        max_pixels: images with more pixels count as bad.
         workers: decoding processes; default: one per core.
         progress: called with the number of decoded images and of all images.
 
@@ -55,11 +53,8 @@ def pack(
     """
     source, out = describe_source(data), Path(out)
     check_destination(source.spec, out)
-    limits = Limits(size, max_pixels, checked_range(float_range))
-    options = Options(
-        root=root, test_share=test_share, max_bad=max_bad, follow_links=follow_links, progress=progress,
-        workers=workers, limits=limits,
-    )  # fmt: skip
+    limits = Limits(size, float_range=float_range)
+    options = Options(root, test_share, max_bad, follow_links, progress=progress, workers=workers, limits=limits)
     folders: list[Path] = []
     for split in ("train", "test"):
         found, has_test = find_images(source, split, options)

@@ -6,10 +6,12 @@ second process reads the journal, verifies the pixels, drops what follows the la
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +42,7 @@ class Journal:
     def _read(self) -> list[dict[str, Any]]:
         """The lines up to the first whose pixels are incomplete or changed."""
         good: list[dict[str, Any]] = []
-        try:
+        with contextlib.suppress(OSError, KeyError):
             lines = read_json_lines(self.work / "journal.jsonl")
             if lines[:1] != [{"key": self.key}]:
                 return []
@@ -49,8 +51,6 @@ class Journal:
                     if hashlib.sha256(file.read(line["bytes"])).hexdigest() != line["sha256"]:
                         break
                     good.append(line)
-        except (OSError, KeyError):
-            pass
         return good
 
     def __enter__(self) -> Journal:
@@ -60,9 +60,7 @@ class Journal:
         os.truncate(images, end)
         self.pixels = open(images, "ab")
         self.text = open(self.work / "journal.jsonl", "w")
-        self.text.write(json.dumps({"key": self.key}) + "\n")
-        for line in self.lines:
-            self.text.write(json.dumps(line) + "\n")
+        self.text.writelines(json.dumps(line) + "\n" for line in [{"key": self.key}, *self.lines])
         self.text.flush()
         return self
 
@@ -70,14 +68,8 @@ class Journal:
         """Write the pixels of a chunk, then its line."""
         self.pixels.write(chunk.pixels)
         self.pixels.flush()
-        line = {
-            "bytes": len(chunk.pixels),
-            "sha256": hashlib.sha256(chunk.pixels).hexdigest(),
-            "sizes": chunk.sizes,
-            "kept": chunk.kept,
-            "bad": chunk.bad,
-            "notes": chunk.notes,
-        }
+        line = {"bytes": len(chunk.pixels), "sha256": hashlib.sha256(chunk.pixels).hexdigest(), "sizes": chunk.sizes}
+        line |= {"kept": chunk.kept, "bad": chunk.bad, "notes": chunk.notes}
         self.lines.append(line)
         self.text.write(json.dumps(line) + "\n")
         self.text.flush()
@@ -97,10 +89,9 @@ class Journal:
         return listing.bad + decoded
 
     def notes(self, listing: Listing) -> dict[str, int]:
-        counts = dict(listing.notes)
+        counts = Counter(listing.notes)
         for line in self.lines:
-            for what, count in line["notes"].items():
-                counts[what] = counts.get(what, 0) + count
+            counts.update(line["notes"])
         return counts
 
     def kept(self, chunk: int) -> list[int]:

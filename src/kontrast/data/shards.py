@@ -11,12 +11,14 @@ import contextlib
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import tarfile
 import zlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +44,7 @@ class ShardIndex:
     items: list[tuple[str, int, int]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     bad: list[tuple[str, str]] = field(default_factory=list)
-    notes: dict[str, int] = field(default_factory=dict)
-
-    def count(self, what: str) -> None:
-        self.notes[what] = self.notes.get(what, 0) + 1
+    notes: Counter[str] = field(default_factory=Counter)
 
 
 def is_shards(spec: str) -> bool:
@@ -69,13 +68,9 @@ def expand(spec: str) -> list[str]:
         raise UsageError(f"{spec!r}: shards are files; commands and addresses are not run or fetched")
     if os.path.isdir(spec):
         return sorted(entry.path for entry in entries(spec) if entry.name.endswith(".tar") and entry.is_file())
-    total = 1
-    for low, high in _BRACES.findall(spec):
-        total *= max(0, int(high) - int(low) + 1)
-        if not 0 < total <= MAX_SHARDS:
-            raise UsageError(
-                f"{{{low}..{high}}} in {spec!r}: give an increasing range of at most {MAX_SHARDS:,} shards"
-            )
+    total = math.prod(max(0, int(high) - int(low) + 1) for low, high in _BRACES.findall(spec))
+    if not 0 < total <= MAX_SHARDS:
+        raise UsageError(f"the ranges in {spec!r}: give increasing ones, and at most {MAX_SHARDS:,} shards in all")
     paths = [spec]
     while match := _BRACES.search(paths[0]):
         low, high = match.groups()
@@ -95,17 +90,16 @@ def scan_shards(spec: str) -> Listing:
     items: list[Item] = []
     labels: list[str | None] = []
     bad: list[tuple[str, str]] = []
-    notes: dict[str, int] = {}
+    notes: Counter[str] = Counter()
     for shard, prefix, (status, found) in zip(shards, _name_prefixes(shards), indexed, strict=True):
         stem = len(os.path.basename(shard))
         for name, offset, length in found.items:
             items.append(Item(prefix + name[stem:], shard, offset, length, status.st_size, status.st_mtime_ns))
             labels.append(found.labels.get(_key(name)))
         bad += [(prefix + name[stem:], reason) for name, reason in found.bad]
-        for what, count in found.notes.items():
-            notes[what] = notes.get(what, 0) + count
+        notes.update(found.notes)
     if not items:
-        raise DataError(f"no images in the {len(shards)} shards of {spec}: {notes or bad or 'they are empty'}")
+        raise DataError(f"no images in the {len(shards)} shards of {spec}: {dict(notes) or bad or 'they are empty'}")
     return Listing(spec, items, *_number_labels(labels), bad, notes)
 
 
@@ -130,14 +124,14 @@ def _load_index(shard: str) -> tuple[os.stat_result, ShardIndex]:
         with gzip.open(place, "rb") as file:
             cached = json.load(file)
         if cached["stamp"] == stamp:
-            items, bad = ([tuple(entry) for entry in cached[key]] for key in ("items", "bad"))
-            return status, ShardIndex(items, cached["labels"], bad, cached["notes"])
+            bad = [(name, reason) for name, reason in cached["bad"]]
+            return status, ShardIndex(cached["items"], cached["labels"], bad, cached["notes"])
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         pass  # there is none yet, or it is damaged
     found = _index(shard)
     with contextlib.suppress(OSError, EnvironmentFault):  # without a cache, shards are only indexed every time
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(place, gzip.compress(json.dumps({"stamp": stamp, **asdict(found)}).encode(), 1))
+        write_atomic(place, gzip.compress(json.dumps({"stamp": stamp, **vars(found)}).encode(), 1))
     return status, found
 
 
@@ -150,9 +144,9 @@ def _index(shard: str) -> ShardIndex:
                 tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps every header in memory
                 suffix = os.path.splitext(member.name)[1].lower()
                 if not member.isreg() or member.issparse():
-                    found.count("members that are no plain files")
+                    found.notes["members that are no plain files"] += 1
                 elif member.name.startswith("/") or ".." in member.name.split("/"):
-                    found.count("members that point outside")
+                    found.notes["members that point outside"] += 1
                 elif member.offset_data + member.size > whole:
                     found.bad.append((f"{stem}/{member.name}", "the archive ends before the file does"))
                 elif suffix in SUFFIXES:
@@ -162,25 +156,21 @@ def _index(shard: str) -> ShardIndex:
                     if content is not None and (suffix == ".cls" or key not in found.labels):
                         found.labels[key] = content.read().decode("utf-8", "replace").strip()
                 elif suffix not in IGNORED_SUFFIXES:
-                    found.count("members of other kinds")
+                    found.notes["members of other kinds"] += 1
             # tarfile takes a damaged header for the end of the archive; the real end is a block of zeros.
-            if not _is_end(shard, tar.offset):
-                found.bad.append((stem, "the archive is cut or damaged: it has no end"))
+            with open(shard, "rb") as file:
+                file.seek(tar.offset)
+                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                    found.bad.append((stem, "the archive is cut or damaged: it has no end"))
     except (tarfile.TarError, OSError, EOFError) as error:
         found.bad.append((stem, f"the archive is cut or damaged: {error}"))
     return found
 
 
-def _is_end(shard: str, offset: int) -> bool:
-    with open(shard, "rb") as file:
-        file.seek(offset)
-        return file.read(tarfile.BLOCKSIZE) == b"\0" * tarfile.BLOCKSIZE
-
-
 def _key(name: str) -> str:
     """WebDataset's key: the name up to the first dot after the last slash."""
-    folder, _, last = name.rpartition("/")
-    return f"{folder}/{last.split('.', 1)[0]}" if folder else last.split(".", 1)[0]
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.split(".", 1)[0]
 
 
 def _number_labels(given: list[str | None]) -> tuple[np.ndarray | None, list[str] | None]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kontrast.data.decode import Limits
 from kontrast.data.image_set import ImageSet
-from kontrast.data.listing import TEST_NAMES, Listing, class_folders, entries, held_out, scan_folder
+from kontrast.data.listing import TEST_NAMES, Listing, check_split, class_folders, entries, held_out, scan_folder
 from kontrast.data.named_sets import SOURCES, data_root
 from kontrast.data.paths import Source
 from kontrast.data.shards import scan_shards
@@ -52,8 +52,7 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
     if source.kind == "shards":
         return _divide(scan_shards(source.spec), split, options)
     if source.kind == "split folder":
-        if split not in ("train", "test", *TEST_NAMES):
-            raise UsageError(f"{source.spec} has no split {split!r}: {nearest(split, ('train', 'test'))}")
+        check_split(source.spec, split, ("train", *TEST_NAMES))
         part = split if split == "train" or split in source.tests else source.tests[0]
         listed = scan_folder(str(source.path / part), options.follow_links)
         return _with_train_classes(listed, source.train, options.follow_links), True
@@ -74,10 +73,9 @@ def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
 
 def origin_of(source: Source, options: Options) -> dict[str, Any]:
     """What a store's manifest records about its source, so that the store can be packed again from any directory."""
-    named = source.kind == "named"
     return {
         "spec": source.place or source.spec,
-        "root": os.path.abspath(data_root(options.root)) if named else None,
+        "root": os.path.abspath(data_root(options.root)) if source.kind == "named" else None,
         **{key: getattr(options, key) for key in CHOICES},
         "limits": dataclasses.asdict(options.limits),
     }
@@ -86,7 +84,7 @@ def origin_of(source: Source, options: Options) -> dict[str, Any]:
 def options_of(origin: dict[str, Any], options: Options) -> Options:
     """The options that a store was packed with, according to its manifest."""
     choices = {key: origin[key] for key in ("root", *CHOICES)}
-    return dataclasses.replace(options, **choices, limits=Limits.of(origin["limits"]))
+    return dataclasses.replace(options, **choices, limits=Limits(**origin["limits"]))
 
 
 def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Listing:
@@ -97,30 +95,27 @@ def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Lis
         return listed
     unknown = sorted(set(folders) - set(classes))
     if unknown:
-        raise DataError(
-            f"{listed.root} has the class {unknown[0]!r}, which {train} does not have: {nearest(unknown[0], classes)}"
-        )
-    number = {name: i for i, name in enumerate(classes)}
-    return dataclasses.replace(listed, labels=np.array([number[f] for f in folders], dtype=np.int64), classes=classes)
+        hint = nearest(unknown[0], classes)
+        raise DataError(f"{listed.root} has the class {unknown[0]!r}, which {train} does not have: {hint}")
+    return listed.with_classes(classes)
 
 
 def _divide(listed: Listing, split: str, options: Options) -> tuple[Listing, bool]:
     """Divide a labelled listing into train and test by a hash of the names; an unlabelled one is all for training."""
-    if split not in ("train", "test", "all"):
-        raise UsageError(f"{listed.root} has no split {split!r}: {nearest(split, ('train', 'test', 'all'))}")
-    if listed.labels is None or split == "all" or options.test_share == 0:
+    check_split(listed.root, split, ("train", "test", "all"))
+    held = np.zeros(len(listed.items), dtype=bool)
+    if listed.labels is not None and split != "all":
+        held = held_out([item.name for item in listed.items], listed.labels, options.test_share)
+    if not held.any():
         if split == "test":
-            raise DataError(f"{listed.root} has no test part: give class sub-folders, or the folders train and test")
+            raise DataError(
+                f"{listed.root} has no test part: a test_share of {options.test_share:g} holds out none of its "
+                f"{len(listed.items)} images; give class sub-folders, a larger share, or the folders train and test"
+            )
         return listed, False
-    held = held_out([item.name for item in listed.items], listed.labels, options.test_share)
-    if split == "test" and not held.any():
-        raise DataError(
-            f"{listed.root} has no test part: a test_share of {options.test_share:g} holds out none of its "
-            f"{len(listed.items)} images; give a larger one, or the folders train and test"
-        )
     part = listed.take(np.flatnonzero(held if split == "test" else ~held))
     total = len(listed.items) + len(listed.bad)
-    return dataclasses.replace(part, source_total=total, other_bad=options.other_bad), bool(held.any())
+    return dataclasses.replace(part, source_total=total, other_bad=options.other_bad), True
 
 
 def _suggestion(path: Path) -> str:
@@ -129,6 +124,4 @@ def _suggestion(path: Path) -> str:
     with contextlib.suppress(DataError):
         folders = [entry.name for entry in entries(str(path.parent)) if entry.is_dir()][:200]
     close = difflib.get_close_matches(path.name, [*folders, *SOURCES], n=1)
-    if not close:
-        return ""
-    return f": did you mean {str(path.parent / close[0]) if close[0] in folders else close[0]!r}?"
+    return f": did you mean {str(path.parent / close[0]) if close[0] in folders else close[0]!r}?" if close else ""

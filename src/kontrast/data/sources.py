@@ -6,16 +6,16 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from kontrast.data.bad_images import check_listing, none_readable
-from kontrast.data.decode import MAX_PIXELS, BadImage, Limits, checked_range, read_sides
+from kontrast.data.decode import BadImage, Limits, read_sides
 from kontrast.data.decode_workers import decode_all
 from kontrast.data.image_set import ImageSet
 from kontrast.data.lazy_images import LazyImages
@@ -46,7 +46,6 @@ def open_data(
     max_bad: float = 0.05,
     follow_links: bool = False,
     float_range: Sequence[float] | None = None,
-    max_pixels: int = MAX_PIXELS,
     pack: bool = True,
     progress: ProgressCallback | None = None,
     workers: int | None = None,
@@ -66,7 +65,6 @@ def open_data(
         max_bad: share of images that may be unreadable, from 0 to 1, counted over both splits of a divided source.
         follow_links: whether symbolic links are followed.
         float_range: (low, high), the values that become 0 and 255, for images of floats or 32-bit integers.
-        max_pixels: images with more pixels count as bad.
         pack: decode many files once into a packed store in the cache (KONTRAST_CACHE, default ~/.cache/kontrast). With
             False, shards and folders that do not fit into memory are decoded anew for every batch.
         progress: called with the number of decoded images and of all images.
@@ -82,7 +80,7 @@ def open_data(
         >>> len(images), images[0].shape
         (1536, torch.Size([3, 32, 32]))
     """
-    limits = Limits(size, max_pixels, checked_range(float_range))
+    limits = Limits(size, float_range=float_range)
     options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, other_bad, say)
     source = describe_source(spec)
     if source.kind in ("store", "store split"):
@@ -118,7 +116,7 @@ class Preview:
 def preview_data(spec: str | os.PathLike[str] | None, split: str = "train", *, size: int | None = None,
                  float_range: Sequence[float] | None = None, **options: Any) -> Preview:  # fmt: skip
     """Count the images of a split and learn their typical size from file headers. Options as for `open_data`."""
-    limits = Limits(size, float_range=checked_range(float_range))
+    limits = Limits(size, float_range=float_range)
     chosen, source = Options(**options, limits=limits), describe_source(spec)
     if source.kind in ("store", "store split"):
         found: ImageSet | Listing = _open_store(source, split, chosen)
@@ -182,65 +180,43 @@ def _cache_folder(found: Listing, limits: Limits) -> Path:
     return cache_home() / "stores" / f"{stem}-{digest}"
 
 
-class Decoded(NamedTuple):
-    """The images of a listing in memory: their pixels, which of the items they are, and what could not be read."""
-
-    images: Any
-    kept: list[int]
-    bad: list[tuple[str, str]]
-    notes: dict[str, int]
-
-
 RECENT_BYTES = 1 << 28
-_recent: OrderedDict[tuple[str, str, Limits], Decoded] = OrderedDict()
+_recent: OrderedDict[tuple[str, str, Limits], ImageSet] = OrderedDict()
 """Listings that this process decoded last: `pretrain` opens the same small folder for training and for its probes."""
 
 
 def _open_in_memory(found: Listing, options: Options) -> ImageSet:
     """Decode a listing into memory, unless this process has just done so."""
     key = (os.path.abspath(found.root), found.fingerprint, options.limits)
-    decoded = _recent.pop(key, None) or _decode(found, options)
-    _remember(key, decoded)
-    bad, kept = found.bad + decoded.bad, decoded.kept
+    images = _recent.pop(key) if key in _recent else _decode(found, options)
+    _recent[key] = images
+    while sum(one.images.nbytes for one in _recent.values()) > RECENT_BYTES:
+        _recent.popitem(last=False)
+    bad = found.bad + images.bad
     check_listing(found, bad, options.max_bad)
-    notes = dict(found.notes)
-    for what, count in decoded.notes.items():
-        notes[what] = notes.get(what, 0) + count
-    images = _from_listing(found, decoded.images, bad, notes)
-    if len(kept) == len(found.items):
-        return images
-    return dataclasses.replace(
-        images,
-        names=[images.names[i] for i in kept],
-        labels=None if images.labels is None else images.labels[kept],
-        stamps=images.stamps[kept],  # type: ignore[index]
-    )
+    return dataclasses.replace(images, bad=bad, notes=Counter(found.notes) + Counter(images.notes))
 
 
-def _decode(found: Listing, options: Options) -> Decoded:
+def _decode(found: Listing, options: Options) -> ImageSet:
+    """The readable images of a listing. Its `bad` and `notes` are about decoding alone."""
     pixels, sizes, total = [], [], len(found.items)
     kept: list[int] = []
     bad: list[tuple[str, str]] = []
-    notes: dict[str, int] = {}
+    notes: Counter[str] = Counter()
     for number, chunk in decode_all(found.items, options.limits, CHUNK, options.workers):
         start = number * CHUNK
         pixels.append(np.frombuffer(chunk.pixels, dtype=np.uint8))
         sizes += chunk.sizes
         kept += [start + position for position in chunk.kept]
         bad += [(found.items[start + position].name, reason) for position, reason in chunk.bad]
-        for what, count in chunk.notes.items():
-            notes[what] = notes.get(what, 0) + count
+        notes.update(chunk.notes)
         if options.progress:
             options.progress(min(start + CHUNK, total), total)
     if not kept:
         raise none_readable(bad, found.root)
-    return Decoded(shape_images(torch.from_numpy(np.concatenate(pixels)), torch.tensor(sizes), 3), kept, bad, notes)
-
-
-def _remember(key: tuple[str, str, Limits], decoded: Decoded) -> None:
-    _recent[key] = decoded
-    while sum(one.images.nbytes for one in _recent.values()) > RECENT_BYTES:
-        _recent.popitem(last=False)
+    images = shape_images(torch.from_numpy(np.concatenate(pixels)), torch.tensor(sizes), 3)
+    readable = _from_listing(found.take(np.array(kept)), images, bad, notes)
+    return dataclasses.replace(readable, fingerprint=found.fingerprint)
 
 
 def _open_lazily(found: Listing, options: Options) -> ImageSet:
@@ -265,18 +241,14 @@ def _from_listing(found: Listing, images: Any, bad: list[tuple[str, str]], notes
 
 def _open_store(source: Source, split: str, options: Options) -> ImageSet:
     """Open a split of a packed store. A path to a single split has no test split, whatever lies beside it."""
-    if source.kind == "store split":
-        name = read_manifest(source.path)["split"]
-        if split not in (name, "all"):
-            raise DataError(
-                f"{source.spec} is the {name!r} split of a packed store and has no {split!r}: "
-                f"give the whole store, or the split {name!r}"
-            )
-        return dataclasses.replace(_open_or_repair(source.path, options), has_test=False)
-    if not is_store(source.path / split):
-        has = [name for name in ("train", "test") if is_store(source.path / name)]
-        raise DataError(f"the packed store {source.spec} has no split {split!r}: {nearest(split, has)}")
-    return _open_or_repair(source.path / split, options)
+    if source.kind == "store":
+        folders = {name: source.path / name for name in ("train", "test") if is_store(source.path / name)}
+    else:
+        folders = dict.fromkeys((read_manifest(source.path)["split"], "all"), source.path)
+    if split not in folders:
+        raise DataError(f"the packed store {source.spec} has no split {split!r}: {nearest(split, folders)}")
+    images = _open_or_repair(folders[split], options)
+    return dataclasses.replace(images, has_test=False) if source.kind == "store split" else images
 
 
 def _open_or_repair(folder: Path, options: Options) -> ImageSet:
@@ -284,21 +256,28 @@ def _open_or_repair(folder: Path, options: Options) -> ImageSet:
     try:
         return open_store(folder)
     except DamagedStore as error:
-        what, damage = str(error).removesuffix(": pack again"), f"{error} (not repaired: "
+        damage = error
     manifest = read_manifest(folder)
-    origin = manifest.get("origin")
-    if origin is None:
-        raise DamagedStore(f"{damage}the store does not say what it was made of)")
-    options = options_of(origin, options)
     try:
-        spec, named = origin["spec"], origin["root"] is not None
-        found, _ = find_images(Source(spec, "named") if named else describe_source(spec), manifest["split"], options)
+        found, options = _find_origin(manifest, options)
     except (DataError, UsageError) as error:
-        raise DamagedStore(f"{damage}{error})") from None
-    if found.fingerprint != manifest["fingerprint"]:
-        raise DamagedStore(f"{damage}{origin['spec']} has other images now)")
-    facts = {key: manifest[key] for key in ("name", "split", "has_test")}
+        raise DamagedStore(f"{damage} (not repaired: {error})") from None
+    facts, origin = {key: manifest[key] for key in ("name", "split", "has_test")}, manifest["origin"]
     images = open_store(pack_split(found, folder, facts, origin, options))
     if options.say:
+        what = str(damage).removesuffix(": pack again")
         options.say(f"{what}; packed again from {origin['spec']}: {len(images):,} {manifest['split']} images")
     return dataclasses.replace(images, notes={**images.notes, MENDED: len(images)})
+
+
+def _find_origin(manifest: dict[str, Any], options: Options) -> tuple[ImageSet | Listing, Options]:
+    """The images that a store was packed from, and the options that it was packed with."""
+    origin = manifest.get("origin")
+    if origin is None:
+        raise DataError("the store does not say what it was made of")
+    spec, options = origin["spec"], options_of(origin, options)
+    source = describe_source(spec) if origin["root"] is None else Source(spec, "named")
+    found, _ = find_images(source, manifest["split"], options)
+    if found.fingerprint != manifest["fingerprint"]:
+        raise DataError(f"{spec} has other images now")
+    return found, options

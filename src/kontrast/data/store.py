@@ -47,16 +47,12 @@ def is_store(path: Path) -> bool:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read and verify the manifest of a split."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         body = {k: v for k, v in manifest.items() if k != "self"}
-        if manifest["self"] != digest_of(body) or manifest["version"] != VERSION:
-            raise DamagedStore(f"{path / MANIFEST} is damaged or of another version: pack again")
-        return manifest
-    except DamagedStore:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedStore(f"{path / MANIFEST} can't be read ({type(error).__name__}): pack again") from None
+        if manifest["self"] == digest_of(body) and manifest["version"] == VERSION:
+            return manifest
+    raise DamagedStore(f"{path / MANIFEST} is damaged or of another version: pack again")
 
 
 def check_destination(spec: str, out: Path) -> None:
@@ -77,10 +73,9 @@ def verify(path: Path, manifest: dict[str, Any], full: bool | None = None) -> No
     """Raise `DamagedStore` if a file is missing or has another length or checksum; `full` checks all pixels."""
     for name, known in manifest["files"].items():
         file = path / name
-        if not file.is_file() or file.stat().st_size != known["bytes"]:
-            raise DamagedStore(f"{file} is missing or cut: pack again")
-        if "sha256" in known and hashlib.sha256(file.read_bytes()).hexdigest() != known["sha256"]:
-            raise DamagedStore(f"the checksum of {file} fails: pack again")
+        whole = file.is_file() and file.stat().st_size == known["bytes"]
+        if not whole or ("sha256" in known and hashlib.sha256(file.read_bytes()).hexdigest() != known["sha256"]):
+            raise DamagedStore(f"{file} {'has a wrong checksum' if whole else 'is missing or cut'}: pack again")
     chunks = manifest["chunks"]
     if full is None:
         full = manifest["files"]["images.u8"]["bytes"] <= FULL_CHECK
@@ -102,12 +97,12 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
     sizes = torch.from_numpy(np.fromfile(path / "sizes.i64", dtype="<i8").reshape(-1, 2))
     # Copy-on-write, although nobody writes: torch warns about read-only memory.
     flat = torch.from_numpy(np.memmap(path / "images.u8", dtype=np.uint8, mode="c"))
+    there, factors = manifest["files"], {}
     labels, stamps = (
-        torch.from_numpy(np.fromfile(path / name, dtype="<i8")) if name in manifest["files"] else None
+        torch.from_numpy(np.fromfile(path / name, dtype="<i8")) if name in there else None
         for name in ("labels.i64", "stamps.i64")
     )
-    factors = {}
-    if "factors.safetensors" in manifest["files"]:
+    if "factors.safetensors" in there:
         from safetensors.torch import load
 
         factors = load((path / "factors.safetensors").read_bytes())
@@ -115,16 +110,11 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
         images=shape_images(flat, sizes, manifest["channels"]),
         names=json.loads((path / "names.json").read_text()),
         labels=labels,
-        classes=manifest["classes"],
         factors=factors,
-        name=manifest["name"],
-        split=manifest["split"],
-        has_test=manifest["has_test"],
-        fingerprint=manifest["fingerprint"],
         bad=read_bad(path),
-        notes=manifest["notes"],
         stamps=stamps,
         place=(manifest.get("origin") or {}).get("place", manifest["split"]),
+        **{key: manifest[key] for key in ("classes", "name", "split", "has_test", "fingerprint", "notes")},
     )
 
 
@@ -135,7 +125,6 @@ def read_bad(path: Path) -> list[tuple[str, str]]:
 
 def shape_images(flat: torch.Tensor, sizes: torch.Tensor, channels: int) -> torch.Tensor | RaggedImages:
     """Flat pixels as one tensor [N,C,H,W] if all images have the same size, else as `RaggedImages`."""
-    height, width = sizes[0].tolist()
     if bool((sizes == sizes[0]).all()):
-        return flat.view(len(sizes), channels, height, width)
+        return flat.view(len(sizes), channels, *sizes[0].tolist())
     return RaggedImages(flat, sizes, channels)

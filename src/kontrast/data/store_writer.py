@@ -26,7 +26,7 @@ from kontrast.data.pack_journal import Journal
 from kontrast.data.source_files import Options
 from kontrast.data.store import MANIFEST, VERSION, DamagedStore, digest_of, is_store, open_store, read_manifest
 from kontrast.errors import DataError, EnvironmentFault
-from kontrast.files import exchange_folder, replaced_folder, sync, take_lock
+from kontrast.files import disk_faults, exchange_folder, replaced_folder, sync, take_lock
 
 CHUNK = 256
 Facts = dict[str, Any]
@@ -45,29 +45,35 @@ def pack_split(
         options: limits of decoding, max_bad, workers and progress.
     """
     options = options or Options()
-    if isinstance(found, ImageSet):
-        return _pack_images(found, out, facts, origin, options)
-    return _pack_listing(found, out, facts, origin, options)
-
-
-def _pack_listing(listing: Listing, out: Path, facts: Facts, origin: Facts | None, options: Options) -> Path:
-    limits = asdict(options.limits)
-    key = digest_of({"version": VERSION, "files": listing.fingerprint, "limits": limits, "facts": facts})
-    with _locked(out), _disk_faults(out):
-        if _is_complete(out, key):
-            return out
-        work = _work_folder(out)
-        journal = Journal(work, key)
-        bad = _decode_into(journal, listing, options)
-        kept = journal.kept(CHUNK)
-        names = [listing.items[i].name for i in kept]
-        labels = None if listing.labels is None else listing.labels[kept]
-        sizes = np.array([s for line in journal.lines for s in line["sizes"]], dtype="<i8")
-        facts = {**facts, "classes": listing.classes, "notes": journal.notes(listing), "channels": 3, "key": key}
-        facts |= {"fingerprint": listing.fingerprint, "origin": origin}
-        stamps = {"stamps.i64": listing.stamps[kept].astype("<i8").tobytes()}
-        _finish(work, out, facts, journal.chunks(), sizes, names, labels, bad, stamps)
+    if isinstance(found, Listing):
+        more = {"classes": found.classes, "notes": found.notes, "channels": 3}
+        key = digest_of(
+            {"version": VERSION, "files": found.fingerprint, "limits": asdict(options.limits), "facts": facts}
+        )
+    else:
+        if options.limits.bound is not None and found.typical_side > options.limits.bound:
+            raise DataError(f"{facts['name']} is {found.typical_side} px and is packed as it is: leave the size out")
+        more = {"classes": found.classes, "notes": found.notes, "channels": found.channels}
+        key = digest_of({"version": VERSION, "files": found.fingerprint, "facts": {**facts, **more}})
+    with _locked(out):
+        if not _is_complete(out, key):
+            facts = {**facts, **more, "key": key, "fingerprint": found.fingerprint, "origin": origin}
+            if isinstance(found, Listing):
+                _write_listing(found, out, facts, options)
+            else:
+                _write_images(found, out, facts, options)
     return out
+
+
+def _write_listing(listing: Listing, out: Path, facts: Facts, options: Options) -> None:
+    """Decode what an interrupted packing has not decoded yet, and finish the store."""
+    journal = Journal(_work_folder(out), facts["key"])
+    bad = _decode_into(journal, listing, options)
+    kept = listing.take(np.array(journal.kept(CHUNK)))
+    sizes = np.array([s for line in journal.lines for s in line["sizes"]])
+    stamps = {"stamps.i64": kept.stamps.astype("<i8").tobytes()}
+    facts = {**facts, "notes": journal.notes(listing)}
+    _finish(out, facts, journal.chunks(), sizes, [item.name for item in kept.items], kept.labels, bad, stamps)
 
 
 def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[tuple[str, str]]:
@@ -75,9 +81,8 @@ def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[t
     total = len(listing.items)
     try:
         with journal:
-            for number, chunk in decode_all(
-                listing.items, options.limits, CHUNK, options.workers, start=len(journal.lines)
-            ):
+            start = len(journal.lines)
+            for number, chunk in decode_all(listing.items, options.limits, CHUNK, options.workers, start):
                 journal.append(chunk)
                 if chunk.bad:
                     check_listing(listing, journal.bad(listing, CHUNK), options.max_bad)
@@ -87,43 +92,33 @@ def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[t
         check_listing(listing, bad, options.max_bad)
         if not journal.kept(CHUNK):
             raise none_readable(bad, listing.root)
-    except DataError:
+        return bad
+    finally:
         if not journal.kept(CHUNK):
             shutil.rmtree(journal.work, ignore_errors=True)
-        raise
-    return bad
 
 
-def _pack_images(images: ImageSet, out: Path, facts: Facts, origin: Facts | None, options: Options) -> Path:
+def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -> None:
+    """Copy images that are decoded already into a store."""
     from safetensors.torch import save
 
-    bound = options.limits.bound
-    if bound is not None and images.typical_side > bound:
-        raise DataError(f"{facts['name']} is {images.typical_side} px and is packed as it is: leave the size out")
-    facts = {**facts, "classes": images.classes, "notes": images.notes, "channels": images.channels}
-    key = digest_of({"version": VERSION, "files": images.fingerprint, "facts": facts})
-    with _locked(out), _disk_faults(out):
-        if _is_complete(out, key):
-            return out
-        work = _work_folder(out)
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        chunks, sizes, total = [], [], len(images)
-        with open(work / "images.u8", "wb") as file:
-            for start in range(0, total, CHUNK):
-                one_chunk = [images.images[i] for i in range(start, min(start + CHUNK, total))]
-                content = b"".join(image.contiguous().numpy().tobytes() for image in one_chunk)
-                file.write(content)
-                chunks.append((len(content), hashlib.sha256(content).hexdigest()))
-                sizes += [image.shape[1:] for image in one_chunk]
-                if options.progress:
-                    options.progress(min(start + CHUNK, total), total)
-        labels = None if images.labels is None else images.labels.numpy()
-        factors = {name: values.contiguous() for name, values in images.factors.items()}
-        extra = {"factors.safetensors": save(factors)} if factors else {}
-        facts = {**facts, "key": key, "fingerprint": images.fingerprint, "origin": origin}
-        _finish(work, out, facts, chunks, np.array(sizes), list(images.names), labels, images.bad, extra)
-    return out
+    work = _work_folder(out)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    chunks, sizes, total = [], [], len(images)
+    with open(work / "images.u8", "wb") as file:
+        for start in range(0, total, CHUNK):
+            one_chunk = [images.images[i] for i in range(start, min(start + CHUNK, total))]
+            content = b"".join(image.contiguous().numpy().tobytes() for image in one_chunk)
+            file.write(content)
+            chunks.append((len(content), hashlib.sha256(content).hexdigest()))
+            sizes += [image.shape[1:] for image in one_chunk]
+            if options.progress:
+                options.progress(min(start + CHUNK, total), total)
+    labels = None if images.labels is None else images.labels.numpy()
+    factors = {name: values.contiguous() for name, values in images.factors.items()}
+    extra = {"factors.safetensors": save(factors)} if factors else {}
+    _finish(out, facts, chunks, np.array(sizes), list(images.names), labels, images.bad, extra)
 
 
 def _is_complete(out: Path, key: str) -> bool:
@@ -135,12 +130,10 @@ def _is_complete(out: Path, key: str) -> bool:
         return False
     if not is_store(out):
         raise EnvironmentFault(f"{out} exists and is not a packed store: give another place, or remove it")
-    try:
+    with contextlib.suppress(DamagedStore):
         if read_manifest(out)["key"] == key:
             open_store(out)
             return True
-    except DamagedStore:
-        pass
     return False
 
 
@@ -149,10 +142,11 @@ def _work_folder(out: Path) -> Path:
 
 
 def _finish(
-    work: Path, out: Path, facts: Facts, chunks: list, sizes: np.ndarray, names: list[str],
+    out: Path, facts: Facts, chunks: list, sizes: np.ndarray, names: list[str],
     labels: np.ndarray | None, bad: list[tuple[str, str]], extra: dict[str, bytes],
 ) -> None:  # fmt: skip
     """Write everything but the pixels, the manifest last, and rename the folder."""
+    work = _work_folder(out)
     small = {
         "sizes.i64": sizes.astype("<i8").tobytes(),
         "names.json": json.dumps(names).encode(),
@@ -163,18 +157,15 @@ def _finish(
         small["labels.i64"] = labels.astype("<i8").tobytes()
     files: dict[str, Any] = {"images.u8": {"bytes": (work / "images.u8").stat().st_size}}
     for name, content in small.items():
-        _write(work / name, content)
+        (work / name).write_bytes(content)
+        sync(work / name)
         files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     body = {"version": VERSION, **facts, "count": len(names), "files": files, "chunks": chunks}
     body = json.loads(json.dumps(body))
-    _write(work / MANIFEST, json.dumps({**body, "self": digest_of(body)}).encode())
+    (work / MANIFEST).write_bytes(json.dumps({**body, "self": digest_of(body)}).encode())
+    sync(work / MANIFEST)
     (work / "journal.jsonl").unlink(missing_ok=True)
     exchange_folder(work, out)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    sync(path)
 
 
 @contextlib.contextmanager
@@ -183,19 +174,15 @@ def _locked(out: Path) -> Iterator[None]:
 
     If nothing was written, the lock file and a parent folder that was created for it are removed again.
     """
-    lock, created = out.with_name(out.name + ".lock"), not out.parent.exists()
-    try:
-        handle = None
+    lock, created, handle = out.with_name(out.name + ".lock"), not out.parent.exists(), None
+    with disk_faults(out, advice="set KONTRAST_CACHE or data.pack=false"):
         while handle is None:
             out.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # a packing that failed removed its folder meanwhile
                 handle = take_lock(lock)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"can't write the packed store {out}: {error.strerror or error}; set KONTRAST_CACHE or data.pack=false"
-        ) from None
     try:
-        yield
+        with disk_faults(out):
+            yield
     finally:
         if not any(path.exists() for path in (out, _work_folder(out), replaced_folder(out))):
             with contextlib.suppress(OSError):  # the parent folder may have other content by now
@@ -203,13 +190,3 @@ def _locked(out: Path) -> Iterator[None]:
                 if created:
                     out.parent.rmdir()
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _disk_faults(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise EnvironmentFault(
-            f"can't write the packed store {out}: {error.strerror or error}; repeat the command to continue"
-        ) from None

@@ -7,19 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kontrast.data import ImageSet, LazyImages, open_data
 from kontrast.data.decode_workers import Chunk, decode_all
 from kontrast.data.image_set import ExtraChannels
-from kontrast.data.listing import Listing, scan_folder
+from kontrast.data.listing import Listing, check_split, scan_folder
 from kontrast.data.paths import Source, describe_source
 from kontrast.data.shards import scan_shards
 from kontrast.data.store import shape_images
 from kontrast.errors import UsageError
-from kontrast.registry import nearest
 from kontrast.runs.run import Run
 from kontrast.training.progress import tell
 
@@ -80,11 +78,10 @@ def open_stream(
         say: called with a line if a damaged store was packed again.
         max_bad: share of the images of a named set that may be unreadable; default: the run's.
     """
-    if split not in SPLITS:
-        raise UsageError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
     if isinstance(data, ImageSet):
         return _of_images(run, [data])
     source = describe_source(data)
+    check_split(source.spec, split, SPLITS)
     listed = _list_files(run, source, split)
     if listed is not None:
         return _of_listing(run, listed, source.spec)
@@ -101,9 +98,7 @@ def _list_files(run: Run, source: Source, split: str) -> Listing | None:
     """The files of a folder (a split is a sub-folder) or of shards; None for a named set or a packed store."""
     if source.kind in ("named", "store", "store split", "missing"):
         return None
-    if source.kind == "shards":
-        if split != "all":
-            raise UsageError(f"{source.spec} has no split {split!r}: leave --split out")
+    if split == "all" and source.kind == "shards":
         return scan_shards(source.spec)
     folder = source.path if split == "all" else source.path / split
     if not folder.is_dir():
@@ -127,7 +122,7 @@ def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
 def _image_set(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
     if not names:
         return ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), [])
-    flat = torch.from_numpy(np.frombuffer(chunk.pixels, dtype=np.uint8).copy())
+    flat = torch.frombuffer(bytearray(chunk.pixels), dtype=torch.uint8)
     return run.check_channels(ImageSet(shape_images(flat, torch.tensor(chunk.sizes), 3), names), spec)
 
 

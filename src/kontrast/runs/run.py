@@ -12,7 +12,7 @@ import torch
 
 from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import ImageSet
-from kontrast.data.decode import BadImage, Limits, checked_range, decode_file
+from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickle
 from kontrast.networks import Encoder
 from kontrast.training.build import evaluation_view
@@ -87,7 +87,7 @@ class Run:
     def limits(self) -> Limits:
         """How the recipe's data settings say that image files are decoded."""
         data = self.recipe.data
-        return Limits(data.size or None, float_range=checked_range(data.float_range))
+        return Limits(data.size or None, float_range=data.float_range)
 
     def untrained(self) -> Student:
         """Return encoder and head with the weights they had before the first step."""

@@ -31,17 +31,14 @@ def adapt(count: int, side: int, device: torch.device) -> dict[str, Any]:
     budget = (CUDA_IMAGES if cuda else CPU_IMAGES) * 32 * 32 // (size * size)
     epochs = max(1, min(1000 if cuda else 200, round(budget / count)))
     small = size <= 64
-    encoder = "resnet-18" if cuda else "small-conv"
-    picks: dict[str, Any] = {
+    encoder = ("resnet-18" if small else "resnet-50") if cuda else "small-conv"
+    return {
         "views": {"size": size, "policy": "simclr-cifar" if small else "moco-v2"},
         "encoder": {"name": encoder},
         "training": {"batch": batch, "epochs": epochs},
         # Images of twice the view size keep the detail of small crops; full photos would fill memory and disk.
         "data": {"size": 2 * size if small else round(size * 8 / 7)},
     }
-    if cuda and size > 64:
-        picks["encoder"] = {"name": "resnet-50"}
-    return picks
 
 
 def reasons(recipe: Recipe, train: ImageSet, side: int, device: torch.device) -> list[str]:
@@ -69,11 +66,9 @@ def describe_folder(recipe: Recipe, train: ImageSet) -> list[str]:
     """Lines on what users may not expect of their folder: sub-folders are labels, and some files are not images."""
     lines = []
     if train.classes and describe_source(recipe.data.source).kind in ("folder", "train folder"):
-        lines.append(
-            f"labels: {len(train.classes)} sub-folders ({_first(train.classes)}), which the probes use as classes"
-        )
-        if train.has_test:
-            lines[-1] += ", with part of the images held out; if they are not classes, data.test_share=0 trains on all"
+        held_out = ", with part of the images held out; if they are not classes, data.test_share=0 trains on all"
+        names = f"{len(train.classes)} sub-folders ({_first(train.classes)})"
+        lines.append(f"labels: {names}, which the probes use as classes{held_out if train.has_test else ''}")
     if others := train.notes.get("other files"):
         lines.append(f"left out: {others:,} other files; images are {' '.join(s[1:] for s in SUFFIXES)}")
     return lines
@@ -83,12 +78,8 @@ def unread_folders(recipe: Recipe) -> list[str]:
     """A line on sub-folders that are not read because there is one called train, if there are any."""
     source = describe_source(recipe.data.source)
     unread = source.unread_folders(recipe.data.follow_links)
-    if not unread:
-        return []
-    return [
-        f"not read: {_first(unread)} beside {source.train}, which is used as the training split; if it is a class, "
-        "rename it"
-    ]
+    advice = f"beside {source.train}, which is used as the training split; if it is a class, rename it"
+    return [f"not read: {_first(unread)} {advice}"] if unread else []
 
 
 def _first(names: list[str]) -> str:
@@ -97,14 +88,12 @@ def _first(names: list[str]) -> str:
 
 def view_size(side: int, cuda: bool) -> int:
     """The largest usual view size that is not larger than the images; on a CPU at most 64."""
-    sizes = [s for s in ((32, 64, 96, 128, 224) if cuda else (32, 64)) if s <= side]
-    return sizes[-1] if sizes else 32
+    return max((s for s in ((32, 64, 96, 128, 224) if cuda else (32, 64)) if s <= side), default=32)
 
 
 def batch_size(count: int, size: int, cuda: bool) -> int:
     """The largest power of two that gives at least four batches per epoch, within limits of memory."""
-    largest = (512 if size <= 96 else 256) if cuda else (256 if size <= 32 else 128)
-    batch = largest
+    batch = (512 if size <= 96 else 256) if cuda else (256 if size <= 32 else 128)
     while batch > 8 and batch * 4 > count:
         batch //= 2
     return max(2, min(batch, count))

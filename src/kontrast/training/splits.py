@@ -87,16 +87,9 @@ def preview_split(settings: DataSettings) -> Preview:
 
 def _options(settings: DataSettings) -> dict[str, Any]:
     """The arguments of `open_data` that the data section of a recipe sets."""
-    return {
-        "root": settings.root or None,
-        "size": settings.size or None,
-        "test_share": settings.test_share,
-        "max_bad": settings.max_bad,
-        "follow_links": settings.follow_links,
-        "float_range": settings.float_range,
-        "pack": settings.pack,
-        "say": tell,
-    }
+    keys = ("test_share", "max_bad", "follow_links", "float_range", "pack")
+    options = {key: getattr(settings, key) for key in keys}
+    return {**options, "root": settings.root or None, "size": settings.size or None, "say": tell}
 
 
 def open_split(
@@ -119,8 +112,7 @@ def open_split(
     """
     from kontrast.data.competing_features import overlay_digits, random_bits
 
-    split = settings.split if pretraining else split
-    images = opened
+    split, images = settings.split if pretraining else split, opened
     if images is None:
         with PackingBar(f"read {split}") as bar:
             images = open_data(settings.source, split, progress=bar, other_bad=other_bad, **_options(settings))
