@@ -275,7 +275,7 @@ def test_a_file_is_not_overwritten_and_two_processes_do_not_write_at_once(run, w
 def test_bad_arguments_are_errors(run, tmp_path):
     with pytest.raises(UsageError, match=r"\.npy or \.parquet"):
         embed(run, tiny_run.images(), tmp_path / "v.csv")
-    with pytest.raises(UsageError, match="unknown split"):
+    with pytest.raises(UsageError, match="no split 'tests'"):
         embed(run, tiny_run.images(), tmp_path / "v.npy", split="tests")
     with pytest.raises(DataError, match="no folder"):
         embed(run, tmp_path / "nowhere", tmp_path / "v.npy")
