@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kontrast.errors import UsageError
 
 from support.command_line import TINY, kontrast, one_line, real
 
@@ -160,7 +159,7 @@ def test_the_python_functions_do_the_same(photos, tmp_path):
     )
     for one in (run, run.path, str(run.path)):
         assert library.load(one)(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
-    with pytest.raises(UsageError, match="NoneType"):
+    with pytest.raises(TypeError, match="NoneType"):
         library.load(None)
     assert run.recipe.training.max_steps == 2
 
