@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-
 from support.command_line import TINY, kontrast, one_line, real
 
 

@@ -67,6 +67,7 @@ def convert_split_batch_norm(module: Module, splits: int) -> Module:
         splits: parts per batch.
 
     Example:
+        >>> from torch import nn
         >>> convert_split_batch_norm(nn.Sequential(nn.BatchNorm1d(3)), splits=4)[0].splits
         4
     """
