@@ -103,6 +103,12 @@ def test_no_two_modules_share_a_name():
     assert not (twice := sorted(name for name, count in names.items() if count > 1)), twice
 
 
+def test_no_two_classes_share_a_name():
+    trees = [ast.parse(path.read_text()) for path in ROOT.rglob("*.py")]
+    counts = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
 def test_files_and_functions_are_not_too_long(counts):
     long = []
     for path in sorted(ROOT.rglob("*.py")):

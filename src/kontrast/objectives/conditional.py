@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import RowStatistics
-from kontrast.objectives.pairs import Options, Pairs, Scale
+from kontrast.objectives.pairs import Pairs, Scale, StatisticsOptions
 
 
 def conditional_mean(c: Tensor, t: float, detach: bool) -> Tensor:
@@ -20,7 +20,9 @@ def conditional_mean(c: Tensor, t: float, detach: bool) -> Tensor:
     return (w * c).sum(-1)
 
 
-def negative_statistics(pairs: Pairs, negatives: str, scale: Scale, **options: Unpack[Options]) -> RowStatistics:
+def negative_statistics(
+    pairs: Pairs, negatives: str, scale: Scale, **options: Unpack[StatisticsOptions]
+) -> RowStatistics:
     """Return the statistics of `cross-view` or `same-view` negatives; a teacher or a bank allows one kind only."""
     if pairs.teacher or pairs.bank is not None:
         return pairs.negatives_and_same_view(scale, **options)

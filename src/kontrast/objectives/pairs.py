@@ -26,7 +26,7 @@ Scale = float | Sequence[float]
 Value = TypeVar("Value")
 
 
-class Options(TypedDict, total=False):
+class StatisticsOptions(TypedDict, total=False):
     """Options of the statistics.
 
     with_mean: compute the mean too. Most objectives need `lse` alone, which is faster, and get an empty mean.
@@ -200,7 +200,7 @@ class Pairs:
         """The number of negatives per anchor."""
         return self.W * (self.N - 1) if self.bank is None else self.bank.shape[0]
 
-    def negatives(self, scale: Scale, **options: Unpack[Options]) -> RowStatistics:
+    def negatives(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against all its negatives: [V,B]."""
         if self.bank is not None:
             return self._statistics(scale, None, self.bank.to(self.dtype), None, **options)
@@ -223,14 +223,14 @@ class Pairs:
             positives = self.reduce_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
         return torch.logaddexp(self.negatives(scale).lse, positives)
 
-    def same_view(self, scale: Scale, **options: Unpack[Options]) -> RowStatistics:
+    def same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against the same view of other images, with gradient to both: [V,B]."""
         keys = None
         if distributed.world() > 1:
             keys = distributed.gather(self.z.to(self.dtype), dim=1) if self.teacher else self._keys
         return self._link_statistics(scale, keys, [(v, v) for v in range(self.V)], **options)
 
-    def negatives_and_same_view(self, scale: Scale, **options: Unpack[Options]) -> RowStatistics:
+    def negatives_and_same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against its negatives and the same view of other images: [V,B]."""
         segments = [self.negatives(scale, **options), self.same_view(scale, **options)]
         return merge(segments, detach_weights=options.get("detach_weights", False))
@@ -252,7 +252,9 @@ class Pairs:
             rows.append(row_statistics(queries, keys, scale=scale, query_ids=ids, key_ids=key_ids, with_mean=False).lse)
         return torch.stack(rows)
 
-    def link_negatives(self, scale: Scale, links: Sequence[Link], **options: Unpack[Options]) -> RowStatistics:
+    def link_negatives(
+        self, scale: Scale, links: Sequence[Link], **options: Unpack[StatisticsOptions]
+    ) -> RowStatistics:
         """Return the statistics of each link's query view against its key view of other images, or the bank: [P,B]."""
         if self.bank is not None:
             rows = self.negatives(scale, **options)
@@ -261,7 +263,7 @@ class Pairs:
         return self._link_statistics(scale, self._keys, [self.place(link) for link in links], **options)
 
     def _link_statistics(
-        self, scale: Scale, keys: Tensor | None, places: list[Link], **options: Unpack[Options]
+        self, scale: Scale, keys: Tensor | None, places: list[Link], **options: Unpack[StatisticsOptions]
     ) -> RowStatistics:
         queries, ids = self.z.to(self.dtype), self.ids
         return link_statistics(queries, keys, places, scale=scale, query_ids=ids, key_ids=self._key_ids, **options)

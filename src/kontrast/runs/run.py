@@ -43,7 +43,7 @@ class Run:
         >>> import kontrast
         >>> run = kontrast.Run("runs/digits")
         >>> print(run)  # doctest: +ELLIPSIS
-        runs/digits: nt-xent, small-conv, 192 images of ...images, 12 steps
+        runs/digits: nt-xent, small-conv, ...images (192 images), 12 steps
         >>> run.prepare("photo.png").shape
         torch.Size([1, 3, 32, 32])
     """
@@ -61,7 +61,7 @@ class Run:
     def __str__(self) -> str:
         data, recipe = self.info.get("data", {}), self.recipe
         state = f"{self.info.get('steps')} steps" if self.info.get("finished") else "not finished"
-        images = f"{data.get('images', 0):,} images of {data.get('name', '?')}"
+        images = f"{data.get('name', '?')} ({data.get('images', 0):,} images)"
         return f"{self.path}: {recipe.objective.name}, {recipe.encoder.name}, {images}, {state}"
 
     def __fspath__(self) -> str:
