@@ -5,6 +5,7 @@ Weights are random and nothing is downloaded. [N,C,h,w] -> [N,F], without the mo
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ AUXILIARY = ("googlenet", "inception_v3")
 
 def build_external(library: str, name: str, *, channels: int, size: int, **arguments: Any) -> Any:
     """Build the named model of a library without its classifier and set its `width`."""
+    if not re.fullmatch(r"[\w.-]+", name):  # timm would download hf-hub:someone/x and open local-dir:/x
+        raise UsageError(f"{library}:{name} is not a model's name: give {library}:NAME")
     if loading := [key for key in arguments if any(word in key for word in FORBIDDEN)]:
         raise UsageError(f"{library}:{name} can't have {loading[0]}: weights are random, nothing is loaded")
     builder = from_timm if library == "timm" else from_torchvision
@@ -42,7 +45,6 @@ def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) ->
         import timm
     except ImportError as error:
         raise EnvironmentFault(f"timm:{name} needs timm: pip install timm") from error
-    # timm would download hf-hub:someone/x and open local-dir:/x; only names in its own list pass.
     check_choice("timm model", name.partition(".")[0], timm.list_models())
     arguments = {"pretrained": False, "num_classes": 0, "in_chans": channels, **arguments}
     try:
