@@ -1,0 +1,96 @@
+"""Triton kernels that normalize rows and compute the similarities of each image's views, in one launch each way.
+
+V query views, W key views, B images, D width, L pairs of views.  z [V,B,D], keys [W,B,D], similarities [L,B].
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rows(source, place, mask, NORMALIZE: tl.constexpr):
+    """Return a block of rows as unit vectors and the inverse of their lengths.
+
+    A row shorter than 1e-12 is returned as it is. One whose length overflows becomes NaN, not a zero that looks healthy.
+    """
+    x = tl.load(source + place, mask=mask, other=0.0).to(tl.float32)
+    inverse = tl.full([x.shape[0]], 1.0, tl.float32)
+    if NORMALIZE:
+        norm = tl.sqrt(tl.sum(x * x, 1))
+        inverse = tl.where(norm > 1e-12, 1.0 / norm, 1.0)
+        inverse = tl.where(norm == float("inf"), float("nan"), inverse)
+        x = x * inverse[:, None]
+    return x, inverse
+
+
+@triton.jit
+def pair_index(v, w, V, W, TEACHER: tl.constexpr):
+    """Return the index of a pair of views: v < w without a TEACHER, any two with one."""
+    if TEACHER:
+        return v * W + w
+    else:
+        return v * (2 * V - v - 1) // 2 + w - v - 1
+
+
+@triton.jit(do_not_specialize=["V", "W", "B"])
+def unit_forward(
+    z, keys, units, key_units, similarities, V, W, B, D,
+    TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write unit rows, and the similarity of view v to each later view, or with a TEACHER to each view of the keys."""
+    b, d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
+    mask = (b < B)[:, None] & (d < D)[None, :]
+    place = b.to(tl.int64)[:, None] * D + d[None, :]
+    view = B.to(tl.int64) * D
+    for v in range(V):
+        at = place + v * view
+        x, _ = load_rows(z, at, mask, NORMALIZE)
+        if NORMALIZE:
+            tl.store(units + at, x.to(units.dtype.element_ty), mask=mask)
+        first = v + 1
+        if TEACHER:
+            first = 0
+        for w in range(first, W):
+            other = place + w * view
+            y, _ = load_rows(keys, other, mask, NORMALIZE)
+            if TEACHER and NORMALIZE:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
+                if v == 0:
+                    tl.store(key_units + other, y.to(key_units.dtype.element_ty), mask=mask)
+            pair = pair_index(v, w, V, W, TEACHER)
+            tl.store(similarities + pair * B.to(tl.int64) + b, tl.sum(x * y, 1), mask=b < B)
+
+
+@triton.jit(do_not_specialize=["V", "W", "B", "pair_stride", "image_stride"])
+def unit_backward(
+    z, keys, grad_units, grad_similarities, out, V, W, B, D, pair_stride, image_stride,
+    HAS_UNITS: tl.constexpr, HAS_SIMILARITIES: tl.constexpr, TEACHER: tl.constexpr, NORMALIZE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of one view of z, through its unit rows and through its similarities to other views."""
+    b, d, v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.program_id(1)
+    mask = (b < B)[:, None] & (d < D)[None, :]
+    place = b.to(tl.int64)[:, None] * D + d[None, :]
+    view = B.to(tl.int64) * D
+    at = place + v * view
+    gradient = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    if HAS_UNITS:
+        gradient += tl.load(grad_units + at, mask=mask, other=0.0).to(tl.float32)
+    if HAS_SIMILARITIES:
+        for w in range(W):
+            y, _ = load_rows(keys, place + w * view, mask, NORMALIZE)
+            if TEACHER:
+                pair = pair_index(v, w, V, W, True)
+            else:
+                # A view is no pair with itself: any valid index will do, because the weight is masked.
+                pair = tl.where(v == w, 0, pair_index(tl.minimum(v, w), tl.maximum(v, w), V, W, False))
+            paired = (b < B) & (TEACHER | (v != w))
+            weight = tl.load(grad_similarities + pair * pair_stride + b * image_stride, mask=paired, other=0.0)
+            gradient += weight[:, None] * y
+    if NORMALIZE:
+        x, inverse = load_rows(z, at, mask, True)
+        # A row that was too short to normalize is not a unit vector, and nothing is projected out of its gradient.
+        along = tl.where(tl.sum(x * x, 1) < 0.5, 0.0, tl.sum(x * gradient, 1))
+        gradient = (gradient - along[:, None] * x) * inverse[:, None]
+    tl.store(out + at, gradient.to(out.dtype.element_ty), mask=mask)

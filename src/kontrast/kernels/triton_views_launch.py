@@ -1,0 +1,83 @@
+"""Launch the Triton kernels for small batches of views.
+
+V query views of B images, W key views of N images, D width, S scales, P links.  queries [V,B,D], keys [W,N,D], ids [B]
+and [N];  statistics and their gradients [S,P,B].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kontrast.kernels import triton_views as kernels
+
+LOG2_E = math.log2(math.e)
+WIDEST = 256
+
+# Precision of the two products, s and the gradient; that of fp16 needs the range of tf32.
+PRECISIONS = {torch.float32: ("tf32x3", "tf32x3"), torch.float16: ("ieee", "tf32"), torch.bfloat16: ("ieee", "ieee")}
+
+
+def block_sizes(D: int, dtype: torch.dtype) -> dict[str, Any]:
+    width = max(16, triton.next_power_of_2(D))
+    columns = 64 if width * dtype.itemsize <= 256 else 32
+    return {"BLOCK_M": 16, "BLOCK_N": columns, "BLOCK_D": width, "num_warps": 4, "num_stages": 2}
+
+
+def triton_views_forward(
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    links: int, count: int, start: int, scales: Sequence[float], with_mean: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return lse [S,P,B] and mean [S,P,B], or an empty mean. `start` is the image index of the first query."""
+    others = queries if keys is None else keys
+    (V, B, D), (W, N, _) = queries.shape, others.shape
+    lse = queries.new_empty(len(scales), count, B, dtype=torch.float32)
+    mean = torch.empty_like(lse) if with_mean else lse.new_empty(len(scales), count, 0)
+    blocks = block_sizes(D, queries.dtype)
+    grid = (triton.cdiv(B, blocks["BLOCK_M"]), V if links == kernels.ALL else V * W)
+    kernels.views_forward[grid](
+        queries, others, queries if query_ids is None else query_ids, queries if key_ids is None else key_ids,
+        lse, mean, V, W, B, N, D, count, start, scales[0] * LOG2_E, scales[-1] * LOG2_E,
+        LINKS=links, SCALES=len(scales), HAS_IDS=query_ids is not None, WITH_MEAN=with_mean,
+        PRECISION=PRECISIONS[queries.dtype][0], **blocks,
+    )  # fmt: skip
+    return lse, mean
+
+
+def triton_views_backward(
+    grad_lse: Tensor | None, grad_mean: Tensor | None,
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
+    lse: Tensor, mean: Tensor, links: int, start: int, scales: Sequence[float], detach_weights: bool,
+    need_queries: bool, need_keys: bool,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
+    (V, B, D), W = queries.shape, queries.shape[0] if keys is None else keys.shape[0]
+    precision, second_precision = PRECISIONS[queries.dtype]
+    strides = [(0, 0, 0) if grad is None else grad.stride() for grad in (grad_lse, grad_mean)]
+    blocks = block_sizes(D, queries.dtype)
+
+    def launch(
+        rows: Tensor, columns: Tensor, row_ids: Tensor | None, column_ids: Tensor | None,
+        first: int, column_first: int, row_side: bool, column_side: bool,
+    ) -> Tensor:  # fmt: skip
+        out = torch.empty_like(rows)
+        kernels.views_backward[(triton.cdiv(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0])](
+            rows, columns, rows if row_ids is None else row_ids, rows if column_ids is None else column_ids,
+            lse, mean, lse if grad_lse is None else grad_lse, lse if grad_mean is None else grad_mean, out,
+            V, W, rows.shape[1], columns.shape[1], D, B, lse.shape[1], first, column_first, scales[0], scales[-1],
+            *strides[0], *strides[1],
+            LINKS=links, SCALES=len(scales), HAS_IDS=row_ids is not None, ROW_SIDE=row_side, COLUMN_SIDE=column_side,
+            HAS_LSE=grad_lse is not None, HAS_MEAN=grad_mean is not None, DETACHED=detach_weights,
+            PRECISION=precision, SECOND_PRECISION=second_precision, WIDE=rows.dtype == torch.float16, **blocks,
+        )  # fmt: skip
+        return out
+
+    if keys is None:
+        return launch(queries, queries, query_ids, query_ids, start, start, True, True), None
+    to_queries = launch(queries, keys, query_ids, key_ids, start, 0, True, False) if need_queries else None
+    return to_queries, launch(keys, queries, key_ids, query_ids, 0, start, False, True) if need_keys else None
