@@ -14,6 +14,10 @@ def test_in_the_interpreter():
     assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / "interpreted_rows.py")
 
 
+def test_nearest_keys_in_the_interpreter():
+    assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / "interpreted_nearest.py")
+
+
 def test_float64_is_refused():
     with pytest.raises(ValueError, match=r"implementation is 'triton'.*float64"):
         row_statistics(torch.zeros(4, 4, dtype=torch.float64), None, scale=1.0, implementation="triton")

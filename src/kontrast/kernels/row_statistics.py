@@ -1,6 +1,7 @@
 """Two statistics of each row of the affinity matrix, from which every repulsion is made, and how segments merge.
 
-M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K];  statistics [M], for S scales [S,M].
+M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K], bias [K];  statistics [M], for S
+scales [S,M].
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from kontrast.kernels.dense import dense_statistics, in_torch_func
+from kontrast.kernels.dense import accumulation_type, dense_statistics, in_torch_func
 from kontrast.kernels.operator import StatisticsFunction, statistics_operator
 
 IMPLEMENTATIONS = ("auto", "dense", "tiled", "triton")
@@ -28,14 +29,14 @@ class RowStatistics(NamedTuple):
 
 def row_statistics(
     queries: Tensor, keys: Tensor | None = None, *, scale: float | Sequence[float],
-    query_ids: Tensor | None = None, key_ids: Tensor | None = None,
+    query_ids: Tensor | None = None, key_ids: Tensor | None = None, key_bias: Tensor | None = None,
     detach_weights: bool = False, with_mean: bool = True, implementation: str = "auto",
 ) -> RowStatistics:  # fmt: skip
     r"""Compute the log-sum-exp and the softmax-weighted mean of each row of the affinity matrix, with exact gradients.
 
         s_ij      = <q_i, k_j>                   pairs with equal ids are excluded
-        lse_i(a)  = log sum_j exp(a s_ij)
-        mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij)          = d lse_i / d a
+        lse_i(a)  = log sum_j exp(a s_ij + b_j)
+        mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij + b_j)          = d lse_i / d a
 
     A row without pairs has lse = -inf, mean = 0 and no gradient. Products of bf16 and fp16 rows are summed in float32,
     those of float32 rows have float32's precision, and those of float64 rows float64's. Within the transforms of
@@ -47,12 +48,13 @@ def row_statistics(
         scale: a, any real number, or a sequence of S numbers.
         query_ids: an int64 per query, usually the index of its image. None excludes no pairs.
         key_ids: an int64 per key. Not allowed without keys, because `query_ids` then serve both sides.
+        key_bias: a finite number b per key, with gradient; 0 if None. Not allowed without keys.
         detach_weights: treat w as constant in the gradient of `mean`.
         with_mean: compute the mean too. Without it, the result has an empty mean and is ready sooner.
         implementation: `dense` (the definition), `tiled` (plain torch), `triton` (CUDA), or `auto` by device.
 
     Shape:
-        queries [M,D], keys [K,D], query_ids [M], key_ids [K]; lse and mean [M], or [S,M] for S scales.
+        queries [M,D], keys [K,D], query_ids [M], key_ids and key_bias [K]; lse and mean [M], or [S,M] for S scales.
 
     Example:
         >>> rows = torch.eye(3)
@@ -60,18 +62,23 @@ def row_statistics(
         tensor([0., 0., 0.])
     """
     check_arguments(queries, keys, query_ids, key_ids, implementation)
+    key_bias = checked_bias(key_bias, keys)
     scales = as_list(scale)
     if implementation == "dense" or (implementation == "auto" and in_torch_func()):
-        lse, mean = dense_statistics(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean)
+        lse, mean = dense_statistics(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, key_bias)
     else:
         compute = statistics_operator if torch.compiler.is_compiling() else StatisticsFunction.apply
-        implementation = choose_implementation(implementation, queries)
-        lse, mean = compute(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, implementation)
+        how = choose_implementation(implementation, queries, has_triton=key_bias is None)
+        lse, mean = compute(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, how, key_bias)
     return RowStatistics(lse, mean) if isinstance(scale, Sequence) else RowStatistics(lse[0], mean[0])
 
 
-def choose_implementation(implementation: str, queries: Tensor) -> str:
-    """Resolve `auto`, and check that triton can take the queries."""
+def choose_implementation(implementation: str, queries: Tensor, *, has_triton: bool = True) -> str:
+    """Resolve `auto`, and check that triton can take the queries. Statistics without a Triton kernel are tiled."""
+    if not has_triton:
+        if implementation == "triton":
+            refuse("implementation", "triton", "'tiled' for this statistic")
+        return "tiled"
     native = queries.device.type == "cuda" and queries.dtype != torch.float64
     if implementation == "auto":
         return "triton" if native else "tiled"
@@ -98,10 +105,32 @@ def constant(number: float) -> float:
     return next(iter({float(number): None}))
 
 
+def as_constant(name: str, number: float) -> float:
+    """Return a finite number without gradient, as a constant of the compiled graph."""
+    if isinstance(number, Tensor):
+        refuse(name, number, "a plain number: a tensor would get no gradient here")
+    if not abs(number) < float("inf"):
+        refuse(name, number, "a finite number")
+    return constant(number)
+
+
+def as_scalar(name: str, number: float | Tensor, like: Tensor) -> Tensor:
+    """Return a number, or a tensor with one number, as a scalar in the type of the sums, with its gradient."""
+    kind = accumulation_type(like)
+    if not isinstance(number, Tensor):
+        return like.new_full((), as_constant(name, number), dtype=kind)
+    if number.numel() != 1 or not number.is_floating_point() or number.device != like.device:
+        refuse(name, number, f"a number, or a floating point tensor with one number on {like.device}")
+    return number.reshape(()).to(kind)
+
+
 def check_arguments(
-    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None, implementation: str
-) -> None:
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None, implementation: str,
+    needs_keys: bool = False,
+) -> None:  # fmt: skip
     """Check shapes and types. Values are never read, because that would wait for the device."""
+    if needs_keys and keys is None:
+        refuse("keys", keys, "[rows, width]; they may be the queries")
     if implementation not in IMPLEMENTATIONS:
         refuse("implementation", implementation, f"one of {', '.join(IMPLEMENTATIONS)}")
     for name, rows in (("queries", queries), ("keys", keys)):
@@ -118,6 +147,18 @@ def check_arguments(
             continue
         if ids.shape != rows.shape[:1] or ids.dtype != torch.int64 or ids.device != rows.device:
             refuse(name, ids, f"[{rows.shape[0]}] int64 on {rows.device}")
+
+
+def checked_bias(key_bias: Tensor | None, keys: Tensor | None) -> Tensor | None:
+    """Check the shape of a bias per key and return it in the type of the sums."""
+    if key_bias is None:
+        return None
+    if keys is None:
+        refuse("key_bias", key_bias, "None without keys")
+    good = isinstance(key_bias, Tensor) and key_bias.is_floating_point() and key_bias.device == keys.device
+    if not good or key_bias.shape != keys.shape[:1]:
+        refuse("key_bias", key_bias, f"[{keys.shape[0]}] floating point numbers on {keys.device}")
+    return key_bias.to(accumulation_type(keys))
 
 
 def refuse(name: str, given: Any, wanted: str) -> NoReturn:
