@@ -18,12 +18,13 @@ from kontrast.kernels.tiled import tiled_backward, tiled_forward
 def forward(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
     scales: Sequence[float], detach_weights: bool, with_mean: bool, implementation: str, key_bias: Tensor | None,
+    unit: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     if implementation == "triton":
         from kontrast.kernels.triton_launch import triton_forward
 
-        return triton_forward(queries, keys, query_ids, key_ids, scales, with_mean)
+        return triton_forward(queries, keys, query_ids, key_ids, scales, with_mean, unit)
     return tiled_forward(queries, keys, query_ids, key_ids, scales, with_mean, key_bias)
 
 
@@ -32,6 +33,7 @@ def backward(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
     lse: Tensor, mean: Tensor, scales: Sequence[float], detach_weights: bool,
     need_queries: bool, need_keys: bool, implementation: str, key_bias: Tensor | None, need_bias: bool,
+    unit: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of queries [M,D], keys [K,D] and bias [K]; empty if not needed, or if there are none."""
     to_bias = None
@@ -40,7 +42,7 @@ def backward(
 
         to_queries, to_keys = triton_backward(
             grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean,
-            scales, detach_weights, need_queries, need_keys,
+            scales, detach_weights, need_queries, need_keys, unit,
         )  # fmt: skip
     else:
         to_queries, to_keys, to_bias = tiled_backward(
@@ -63,16 +65,16 @@ def _(queries: Tensor, keys: Any, query_ids: Any, key_ids: Any, scales: Any, det
 
 @backward_operator.register_fake
 def _(grad_lse: Any, grad_mean: Any, queries: Tensor, keys: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    *_, need_queries, need_keys, _, key_bias, need_bias = rest
+    *_, need_queries, need_keys, _, key_bias, need_bias, _ = rest
     to_queries = queries.new_empty(queries.shape if need_queries else 0)
     to_keys = queries.new_empty(keys.shape if keys is not None and need_keys else 0)
     return to_queries, to_keys, torch.empty_like(key_bias) if need_bias else queries.new_empty(0)
 
 
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    queries, keys, query_ids, key_ids, scales, detach_weights, _, implementation, key_bias = inputs
+    queries, keys, query_ids, key_ids, scales, detach_weights, _, implementation, key_bias, unit = inputs
     ctx.save_for_backward(queries, keys, query_ids, key_ids, key_bias, *output)
-    ctx.arguments = scales, detach_weights, implementation
+    ctx.arguments = scales, detach_weights, implementation, unit
     # A statistic that the loss doesn't use then has the gradient None, and its arithmetic is skipped.
     ctx.set_materialize_grads(False)
 
@@ -82,7 +84,7 @@ def input_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of each argument of `forward`."""
     queries, keys, query_ids, key_ids, key_bias, lse, mean = ctx.saved_tensors
-    scales, detach_weights, implementation = ctx.arguments
+    scales, detach_weights, implementation, unit = ctx.arguments
     if mean.shape[-1] == 0:
         grad_mean = None
     to_queries = to_keys = to_bias = None
@@ -91,11 +93,11 @@ def input_gradients(
         need_bias = key_bias is not None and ctx.needs_input_grad[8]
         to_queries, to_keys, to_bias = compute(
             grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean,
-            scales, detach_weights, need_queries, need_keys, implementation, key_bias, need_bias,
+            scales, detach_weights, need_queries, need_keys, implementation, key_bias, need_bias, unit,
         )  # fmt: skip
         to_queries, to_keys = to_queries if need_queries else None, to_keys if need_keys else None
         to_bias = to_bias if need_bias else None
-    return to_queries, to_keys, None, None, None, None, None, None, to_bias
+    return to_queries, to_keys, None, None, None, None, None, None, to_bias, None
 
 
 statistics_operator.register_autograd(input_gradients, setup_context=save_for_backward)
@@ -121,8 +123,8 @@ class StatisticsFunction(torch.autograd.Function):
 def differentiable_gradients(ctx: Any, grad_lse: Tensor | None, grad_mean: Tensor | None) -> tuple[Tensor | None, ...]:
     """Compute the same gradients by the definition, which stores the matrix, so that they can be differentiated."""
     queries, keys, query_ids, key_ids, key_bias, *_ = ctx.saved_tensors
-    scales, detach_weights, _ = ctx.arguments
-    gradients: list[Tensor | None] = [None] * 9
+    scales, detach_weights, *_ = ctx.arguments
+    gradients: list[Tensor | None] = [None] * 10
     # Aliases, because the same tensor may be given as queries and as keys, and each place has its own gradient.
     queries = queries.view_as(queries)
     keys, key_bias = (None if x is None else x.view_as(x) for x in (keys, key_bias))

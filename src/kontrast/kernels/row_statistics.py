@@ -30,7 +30,7 @@ class RowStatistics(NamedTuple):
 def row_statistics(
     queries: Tensor, keys: Tensor | None = None, *, scale: float | Sequence[float],
     query_ids: Tensor | None = None, key_ids: Tensor | None = None, key_bias: Tensor | None = None,
-    detach_weights: bool = False, with_mean: bool = True, implementation: str = "auto",
+    detach_weights: bool = False, with_mean: bool = True, unit: bool = False, implementation: str = "auto",
 ) -> RowStatistics:  # fmt: skip
     r"""Compute the log-sum-exp and the softmax-weighted mean of each row of the affinity matrix, with exact gradients.
 
@@ -51,6 +51,7 @@ def row_statistics(
         key_bias: a finite number b per key, with gradient; 0 if None. Not allowed without keys.
         detach_weights: treat w as constant in the gradient of `mean`.
         with_mean: compute the mean too. Without it, the result has an empty mean and is ready sooner.
+        unit: promise that no row is longer than one, so that the CUDA kernels need not find out.
         implementation: `dense` (the definition), `tiled` (plain torch), `triton` (CUDA), or `auto` by device.
 
     Shape:
@@ -69,7 +70,7 @@ def row_statistics(
     else:
         compute = statistics_operator if torch.compiler.is_compiling() else StatisticsFunction.apply
         how = choose_implementation(implementation, queries, has_triton=key_bias is None)
-        lse, mean = compute(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, how, key_bias)
+        lse, mean = compute(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, how, key_bias, unit)
     return RowStatistics(lse, mean) if isinstance(scale, Sequence) else RowStatistics(lse[0], mean[0])
 
 
@@ -82,10 +83,14 @@ def choose_implementation(implementation: str, queries: Tensor, *, has_triton: b
     native = queries.device.type == "cuda" and queries.dtype != torch.float64
     if implementation == "auto":
         return "triton" if native else "tiled"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and queries.dtype != torch.float64
-    if implementation == "triton" and not (native or interpreted):
+    if implementation == "triton" and not (native or interpreted(queries)):
         refuse("implementation", "triton", f"'tiled' for {queries.dtype} on {queries.device}")
     return implementation
+
+
+def interpreted(queries: Tensor) -> bool:
+    """Return whether Triton's interpreter runs the kernels, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and queries.dtype != torch.float64
 
 
 def as_list(scale: float | Sequence[float]) -> list[float]:

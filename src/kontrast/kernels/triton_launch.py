@@ -144,7 +144,10 @@ def triton_backward(
         else:
             parts = None, None
             if need_queries:
-                parts = launch_gradient(rows, columns, terms, guard, pair, row_side=True, column_side=keyed is None), None
+                parts = (
+                    launch_gradient(rows, columns, terms, guard, pair, row_side=True, column_side=keyed is None),
+                    None,
+                )
             if keyed is not None and need_keys:
                 other = launch_gradient(columns, rows, terms, guard, pair, row_side=False, column_side=True)
                 parts = parts[0], other

@@ -13,7 +13,7 @@ import triton.language as tl
 def load_rows(source, place, mask, NORMALIZE: tl.constexpr):
     """Return a block of rows as unit vectors and the inverse of their lengths.
 
-    A row shorter than 1e-12 is returned as it is. One whose length overflows becomes NaN, not a zero that looks healthy.
+    A row shorter than 1e-12 is returned as it is. One whose length overflows becomes NaN, not a zero that looks right.
     """
     x = tl.load(source + place, mask=mask, other=0.0).to(tl.float32)
     inverse = tl.full([x.shape[0]], 1.0, tl.float32)
@@ -42,10 +42,8 @@ def unit_forward(
     """Write unit rows, and the similarity of view v to each later view, or with a TEACHER to each view of the keys."""
     b, d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
     mask = (b < B)[:, None] & (d < D)[None, :]
-    place = b.to(tl.int64)[:, None] * D + d[None, :]
-    view = B.to(tl.int64) * D
     for v in range(V):
-        at = place + v * view
+        at = (b + v * B).to(tl.int64)[:, None] * D + d[None, :]
         x, _ = load_rows(z, at, mask, NORMALIZE)
         if NORMALIZE:
             tl.store(units + at, x.to(units.dtype.element_ty), mask=mask)
@@ -53,13 +51,13 @@ def unit_forward(
         if TEACHER:
             first = 0
         for w in range(first, W):
-            other = place + w * view
+            other = (b + w * B).to(tl.int64)[:, None] * D + d[None, :]
             y, _ = load_rows(keys, other, mask, NORMALIZE)
             if TEACHER and NORMALIZE:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
                 if v == 0:
                     tl.store(key_units + other, y.to(key_units.dtype.element_ty), mask=mask)
             pair = pair_index(v, w, V, W, TEACHER)
-            tl.store(similarities + pair * B.to(tl.int64) + b, tl.sum(x * y, 1), mask=b < B)
+            tl.store(similarities + pair * B + b, tl.sum(x * y, 1), mask=b < B)
 
 
 @triton.jit(do_not_specialize=["V", "W", "B", "pair_stride", "image_stride"])
@@ -71,15 +69,13 @@ def unit_backward(
     """Write the gradient of one view of z, through its unit rows and through its similarities to other views."""
     b, d, v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.program_id(1)
     mask = (b < B)[:, None] & (d < D)[None, :]
-    place = b.to(tl.int64)[:, None] * D + d[None, :]
-    view = B.to(tl.int64) * D
-    at = place + v * view
+    at = (b + v * B).to(tl.int64)[:, None] * D + d[None, :]
     gradient = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     if HAS_UNITS:
         gradient += tl.load(grad_units + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_SIMILARITIES:
         for w in range(W):
-            y, _ = load_rows(keys, place + w * view, mask, NORMALIZE)
+            y, _ = load_rows(keys, (b + w * B).to(tl.int64)[:, None] * D + d[None, :], mask, NORMALIZE)
             if TEACHER:
                 pair = pair_index(v, w, V, W, True)
             else:

@@ -20,8 +20,8 @@ ALL, SAME, LATER, OTHER, EACH = range(5)
 def link_index(v, w, V, W, LINKS: tl.constexpr):
     """Return the index of the statistics of query view v against key view w, or -1 if they are not compared.
 
-    0: one statistic per query view, against all key views; 1: against the key view of the same index; 2: a statistic for
-    each later key view; 3: for each other key view; 4: for each key view.
+    0: one statistic per query view, against all key views; 1: against the key view of the same index; 2: a statistic
+    for each later key view; 3: for each other key view; 4: for each key view.
     """
     if LINKS == 0:
         return v
@@ -39,7 +39,7 @@ def link_index(v, w, V, W, LINKS: tl.constexpr):
 @triton.jit
 def load_block(source, view, image, images, D, d):
     """Load the rows of some images of one view."""
-    place = (view.to(tl.int64) * images + image)[:, None] * D + d[None, :]
+    place = (view * images + image).to(tl.int64)[:, None] * D + d[None, :]
     return tl.load(source + place, mask=(image < images)[:, None] & (d < D)[None, :], other=0.0)
 
 
@@ -83,10 +83,10 @@ def views_forward(
                 second_top, second_total, second_weighted = add_scaled(
                     s, excluded, second_slope, second_top, second_total, second_weighted, WITH_MEAN
                 )
-    place = link_index(v, first, V, W, LINKS).to(tl.int64) * B + b
+    place = link_index(v, first, V, W, LINKS) * B + b
     store_row(lse, mean, place, b < B, top, total, weighted, WITH_MEAN)
     if SCALES == 2:
-        place += P.to(tl.int64) * B
+        place += P * B
         store_row(lse, mean, place, b < B, second_top, second_total, second_weighted, WITH_MEAN)
 
 
@@ -119,7 +119,7 @@ def side_gradient(
 
     `statistic` is the place of the link's statistics; the gradients have strides of their own.
     """
-    active = inside & (link >= 0)
+    active = inside & (b * 0 + link >= 0)
     level = tl.load(lse + statistic + b, mask=active, other=float("-inf"))
     empty = level == float("-inf")
     shift = tl.where(empty, 0.0, level * 1.4426950408889634)
@@ -187,12 +187,12 @@ def views_backward(
                     from_lse, from_mean = grad_lse + m * lse_scale, grad_mean + m * mean_scale
                     if ROW_SIDE:
                         p += side_gradient(
-                            s, lse, mean, from_lse, from_mean, (m * P + own).to(tl.int64) * B, own, r, B, r < R, a,
+                            s, lse, mean, from_lse, from_mean, (m * P + own) * B, own, r, B, r < R, a,
                             lse_link, lse_image, mean_link, mean_image, True, HAS_LSE, HAS_MEAN, DETACHED,
                         )  # fmt: skip
                     if COLUMN_SIDE:
                         p += side_gradient(
-                            s, lse, mean, from_lse, from_mean, (m * P + others).to(tl.int64) * B, others, c, B, c < C, a,
+                            s, lse, mean, from_lse, from_mean, (m * P + others) * B, others, c, B, c < C, a,
                             lse_link, lse_image, mean_link, mean_image, False, HAS_LSE, HAS_MEAN, DETACHED,
                         )  # fmt: skip
                 same = row_ids[:, None] == block_ids(column_ids_of, c, C, column_start, HAS_IDS)[None, :]
@@ -201,5 +201,5 @@ def views_backward(
                     gradient = tl.dot(p, columns.to(tl.float32), gradient, input_precision=SECOND_PRECISION)
                 else:
                     gradient = tl.dot(p.to(columns.dtype), columns, gradient, input_precision=SECOND_PRECISION)
-    place = (x.to(tl.int64) * R + r)[:, None] * D + d[None, :]
+    place = (x * R + r).to(tl.int64)[:, None] * D + d[None, :]
     tl.store(out + place, gradient.to(out.dtype.element_ty), mask=(r < R)[:, None] & (d < D)[None, :])

@@ -15,9 +15,9 @@ import triton
 from torch import Tensor
 
 from kontrast.kernels import triton_views as kernels
+from kontrast.kernels.triton_operands import interpreting
 
 LOG2_E = math.log2(math.e)
-WIDEST = 256
 
 # Precision of the two products, s and the gradient; that of fp16 needs the range of tf32.
 PRECISIONS = {torch.float32: ("tf32x3", "tf32x3"), torch.float16: ("ieee", "tf32"), torch.bfloat16: ("ieee", "ieee")}
@@ -29,11 +29,19 @@ def block_sizes(D: int, dtype: torch.dtype) -> dict[str, Any]:
     return {"BLOCK_M": 16, "BLOCK_N": columns, "BLOCK_D": width, "num_warps": 4, "num_stages": 2}
 
 
+def readable(rows: Tensor | None) -> Any:
+    """Return rows as the kernels read them. The interpreter can't multiply bf16; float32 represents each number exactly."""
+    if rows is None:
+        return None
+    return (rows.float() if interpreting() and rows.dtype == torch.bfloat16 else rows).contiguous()
+
+
 def triton_views_forward(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
     links: int, count: int, start: int, scales: Sequence[float], with_mean: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse [S,P,B] and mean [S,P,B], or an empty mean. `start` is the image index of the first query."""
+    queries, keys = readable(queries), readable(keys)
     others = queries if keys is None else keys
     (V, B, D), (W, N, _) = queries.shape, others.shape
     lse = queries.new_empty(len(scales), count, B, dtype=torch.float32)
@@ -56,6 +64,7 @@ def triton_views_backward(
     need_queries: bool, need_keys: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
+    queries, keys = readable(queries), readable(keys)
     (V, B, D), W = queries.shape, queries.shape[0] if keys is None else keys.shape[0]
     precision, second_precision = PRECISIONS[queries.dtype]
     strides = [(0, 0, 0) if grad is None else grad.stride() for grad in (grad_lse, grad_mean)]

@@ -7,7 +7,7 @@ the columns [S,K].
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -15,7 +15,10 @@ from torch import Tensor
 
 from kontrast.kernels import triton_wide as wide_kernels
 from kontrast.kernels.triton_launch import (
-    LOG2_E, RowTerms, add, cast, launch_coefficients, launch_finish, launch_options, launch_rows, scale_groups,
+    LOG2_E,
+    RowTerms,
+    launch_finish,
+    launch_options,
 )  # fmt: skip
 from kontrast.kernels.triton_operands import Guard, Operand, shape_of
 

@@ -6,6 +6,7 @@ V views, B images, W views of teacher keys, M rows of the bank, D width.  z [V,B
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from kontrast import distributed
 from kontrast.objectives.arguments import choice, switch
-from kontrast.objectives.inputs import Inputs, check_inputs
+from kontrast.objectives.inputs import Inputs, check_finite, check_inputs
 from kontrast.objectives.pairs import Pairs
 from kontrast.registry import Registry
 
@@ -103,7 +104,10 @@ class Objective(nn.Module):
         keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the loss, a scalar."""
-        return self.terms(z, z2, keys=keys, bank=bank, labels=labels).total
+        inputs = self._check(z, z2, keys, bank, labels)
+        loss = self._terms(inputs).total
+        check_finite(inputs, loss)
+        return loss
 
     def terms(
         self, z: Tensor, z2: Tensor | None = None, *,
@@ -111,7 +115,12 @@ class Objective(nn.Module):
     ) -> Terms:  # fmt: skip
         """Return the named terms, scalars whose sum is the loss. The repulsion is 0 if nothing is repelled."""
         inputs = self._check(z, z2, keys, bank, labels)
-        with torch.autocast(z.device.type, enabled=False):
+        terms = self._terms(inputs)
+        check_finite(inputs, *terms.values())
+        return terms
+
+    def _terms(self, inputs: Inputs) -> Terms:
+        with without_autocast(inputs.z.device.type):
             pairs = self.pairs(inputs)
             terms = Terms(**self.contrast(pairs))  # a user's own objective may return a plain dict
             empty = [name for name, term in terms.items() if not term.numel()]
@@ -132,8 +141,9 @@ class Objective(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Return the loss of each anchor of this rank [V,B], whatever the reduction; only query views have rows."""
         inputs = self._check(z, z2, keys, bank, labels)
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(inputs.z.device.type):
             terms = self.contrast(self.pairs(inputs))
+        check_finite(inputs, *terms.values())
         V = self._count_views(terms, "loss per anchor")
         # Some views may be queries in some terms only. Rows are scaled so that the mean over [V,B] stays the loss.
         padded = [nn.functional.pad(t * (V / len(t)), (0, 0, 0, V - len(t))) for t in terms.values()]
@@ -163,6 +173,11 @@ class Objective(nn.Module):
     def extra_repr(self) -> str:
         names: Any = inspect.signature(type(self).__init__).parameters
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if name != "self")
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Turn autocast off if it is on. Entering the context of torch costs more than most operations."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 def average_over_ranks(means: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -44,4 +44,4 @@ class DCL(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         rows = pairs.negatives(scale=1 / self.temperature)
-        return Terms(attraction=-pairs.positive / self.temperature, repulsion=rows.lse)
+        return Terms(attraction=(-1 / self.temperature) * pairs.positive, repulsion=rows.lse)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.objectives.arguments import positive, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -50,6 +49,7 @@ class InfoNCE(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         links = pairs.one_way_links(self.symmetric)
-        similarity = pairs.similarity(links) / self.temperature
-        repulsion = torch.logaddexp(pairs.link_negatives(1 / self.temperature, links).lse, similarity)
-        return Terms(attraction=pairs.sum_by_query(-similarity, links), repulsion=pairs.sum_by_query(repulsion, links))
+        similarity, scale = pairs.similarity(links), 1 / self.temperature
+        repulsion = log_add_exp(pairs.link_negatives(scale, links).lse, similarity, scale)
+        attraction = -scale * similarity
+        return Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))

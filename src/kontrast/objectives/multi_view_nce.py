@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.objectives.arguments import positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -46,9 +45,9 @@ class MultiViewNCE(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         directions, links = 1 if pairs.teacher else 2, pairs.links
-        similarity = pairs.similarity(links) / self.temperature
-        repulsion = torch.logaddexp(pairs.link_negatives(1 / self.temperature, links).lse, similarity)
+        similarity, scale = pairs.similarity(links), 1 / self.temperature
+        repulsion = log_add_exp(pairs.link_negatives(scale, links).lse, similarity, scale)
         return Terms(
-            attraction=directions * pairs.sum_by_query(-similarity, links),
+            attraction=directions * pairs.sum_by_query(-scale * similarity, links),
             repulsion=directions * pairs.sum_by_query(repulsion, links),
         )

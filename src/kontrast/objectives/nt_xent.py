@@ -44,6 +44,6 @@ class NTXent(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         return Terms(
-            attraction=-pairs.positive / self.temperature,
+            attraction=(-1 / self.temperature) * pairs.positive,
             repulsion=pairs.others(scale=1 / self.temperature),
         )

@@ -19,7 +19,9 @@ from kontrast.errors import UsageError
 from kontrast.kernels import RowStatistics, merge, row_statistics
 from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import Link, link_statistics
+from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.kernels.symmetry import root, squared_asymmetry
+from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
 from kontrast.objectives.inputs import Inputs
 
 Scale = float | Sequence[float]
@@ -52,22 +54,6 @@ class cached(Generic[Value]):
         return value
 
 
-def unit(z: Tensor, eps: float = 1e-12) -> Tensor:
-    """Scale rows to length one.
-
-    A zero vector stays zero, with a finite gradient in half precision too. A row whose length overflows becomes NaN;
-    dividing by infinity would turn it into a zero that looks healthy.
-    """
-    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return z / torch.where(norm > eps, norm + 0 * norm.detach(), 1.0)
-
-
-def stack(rows: Sequence[Tensor]) -> Tensor:
-    """Stack tensors. One tensor, or the same one several times, is expanded instead of copied."""
-    same = all(row is rows[0] for row in rows)
-    return rows[0].expand(len(rows), *rows[0].shape) if same else torch.stack(list(rows))
-
-
 def check_ridge(ridge: float, absolute: bool = False) -> None:
     if ridge > 1 and not absolute:
         raise UsageError(f"ridge is {ridge:g}: give the share of the identity in the covariance, from 0 to 1")
@@ -76,26 +62,46 @@ def check_ridge(ridge: float, absolute: bool = False) -> None:
 class Pairs:
     """Anchors z, their positives among the keys k, and their negatives: the bank if given, else keys of other images.
 
-    z and k are float32 at least, and without a teacher k is z. With one query view, every key view is a positive. With
+    Without a teacher k is z. With one query view, every key view is a positive. With
     more, key view w shows the same crop as query view w, so the positives of view v are the keys w != v.
     """
 
     def __init__(self, inputs: Inputs, *, normalize: bool):
-        self.dtype = inputs.z.dtype  # the type that the kernels multiply in
-        wide = torch.promote_types(self.dtype, torch.float32)
-        self.z = unit(inputs.z.to(wide)) if normalize else inputs.z.to(wide)
         self.teacher = inputs.keys is not None
-        self.k = self.z
-        if inputs.keys is not None:
-            self.k = unit(inputs.keys.to(wide)) if normalize else inputs.keys.to(wide)
         self.bank = inputs.bank
-        self.V, self.B, self.D = self.z.shape
-        self.W = self.k.shape[0]
+        self.V, self.B, self.D = inputs.z.shape
+        self.W = self.V if inputs.keys is None else inputs.keys.shape[0]
         self.N = self.B * distributed.world()
-        self.has_labels = inputs.labels is not None
-        # Rows with equal ids are no negatives of each other. The id of an image is its label, or unique to it.
-        self.ids = distributed.image_ids(self.B, self.z.device) if inputs.labels is None else inputs.labels
+        self.labels = inputs.labels
+        self._inputs, self._normalize = inputs, normalize
         self._places: dict[Link, Link] = {}  # after whitening by link: the indices of a link's views in z and k
+
+    # Rows
+
+    @cached
+    def z(self) -> Tensor:
+        """Anchors [V,B,D], float32 at least."""
+        return self._wide(self._inputs.z)
+
+    @cached
+    def k(self) -> Tensor:
+        """Keys [W,B,D], float32 at least; without a teacher they are the anchors."""
+        return self.z if self._inputs.keys is None else self._wide(self._inputs.keys)
+
+    def _wide(self, rows: Tensor) -> Tensor:
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return unit(rows) if self._normalize else rows
+
+    @cached
+    def _rows(self) -> UnitRows:
+        """Anchors and keys in the type of the kernels, and the similarities of each image's views."""
+        return unit_rows(self._inputs.z, self._inputs.keys, normalize=self._normalize)
+
+    def replace_rows(self, z: Tensor, k: Tensor) -> None:
+        """Use other anchors and keys from now on, as they are."""
+        self.z, self.k = z, k
+        self._inputs = self._inputs._replace(z=z, keys=k if self.teacher else None)
+        self._normalize = False
 
     # Links
 
@@ -118,8 +124,8 @@ class Pairs:
     @cached
     def positive(self) -> Tensor:
         """Mean similarity of each anchor to its positives: [V,B]."""
-        if self.has_labels:
-            return self._similarity_to_same_label()
+        if self.labels is not None:
+            return self._similarity_to_same_label(self.labels)
         return self.similarity(self.links) if self._one_positive else self.reduce_positives(lambda s: s.mean(-1))
 
     @property
@@ -129,11 +135,25 @@ class Pairs:
 
     def similarity(self, links: Sequence[Link]) -> Tensor:
         """Return the similarity of each image's two views, for each link: [P,B]."""
-        return stack([self._similarities[link] for link in links])
+        return select_rows(self._rows.similarities, [self._pair(*self.place(link)) for link in links])
+
+    def _pair(self, v: int, w: int) -> int:
+        """Return the index of two views among the similarities."""
+        if self.teacher:
+            return v * len(self._rows.keys) + w  # type: ignore[arg-type]
+        low, high = min(v, w), max(v, w)
+        return low * (2 * self.V - low - 1) // 2 + high - low - 1
 
     def squared_distance(self, links: Sequence[Link]) -> Tensor:
         """Return ||z - k||^2 of each image's two views, for each link, for rows of any length: [P,B]."""
-        return stack([self._squared_distances[link] for link in links])
+        z = self.z.unbind()  # once, because each index would have a gradient of the size of z
+        k = self.k.unbind() if self.teacher else z
+        # Without a teacher (v,w) and (w,v) share one result. 2 - 2 <z, k> would cancel for close views.
+        pairs = [self.place(link) for link in links]
+        pairs = pairs if self.teacher else [(min(pair), max(pair)) for pair in pairs]
+        once = sorted(set(pairs))
+        apart = torch.stack([z[v] for v, _ in once]) - torch.stack([k[w] for _, w in once])
+        return select_rows(apart.square().sum(-1), [once.index(pair) for pair in pairs])
 
     def distance(self, links: Sequence[Link], power: float) -> Tensor:
         """Return ||z - k||^power for each link: [P,B]. It is 0 for equal views, with a finite slope at any power."""
@@ -162,27 +182,9 @@ class Pairs:
             return torch.stack([reduce(part.T) for part in values.split(counts)])
         return reduce(values.unflatten(0, (self.V, -1)).transpose(1, 2))
 
-    @cached
-    def _similarities(self) -> dict[Link, Tensor]:
-        return self._measure_links(lambda z, k: (z * k).sum(-1))  # elementwise, because a matmul may round to tf32
-
-    @cached
-    def _squared_distances(self) -> dict[Link, Tensor]:
-        return self._measure_links(lambda z, k: (z - k).square().sum(-1))  # 2 - 2 <z, k> would cancel for close views
-
-    def _measure_links(self, measure: Callable[[Tensor, Tensor], Tensor]) -> dict[Link, Tensor]:
-        """Measure each image's two views, for every link. Without a teacher, (v,w) and (w,v) share one result."""
-        z = self.z.unbind()  # once, because each index would have a gradient of the size of z
-        k = self.k.unbind() if self.teacher else z
-        links = self.one_way_links()
-        places = [self.place(link) for link in links]
-        measured = measure(stack([z[v] for v, _ in places]), stack([k[w] for _, w in places]))
-        by_link = dict(zip(links, measured.unbind()))
-        return by_link if self.teacher else by_link | {(w, v): x for (v, w), x in by_link.items()}
-
-    def _similarity_to_same_label(self) -> Tensor:
+    def _similarity_to_same_label(self, labels: Tensor) -> Tensor:
         """Return the mean similarity to all other rows of the anchor's label, from the sum of the rows per label."""
-        everyone, labels = distributed.gather(self.z, dim=1), distributed.gather(self.ids)
+        everyone, labels = distributed.gather(self.z, dim=1), distributed.gather(labels)
         names, groups = torch.unique(labels, return_inverse=True)
         if len(names) < 2:
             raise ValueError(f"all {self.N} labels are {int(names[0])}: give at least 2 different labels")
@@ -203,32 +205,27 @@ class Pairs:
     def negatives(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against all its negatives: [V,B]."""
         if self.bank is not None:
-            return self._statistics(scale, None, self.bank.to(self.dtype), None, **options)
-        ids = self.ids.repeat(self.V)
-        if not self.teacher and distributed.world() == 1:
-            return self._statistics(scale, ids, None, None, **options)
-        return self._statistics(scale, ids, self._keys.reshape(-1, self.D), self._key_ids.repeat(self.W), **options)
+            return self._flat_statistics(scale, None, self.bank.to(self._rows.z.dtype), None, **options)
+        return self._statistics(scale, self._keys, None, **options)
 
     def others(self, scale: float) -> Tensor:
         """Return the log-sum-exp of each anchor over every other row, including its positives: [V,B]."""
-        if self.has_labels:
-            rows = torch.arange(self.V * self.N, device=self.z.device).view(self.V, self.N)
+        if self.labels is not None:
+            rows = torch.arange(self.V * self.N, device=self.labels.device).view(self.V, self.N)
             mine = rows[:, distributed.rank() * self.B :][:, : self.B].reshape(-1)
-            alone = distributed.world() == 1
-            keys, key_ids = (None, None) if alone else (self._keys.reshape(-1, self.D), rows.reshape(-1))
-            return self._statistics(scale, mine, keys, key_ids).lse
+            keys, key_ids = (None, None) if self._keys is None else (self._keys.flatten(0, 1), rows.reshape(-1))
+            return self._flat_statistics(scale, mine, keys, key_ids).lse
         if self._one_positive:
-            positives = scale * self.positive
-        else:
-            positives = self.reduce_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
-        return torch.logaddexp(self.negatives(scale).lse, positives)
+            return log_add_exp(self.negatives(scale).lse, self.positive, scale)
+        positives = self.reduce_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
+        return log_add_exp(self.negatives(scale).lse, positives, 1.0)
 
     def same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against the same view of other images, with gradient to both: [V,B]."""
-        keys = None
-        if distributed.world() > 1:
-            keys = distributed.gather(self.z.to(self.dtype), dim=1) if self.teacher else self._keys
-        return self._link_statistics(scale, keys, [(v, v) for v in range(self.V)], **options)
+        keys = self._keys
+        if self.teacher:
+            keys = None if distributed.world() == 1 else distributed.gather(self._rows.z, dim=1)
+        return self._statistics(scale, keys, [(v, v) for v in range(self.V)], **options)
 
     def negatives_and_same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against its negatives and the same view of other images: [V,B]."""
@@ -247,10 +244,10 @@ class Pairs:
         rows = []
         for v in range(self.V):
             mean = torch.stack([self.k[w] for u, w in self.links if u == v]).mean(0)
-            keys, queries = distributed.gather(mean.to(self.dtype)), self.z[v].to(self.dtype)
-            ids, key_ids = self.ids, self._key_ids
-            rows.append(row_statistics(queries, keys, scale=scale, query_ids=ids, key_ids=key_ids, with_mean=False).lse)
-        return torch.stack(rows)
+            queries = self._rows.z[v : v + 1]
+            keys = distributed.gather(mean.to(queries.dtype))[None]
+            rows.append(link_statistics(queries, keys, None, scale=scale, start=self._start, unit=self._normalize).lse)
+        return torch.cat(rows)
 
     def link_negatives(
         self, scale: Scale, links: Sequence[Link], **options: Unpack[StatisticsOptions]
@@ -260,34 +257,41 @@ class Pairs:
             rows = self.negatives(scale, **options)
             # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
             return RowStatistics(*(torch.stack([x[..., v, :] for v, _ in links], -2) for x in rows))
-        return self._link_statistics(scale, self._keys, [self.place(link) for link in links], **options)
-
-    def _link_statistics(
-        self, scale: Scale, keys: Tensor | None, places: list[Link], **options: Unpack[StatisticsOptions]
-    ) -> RowStatistics:
-        queries, ids = self.z.to(self.dtype), self.ids
-        return link_statistics(queries, keys, places, scale=scale, query_ids=ids, key_ids=self._key_ids, **options)
+        return self._statistics(scale, self._keys, [self.place(link) for link in links], **options)
 
     def _statistics(
+        self, scale: Scale, keys: Tensor | None, links: list[Link] | None, **options: Unpack[StatisticsOptions]
+    ) -> RowStatistics:
+        """Return the statistics of anchors against keys of other images, or against each other without keys."""
+        ids = self.labels, None if self.labels is None else distributed.gather(self.labels)
+        return link_statistics(
+            self._rows.z, keys, links, scale=scale, query_ids=ids[0], key_ids=ids[1], start=self._start,
+            unit=self._normalize, **options,
+        )  # fmt: skip
+
+    def _flat_statistics(
         self, scale: Scale, query_ids: Tensor | None, keys: Tensor | None, key_ids: Tensor | None,
         with_mean: bool = False, detach_weights: bool = False,
     ) -> RowStatistics:  # fmt: skip
-        """Return the statistics of all anchors against keys, or against each other without keys: [V,B]."""
+        """Return the statistics of all anchors against rows that are no views, such as a bank: [V,B]."""
         rows = row_statistics(
-            self.z.to(self.dtype).reshape(-1, self.D), keys, scale=scale, query_ids=query_ids, key_ids=key_ids,
-            with_mean=with_mean, detach_weights=detach_weights,
+            self._rows.z.flatten(0, 1), keys, scale=scale, query_ids=query_ids, key_ids=key_ids,
+            with_mean=with_mean, detach_weights=detach_weights, unit=self._normalize and self.bank is None,
         )  # fmt: skip
         # By the quotient, because -1 can't be inferred for an empty mean.
         return RowStatistics(*(x.view(*x.shape[:-1], self.V, x.shape[-1] // self.V) for x in rows))
 
-    @cached
-    def _keys(self) -> Tensor:
-        """Keys of all ranks, in the type of the kernels: [W,N,D]."""
-        return distributed.gather(self.k.to(self.dtype), dim=1)
+    @property
+    def _start(self) -> int:
+        """The index of this rank's first image among those of all ranks."""
+        return distributed.rank() * self.B
 
     @cached
-    def _key_ids(self) -> Tensor:
-        return distributed.gather(self.ids) if self.has_labels else torch.arange(self.N, device=self.z.device)
+    def _keys(self) -> Tensor | None:
+        """Keys of all ranks, in the type of the kernels: [W,N,D]; None if the anchors are the keys."""
+        if self._rows.keys is None and distributed.world() == 1:
+            return None
+        return distributed.gather(self._rows.z if self._rows.keys is None else self._rows.keys, dim=1)
 
     # Statistics of the whole batch
 
@@ -322,12 +326,11 @@ class Pairs:
 
         if by_link and self.teacher:
             links = self.links
-            self.z, self.k = torch.stack([white(torch.stack([self.z[v], self.k[w]])) for v, w in links], dim=1)
+            self.replace_rows(*torch.stack([white(torch.stack([self.z[v], self.k[w]])) for v, w in links], dim=1))
             self._places = {link: (place, place) for place, link in enumerate(links)}
         else:
             both = white(torch.cat([self.z, self.k]) if self.teacher else self.z)
-            self.z, self.k = both[: self.V], both[self.V :] if self.teacher else both
-        self.dtype = self.z.dtype  # the kernels multiply the whitened rows, which are no longer in the input's type
+            self.replace_rows(both[: self.V], both[self.V :] if self.teacher else both)
         return self
 
     def whiten_by_view(self, ridge: float) -> Pairs:
@@ -337,8 +340,18 @@ class Pairs:
         def white(views: Tensor) -> Tensor:
             return torch.stack([whiten(x, ridge=ridge, count=self.N, total=distributed.total) for x in views])
 
-        self.z, self.k = (white(self.z), white(self.k)) if self.teacher else (white(self.z),) * 2
+        self.replace_rows(*((white(self.z), white(self.k)) if self.teacher else (white(self.z),) * 2))
         return self
+
+
+def select_rows(rows: Tensor, index: Sequence[int]) -> Tensor:
+    """Select rows by index, without copying them if possible, and without copying the index to the device."""
+    if list(index) == list(range(len(rows))):
+        return rows
+    if len(set(index)) == 1 and len(rows) == 1:
+        return rows.expand(len(index), *rows.shape[1:])
+    parts = rows.unbind()  # once, because each index would have a gradient of the size of all rows
+    return torch.stack([parts[n] for n in index])
 
 
 def links_per_query(links: Sequence[Link]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.objectives.arguments import positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -57,9 +58,10 @@ class SimAffinity(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         links, scale = pairs.one_way_links(self.symmetric), self.scale(pairs)
-        similarity = scale * pairs.similarity(links)
-        repulsion = torch.logaddexp(pairs.link_negatives(scale, links).lse, similarity)
-        terms = Terms(attraction=pairs.sum_by_query(-similarity, links), repulsion=pairs.sum_by_query(repulsion, links))
+        similarity = pairs.similarity(links)
+        repulsion = log_add_exp(pairs.link_negatives(scale, links).lse, similarity, scale)
+        attraction = pairs.sum_by_query(-scale * similarity, links)
+        terms = Terms(attraction=attraction, repulsion=pairs.sum_by_query(repulsion, links))
         if self.symmetry_weight:
             once = pairs.one_way_links()
             asymmetry = torch.stack([pairs.asymmetry(link) for link in once]).mean()

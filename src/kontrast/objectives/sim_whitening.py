@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kontrast.kernels.unit_rows import unit
 from kontrast.objectives.arguments import choice, weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
-from kontrast.objectives.pairs import Pairs, unit
+from kontrast.objectives.pairs import Pairs
 from kontrast.objectives.sim_affinity import SimAffinity
 
 
@@ -62,5 +63,5 @@ class SimWhitening(SimAffinity):
         pairs = Pairs(inputs, normalize=code).whiten(ridge, absolute=code, by_link=code)
         if not code:
             # A row at the mean has no direction: under 1e-6 it counts as zero, other whitened rows are near sqrt(D).
-            pairs.z, pairs.k = unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6)
+            pairs.replace_rows(unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6))
         return pairs
