@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kontrast.kernels.triton_views import link_index, pair_index
+
 
 @triton.jit
 def load_rows(source, place, mask, NORMALIZE: tl.constexpr):
@@ -23,15 +25,6 @@ def load_rows(source, place, mask, NORMALIZE: tl.constexpr):
         inverse = tl.where(norm == float("inf"), float("nan"), inverse)
         x = x * inverse[:, None]
     return x, inverse
-
-
-@triton.jit
-def pair_index(v, w, V, W, TEACHER: tl.constexpr):
-    """Return the index of a pair of views: v < w without a TEACHER, any two with one."""
-    if TEACHER:
-        return v * W + w
-    else:
-        return v * (2 * V - v - 1) // 2 + w - v - 1
 
 
 @triton.jit(do_not_specialize=["V", "W", "B"])
@@ -60,29 +53,53 @@ def unit_forward(
             tl.store(similarities + pair * B + b, tl.sum(x * y, 1), mask=b < B)
 
 
-@triton.jit(do_not_specialize=["V", "W", "B", "pair_stride", "image_stride"])
+@triton.jit
+def positive_gradient(similarity, others, grad, link, b, B, link_stride, image_stride, scale, mask):
+    """Return the gradient of the similarity of a positive that counts in a link's statistics."""
+    active = mask & (b * 0 + link >= 0)
+    level = tl.load(others + link * B + b, mask=active, other=0.0)
+    incoming = tl.load(grad + link * link_stride + b * image_stride, mask=active, other=0.0)
+    return tl.where(active, scale * incoming * tl.exp(scale * similarity - level), 0.0)
+
+
+@triton.jit(do_not_specialize=["V", "W", "B", "pair_stride", "image_stride", "link_stride", "link_image_stride"])
 def unit_backward(
-    z, keys, grad_units, grad_similarities, out, V, W, B, D, pair_stride, image_stride,
-    HAS_UNITS: tl.constexpr, HAS_SIMILARITIES: tl.constexpr, TEACHER: tl.constexpr, NORMALIZE: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    z, keys, grad_units, grad_similarities, similarities, others, grad_others, out, V, W, B, D, scale,
+    pair_stride, image_stride, link_stride, link_image_stride,
+    HAS_UNITS: tl.constexpr, HAS_SIMILARITIES: tl.constexpr, POSITIVE: tl.constexpr, LINKS: tl.constexpr,
+    TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of one view of z, through its unit rows and through its similarities to other views."""
+    """Write the gradient of one view of z, through its unit rows and through its similarities to other views.
+
+    POSITIVE: similarities also count in the statistics `others` of the links, at the given scale.
+    """
     b, d, v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.program_id(1)
     mask = (b < B)[:, None] & (d < D)[None, :]
     at = (b + v * B).to(tl.int64)[:, None] * D + d[None, :]
     gradient = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     if HAS_UNITS:
         gradient += tl.load(grad_units + at, mask=mask, other=0.0).to(tl.float32)
-    if HAS_SIMILARITIES:
+    if HAS_SIMILARITIES or POSITIVE:
         for w in range(W):
             y, _ = load_rows(keys, (b + w * B).to(tl.int64)[:, None] * D + d[None, :], mask, NORMALIZE)
-            if TEACHER:
-                pair = pair_index(v, w, V, W, True)
-            else:
-                # A view is no pair with itself: any valid index will do, because the weight is masked.
-                pair = tl.where(v == w, 0, pair_index(tl.minimum(v, w), tl.maximum(v, w), V, W, False))
-            paired = (b < B) & (TEACHER | (v != w))
-            weight = tl.load(grad_similarities + pair * pair_stride + b * image_stride, mask=paired, other=0.0)
+            # A view is no pair with itself: any valid index will do, because the weight is masked.
+            pair, paired = pair_index(v, w, V, W, TEACHER), b < B
+            if not TEACHER:
+                pair, paired = tl.where(v == w, 0, pair), (b < B) & (v != w)
+            weight = tl.zeros([BLOCK], tl.float32)
+            if HAS_SIMILARITIES:
+                weight += tl.load(grad_similarities + pair * pair_stride + b * image_stride, mask=paired, other=0.0)
+            if POSITIVE:
+                similarity = tl.load(similarities + pair * B + b, mask=paired, other=0.0)
+                weight += positive_gradient(
+                    similarity, others, grad_others, link_index(v, w, V, W, LINKS), b, B,
+                    link_stride, link_image_stride, scale, paired,
+                )  # fmt: skip
+                if not TEACHER:
+                    weight += positive_gradient(
+                        similarity, others, grad_others, link_index(w, v, V, W, LINKS), b, B,
+                        link_stride, link_image_stride, scale, paired,
+                    )  # fmt: skip
             gradient += weight[:, None] * y
     if NORMALIZE:
         x, inverse = load_rows(z, at, mask, True)

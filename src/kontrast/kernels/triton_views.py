@@ -5,15 +5,14 @@ views.  queries [V,B,D], keys [W,N,D], ids [B] and [N];  statistics and their gr
 
 A program takes a block of few rows, so that small batches still fill the device, and reads its operands by plain
 pointers, because tensor descriptors cost the host more time than such a kernel runs. LINKS says which key views a query
-view is compared with; `link_index` has the cases.
+view is compared with; `link_index` has the cases. If STORED, s is a stored matrix [V*B,W*N], which is the faster way for
+wide rows and for float32. If POSITIVE, the similarity of the link's two views of the same image counts too.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-ALL, SAME, LATER, OTHER, EACH = range(5)
 
 
 @triton.jit
@@ -37,6 +36,16 @@ def link_index(v, w, V, W, LINKS: tl.constexpr):
 
 
 @triton.jit
+def pair_index(v, w, V, W, TEACHER: tl.constexpr):
+    """Return the index of a pair of views among the similarities: v < w without a TEACHER, any two with one."""
+    if TEACHER:
+        return v * W + w
+    else:
+        low, high = tl.minimum(v, w), tl.maximum(v, w)
+        return low * (2 * V - low - 1) // 2 + high - low - 1
+
+
+@triton.jit
 def load_block(source, view, image, images, D, d):
     """Load the rows of some images of one view."""
     place = (view * images + image).to(tl.int64)[:, None] * D + d[None, :]
@@ -52,10 +61,18 @@ def block_ids(ids, image, images, start, HAS_IDS: tl.constexpr):
         return (start + image).to(tl.int64)
 
 
+@triton.jit
+def load_tile(matrix, v, b, B, w, n, N, W):
+    """Load a tile of the stored matrix s."""
+    place = (v * B + b).to(tl.int64)[:, None] * (W * N) + (w * N + n)[None, :]
+    return tl.load(matrix + place, mask=(b < B)[:, None] & (n < N)[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["V", "W", "B", "N", "P", "start"])
 def views_forward(
-    queries, keys, query_ids, key_ids, lse, mean, V, W, B, N, D, P, start, slope, second_slope,
+    queries, keys, matrix, similarities, query_ids, key_ids, lse, mean, V, W, B, N, D, P, start, slope, second_slope,
     LINKS: tl.constexpr, SCALES: tl.constexpr, HAS_IDS: tl.constexpr, WITH_MEAN: tl.constexpr,
+    STORED: tl.constexpr, POSITIVE: tl.constexpr, TEACHER: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute lse and mean of one block of images of one query view, or of one link."""
@@ -66,7 +83,8 @@ def views_forward(
         if link_index(v, first, V, W, LINKS) < 0:
             return
     b, d = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    a = load_block(queries, v, b, B, D, d)
+    if not STORED:
+        a = load_block(queries, v, b, B, D, d)
     row_ids = block_ids(query_ids, b, B, start, HAS_IDS)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total, weighted = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
@@ -74,8 +92,11 @@ def views_forward(
     for w in range(first, last):
         for tile in range(tl.cdiv(N, BLOCK_N)):
             n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            k = load_block(keys, w, n, N, D, d)
-            s = tl.dot(a, k.T, input_precision=PRECISION)
+            if STORED:
+                s = load_tile(matrix, v, b, B, w, n, N, W)
+            else:
+                k = load_block(keys, w, n, N, D, d)
+                s = tl.dot(a, k.T, input_precision=PRECISION)
             same = row_ids[:, None] == block_ids(key_ids, n, N, 0, HAS_IDS)[None, :]
             excluded = same | (n >= N)[None, :]
             top, total, weighted = add_scaled(s, excluded, slope, top, total, weighted, WITH_MEAN)
@@ -83,6 +104,14 @@ def views_forward(
                 second_top, second_total, second_weighted = add_scaled(
                     s, excluded, second_slope, second_top, second_total, second_weighted, WITH_MEAN
                 )
+    if POSITIVE:
+        pair = tl.program_id(1) * 0
+        if LINKS != 0:  # of each query view with all key views there is one positive only if there is one pair of views
+            pair = pair_index(v, first, V, W, TEACHER)
+        positive = slope * tl.load(similarities + pair * B + b, mask=b < B, other=0.0)
+        new_top = tl.maximum(top, positive)
+        total = total * tl.exp2(top - new_top) + tl.exp2(positive - new_top)
+        top = new_top
     place = link_index(v, first, V, W, LINKS) * B + b
     store_row(lse, mean, place, b < B, top, total, weighted, WITH_MEAN)
     if SCALES == 2:
@@ -144,6 +173,41 @@ def side_gradient(
         return weight * (alpha + beta * s)
     else:
         return weight * alpha
+
+
+@triton.jit(do_not_specialize=["V", "W", "B", "N", "P", "start", "lse_scale", "lse_link", "lse_image", "mean_scale",
+                               "mean_link", "mean_image"])  # fmt: skip
+def stored_gradient(
+    matrix, query_ids, key_ids, lse, mean, grad_lse, grad_mean, out, V, W, B, N, P, start, scale, second_scale,
+    lse_scale, lse_link, lse_image, mean_scale, mean_link, mean_image,
+    LINKS: tl.constexpr, SCALES: tl.constexpr, HAS_IDS: tl.constexpr, COLUMN_SIDE: tl.constexpr,
+    HAS_LSE: tl.constexpr, HAS_MEAN: tl.constexpr, DETACHED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Store d loss / d s of one tile [V*B,W*N], through the statistics of its rows, and with COLUMN_SIDE its columns."""
+    v, w = tl.program_id(2) // W, tl.program_id(2) % W
+    b, n = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    s = load_tile(matrix, v, b, B, w, n, N, W)
+    own, others = link_index(v, w, V, W, LINKS), -1
+    if COLUMN_SIDE:
+        others = link_index(w, v, V, W, LINKS)
+    p = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for m in tl.static_range(SCALES):
+        a = scale if m == 0 else second_scale
+        from_lse, from_mean = grad_lse + m * lse_scale, grad_mean + m * mean_scale
+        p += side_gradient(
+            s, lse, mean, from_lse, from_mean, (m * P + own) * B, own, b, B, b < B, a,
+            lse_link, lse_image, mean_link, mean_image, True, HAS_LSE, HAS_MEAN, DETACHED,
+        )  # fmt: skip
+        if COLUMN_SIDE:
+            p += side_gradient(
+                s, lse, mean, from_lse, from_mean, (m * P + others) * B, others, n, B, n < N, a,
+                lse_link, lse_image, mean_link, mean_image, False, HAS_LSE, HAS_MEAN, DETACHED,
+            )  # fmt: skip
+    same = block_ids(query_ids, b, B, start, HAS_IDS)[:, None] == block_ids(key_ids, n, N, 0, HAS_IDS)[None, :]
+    p = tl.where(same, 0.0, p)
+    place = (v * B + b).to(tl.int64)[:, None] * (W * N) + (w * N + n)[None, :]
+    tl.store(out + place, p.to(out.dtype.element_ty), mask=(b < B)[:, None] & (n < N)[None, :])
 
 
 @triton.jit(do_not_specialize=["V", "W", "R", "C", "B", "P", "start", "column_start", "lse_scale", "lse_link",

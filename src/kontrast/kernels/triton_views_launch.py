@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,8 +29,11 @@ def block_sizes(D: int, dtype: torch.dtype) -> dict[str, Any]:
     return {"BLOCK_M": 16, "BLOCK_N": columns, "BLOCK_D": width, "num_warps": 4, "num_stages": 2}
 
 
+STORED_BLOCKS = {"BLOCK_M": 4, "BLOCK_N": 256, "BLOCK_D": 16, "num_warps": 4, "num_stages": 2}
+
+
 def readable(rows: Tensor | None) -> Any:
-    """Return rows as the kernels read them. The interpreter can't multiply bf16; float32 represents each number exactly."""
+    """Return rows as the kernels read them. The interpreter can't multiply bf16, and float32 represents it exactly."""
     if rows is None:
         return None
     return (rows.float() if interpreting() and rows.dtype == torch.bfloat16 else rows).contiguous()
@@ -39,33 +42,51 @@ def readable(rows: Tensor | None) -> Any:
 def triton_views_forward(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
     links: int, count: int, start: int, scales: Sequence[float], with_mean: bool,
+    similarities: Tensor | None = None, matrix: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return lse [S,P,B] and mean [S,P,B], or an empty mean. `start` is the image index of the first query."""
+    """Return lse [S,P,B] and mean [S,P,B], or an empty mean. `start` is the image index of the first query.
+
+    With `similarities` [L,B] the positives count too; `matrix` is s [V*B,W*N], if it is stored.
+    """
     queries, keys = readable(queries), readable(keys)
     others = queries if keys is None else keys
     (V, B, D), (W, N, _) = queries.shape, others.shape
     lse = queries.new_empty(len(scales), count, B, dtype=torch.float32)
     mean = torch.empty_like(lse) if with_mean else lse.new_empty(len(scales), count, 0)
-    blocks = block_sizes(D, queries.dtype)
-    grid = (triton.cdiv(B, blocks["BLOCK_M"]), V if links == kernels.ALL else V * W)
+    blocks = block_sizes(D, queries.dtype) if matrix is None else STORED_BLOCKS
+    grid = (triton.cdiv(B, blocks["BLOCK_M"]), V if links == 0 else V * W)
     kernels.views_forward[grid](
-        queries, others, queries if query_ids is None else query_ids, queries if key_ids is None else key_ids,
+        queries, others, queries if matrix is None else matrix, lse if similarities is None else similarities,
+        queries if query_ids is None else query_ids, queries if key_ids is None else key_ids,
         lse, mean, V, W, B, N, D, count, start, scales[0] * LOG2_E, scales[-1] * LOG2_E,
         LINKS=links, SCALES=len(scales), HAS_IDS=query_ids is not None, WITH_MEAN=with_mean,
+        STORED=matrix is not None, POSITIVE=similarities is not None, TEACHER=keys is not None,
         PRECISION=PRECISIONS[queries.dtype][0], **blocks,
     )  # fmt: skip
     return lse, mean
 
 
+class SmallBatch(NamedTuple):
+    """What the backward pass of a small batch needs: statistics [S,P,B] and arguments of the forward pass."""
+
+    lse: Tensor
+    mean: Tensor
+    links: int
+    start: int
+    scales: Sequence[float]
+    detach_weights: bool
+
+
 def triton_views_backward(
     grad_lse: Tensor | None, grad_mean: Tensor | None,
-    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
-    lse: Tensor, mean: Tensor, links: int, start: int, scales: Sequence[float], detach_weights: bool,
-    need_queries: bool, need_keys: bool,
+    queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None, batch: SmallBatch,
+    need_queries: bool = True, need_keys: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
+    kind = queries.dtype
     queries, keys = readable(queries), readable(keys)
     (V, B, D), W = queries.shape, queries.shape[0] if keys is None else keys.shape[0]
+    lse, mean, links, start, scales, detach_weights = batch
     precision, second_precision = PRECISIONS[queries.dtype]
     strides = [(0, 0, 0) if grad is None else grad.stride() for grad in (grad_lse, grad_mean)]
     blocks = block_sizes(D, queries.dtype)
@@ -74,7 +95,7 @@ def triton_views_backward(
         rows: Tensor, columns: Tensor, row_ids: Tensor | None, column_ids: Tensor | None,
         first: int, column_first: int, row_side: bool, column_side: bool,
     ) -> Tensor:  # fmt: skip
-        out = torch.empty_like(rows)
+        out = torch.empty_like(rows, dtype=kind)
         kernels.views_backward[(triton.cdiv(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0])](
             rows, columns, rows if row_ids is None else row_ids, rows if column_ids is None else column_ids,
             lse, mean, lse if grad_lse is None else grad_lse, lse if grad_mean is None else grad_mean, out,
@@ -90,3 +111,23 @@ def triton_views_backward(
         return launch(queries, queries, query_ids, query_ids, start, start, True, True), None
     to_queries = launch(queries, keys, query_ids, key_ids, start, 0, True, False) if need_queries else None
     return to_queries, launch(keys, queries, key_ids, query_ids, 0, start, False, True) if need_keys else None
+
+
+def triton_stored_gradient(
+    grad_lse: Tensor | None, grad_mean: Tensor | None, matrix: Tensor, shape: tuple[int, int, int, int], symmetric: bool,
+    query_ids: Tensor | None, key_ids: Tensor | None, batch: SmallBatch, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Return d loss / d s [V*B,W*N]; if the queries are the keys, the sum of those of s_ij and s_ji."""
+    V, W, B, N = shape
+    lse, mean, links, start, scales, detach_weights = batch
+    out = torch.empty_like(matrix, dtype=dtype)
+    strides = [(0, 0, 0) if grad is None else grad.stride() for grad in (grad_lse, grad_mean)]
+    kernels.stored_gradient[(triton.cdiv(B, 16), triton.cdiv(N, 128), V * W)](
+        matrix, matrix if query_ids is None else query_ids, matrix if key_ids is None else key_ids,
+        lse, mean, lse if grad_lse is None else grad_lse, lse if grad_mean is None else grad_mean, out,
+        V, W, B, N, lse.shape[1], start, scales[0], scales[-1], *strides[0], *strides[1],
+        LINKS=links, SCALES=len(scales), HAS_IDS=query_ids is not None, COLUMN_SIDE=symmetric,
+        HAS_LSE=grad_lse is not None, HAS_MEAN=grad_mean is not None, DETACHED=detach_weights,
+        BLOCK_M=16, BLOCK_N=128, num_warps=4,
+    )  # fmt: skip
+    return out

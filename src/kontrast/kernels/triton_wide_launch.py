@@ -112,11 +112,18 @@ def even_panels(rows: int, height: int, block: int) -> int:
 
 def add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     """Return total + a b in float32."""
-    if a.dtype == torch.float32:
-        return a @ b if total is None else torch.addmm(total, a, b, out=total)
     if total is None:
-        return torch.mm(a, b, out_dtype=torch.float32)
+        return product(a, b)
+    if a.dtype == torch.float32:
+        return torch.addmm(total, a, b, out=total)
     return torch.addmm(total, a, b, out_dtype=torch.float32)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b in float32."""
+    if a.dtype == torch.float32 or not a.is_cuda:
+        return a.float() @ b.float()
+    return torch.mm(a, b, out_dtype=torch.float32)
 
 
 @contextlib.contextmanager
