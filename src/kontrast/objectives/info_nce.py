@@ -17,10 +17,12 @@ class InfoNCE(Objective):
 
     The negatives n are the bank, or without one the same key view of the other images. With several positive keys the
     loss is the mean of theirs. Without keys, the earlier view of each pair of views is the query and the later one the
-    keys, both with gradient (CLIP in one direction).
+    keys, both with gradient. Symmetric with two views, `objective(images, texts)` is CLIP's loss. Images with the same
+    label are no negatives of each other, for example two captions of one image.
 
     Reference: van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018; He et al.,
-    Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020.
+    Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020; Radford et al., Learning Transferable
+    Visual Models From Natural Language Supervision, ICML 2021.
 
     Args:
         temperature: tau, divides the similarities.
@@ -29,7 +31,7 @@ class InfoNCE(Objective):
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
     Shape:
-        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar.
 
     Example:
         >>> import torch
@@ -40,6 +42,7 @@ class InfoNCE(Objective):
 
     paper = "JCL, equation 1"
     takes_bank = True
+    takes_labels = True
 
     def __init__(
         self, temperature: float = 0.2, *, symmetric: bool = False, normalize: bool = True, reduction: str = "mean"

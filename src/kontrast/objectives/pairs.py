@@ -16,11 +16,11 @@ from torch import Tensor
 
 from kontrast import distributed
 from kontrast.errors import UsageError
-from kontrast.kernels import RowStatistics, merge, row_statistics
+from kontrast.kernels import RowStatistics, merge, row_statistics, softplus_sums
 from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import Link, link_statistics
 from kontrast.kernels.symmetry import root, squared_asymmetry
-from kontrast.objectives.inputs import Inputs
+from kontrast.objectives.inputs import Inputs, may_read_values
 
 Scale = float | Sequence[float]
 Value = TypeVar("Value")
@@ -182,10 +182,8 @@ class Pairs:
 
     def _similarity_to_same_label(self) -> Tensor:
         """Return the mean similarity to all other rows of the anchor's label, from the sum of the rows per label."""
-        everyone, labels = distributed.gather(self.z, dim=1), distributed.gather(self.ids)
+        everyone, labels = distributed.gather(self.z, dim=1), self._key_ids
         names, groups = torch.unique(labels, return_inverse=True)
-        if len(names) < 2:
-            raise ValueError(f"all {self.N} labels are {int(names[0])}: give at least 2 different labels")
         zero = everyone.new_zeros(len(names), self.D)
         sums = zero.index_add(0, groups.repeat(self.V), everyone.reshape(-1, self.D))
         sizes = self.V * torch.bincount(groups, minlength=len(names))
@@ -260,7 +258,38 @@ class Pairs:
             rows = self.negatives(scale, **options)
             # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
             return RowStatistics(*(torch.stack([x[..., v, :] for v, _ in links], -2) for x in rows))
-        return self._link_statistics(scale, self._keys, [self.place(link) for link in links], **options)
+        keys, places = self._link_keys(links)
+        return self._link_statistics(scale, keys, places, **options)
+
+    def link_softplus_sums(self, scale: float | Tensor, bias: float | Tensor, links: Sequence[Link]) -> Tensor:
+        """Return sum_j softplus(scale s_ij + bias) of each link's query view with its key view of other images: [P,B].
+
+        Scale and bias may be tensors with gradient.
+        """
+        keys, places = self._link_keys(links)
+        rows, columns = self.z.to(self.dtype).unbind(), None if keys is None else keys.unbind()
+        ids, key_ids = self.ids, self._key_ids
+        sums = [
+            softplus_sums(rows[v], (columns or rows)[w], scale=scale, bias=bias, query_ids=ids, key_ids=key_ids)
+            for v, w in places
+        ]
+        return torch.stack(sums)
+
+    def _link_keys(self, links: Sequence[Link]) -> tuple[Tensor | None, list[Link]]:
+        """Return the key views of these links over all ranks, and the places of the links in z and these keys.
+
+        None means that the keys are the queries. On several ranks one message in each direction serves all links, in
+        both directions between two views too: forward, every rank sends its rows of the key views that the links use,
+        [views,B,D] in the type of the kernels; backward, the gradients of all these rows are summed over ranks.
+        """
+        places = [self.place(link) for link in links]
+        if not self.teacher and distributed.world() == 1:
+            return None, places
+        used = sorted({w for _, w in places})
+        if distributed.world() == 1 or len(used) == len(self.k):
+            return self._keys, places
+        keys = distributed.gather(torch.stack([self.k[w] for w in used]).to(self.dtype), dim=1)
+        return keys, [(v, used.index(w)) for v, w in places]
 
     def _link_statistics(
         self, scale: Scale, keys: Tensor | None, places: list[Link], **options: Unpack[StatisticsOptions]
@@ -287,7 +316,13 @@ class Pairs:
 
     @cached
     def _key_ids(self) -> Tensor:
-        return distributed.gather(self.ids) if self.has_labels else torch.arange(self.N, device=self.z.device)
+        """Ids of the images of all ranks: [N]. Labels are sent in a message of their own."""
+        if not self.has_labels:
+            return torch.arange(self.N, device=self.z.device)
+        labels = distributed.gather(self.ids)
+        if may_read_values(labels) and bool((labels == labels[0]).all()):
+            raise ValueError(f"all {self.N} labels are {int(labels[0])}: give at least 2 different labels")
+        return labels
 
     # Statistics of the whole batch
 
