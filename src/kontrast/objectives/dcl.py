@@ -58,5 +58,5 @@ class DCL(Objective):
             return Terms(
                 attraction=pairs.mean_over_positives(-similarity), repulsion=pairs.mean_over_positives(repulsion)
             )
-        rows = pairs.negatives(scale=1 / self.temperature)
-        return Terms(attraction=-pairs.positive / self.temperature, repulsion=rows.lse)
+        attraction = -pairs.positive / self.temperature
+        return Terms(attraction=attraction, repulsion=pairs.negatives(scale=1 / self.temperature).lse)

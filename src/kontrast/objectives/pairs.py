@@ -95,6 +95,7 @@ class Pairs:
         self.has_labels = inputs.labels is not None
         # Rows with equal ids are no negatives of each other. The id of an image is its label, or unique to it.
         self.ids = distributed.image_ids(self.B, self.z.device) if inputs.labels is None else inputs.labels
+        self._everyone: tuple[Tensor, Tensor] | None = None  # z and k of all ranks, once they have been gathered
         self._places: dict[Link, Link] = {}  # after whitening by link: the indices of a link's views in z and k
 
     # Links
@@ -182,7 +183,7 @@ class Pairs:
 
     def _similarity_to_same_label(self) -> Tensor:
         """Return the mean similarity to all other rows of the anchor's label, from the sum of the rows per label."""
-        everyone, labels = distributed.gather(self.z, dim=1), self._key_ids
+        everyone, labels = self.gather_views(self.z.dtype)[0], self._key_ids
         names, groups = torch.unique(labels, return_inverse=True)
         zero = everyone.new_zeros(len(names), self.D)
         sums = zero.index_add(0, groups.repeat(self.V), everyone.reshape(-1, self.D))
@@ -223,32 +224,37 @@ class Pairs:
 
     def same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against the same view of other images, with gradient to both: [V,B]."""
-        keys = None
-        if distributed.world() > 1:
-            keys = distributed.gather(self.z.to(self.dtype), dim=1) if self.teacher else self._keys
+        if distributed.world() == 1:
+            keys = None
+        elif self.bank is not None:  # the bank has the negatives, so nobody needs a teacher's keys
+            keys = distributed.gather(self.z.to(self.dtype), dim=1)
+        else:
+            keys = self.gather_views(self.dtype)[0].to(self.dtype)
         return self._link_statistics(scale, keys, [(v, v) for v in range(self.V)], **options)
 
     def negatives_and_same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against its negatives and the same view of other images: [V,B]."""
-        segments = [self.negatives(scale, **options), self.same_view(scale, **options)]
+        segments = [self.same_view(scale, **options), self.negatives(scale, **options)]
         return merge(segments, detach_weights=options.get("detach_weights", False))
 
     def constant_negatives_and_same_view(self, scale: Scale) -> RowStatistics:
         """Do the same with a gradient of the weights through the same view alone: [V,B]."""
+        same_view = self.same_view(scale, with_mean=True)
         constant = self.negatives(scale, with_mean=True, detach_weights=True)
-        return merge([RowStatistics(constant.lse.detach(), constant.mean), self.same_view(scale, with_mean=True)])
+        return merge([RowStatistics(constant.lse.detach(), constant.mean), same_view])
 
     def mean_key_negatives(self, scale: float) -> Tensor:
         """Return the lse of each anchor over the mean of each other image's positive keys, or over the bank: [V,B]."""
         if self.bank is not None:
             return self.negatives(scale).lse
-        rows = []
-        for v in range(self.V):
-            mean = torch.stack([self.k[w] for u, w in self.links if u == v]).mean(0)
-            keys, queries = distributed.gather(mean.to(self.dtype)), self.z[v].to(self.dtype)
-            ids, key_ids = self.ids, self._key_ids
-            rows.append(row_statistics(queries, keys, scale=scale, query_ids=ids, key_ids=key_ids, with_mean=False).lse)
-        return torch.stack(rows)
+        k = self.k.unbind()
+        means = [torch.stack([k[w] for u, w in self.links if u == v]).mean(0) for v in range(self.V)]
+        keys = distributed.gather(torch.stack(means).to(self.dtype), dim=1)
+        rows = link_statistics(
+            self.z.to(self.dtype), keys, [(v, v) for v in range(self.V)],
+            scale=scale, query_ids=self.ids, key_ids=self._key_ids,
+        )  # fmt: skip
+        return rows.lse
 
     def link_negatives(
         self, scale: Scale, links: Sequence[Link], **options: Unpack[StatisticsOptions]
@@ -286,7 +292,7 @@ class Pairs:
         if not self.teacher and distributed.world() == 1:
             return None, places
         used = sorted({w for _, w in places})
-        if distributed.world() == 1 or len(used) == len(self.k):
+        if distributed.world() == 1 or len(used) == len(self.k) or self._everyone is not None:
             return self._keys, places
         keys = distributed.gather(torch.stack([self.k[w] for w in used]).to(self.dtype), dim=1)
         return keys, [(v, used.index(w)) for v, w in places]
@@ -312,7 +318,23 @@ class Pairs:
     @cached
     def _keys(self) -> Tensor:
         """Keys of all ranks, in the type of the kernels: [W,N,D]."""
+        if self._everyone is not None:
+            return self._everyone[1].to(self.dtype)
         return distributed.gather(self.k.to(self.dtype), dim=1)
+
+    def gather_views(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return z [V,N,D] and k [W,N,D] of all ranks, sent in one message of this type; later calls use it too.
+
+        An objective that needs more than its keys calls this before its negatives, which then send nothing.
+        """
+        if distributed.world() == 1:
+            return self.z, self.k
+        if self._everyone is None:
+            views = torch.cat([self.z, self.k]) if self.teacher else self.z
+            both = distributed.gather(views.to(dtype), dim=1)
+            z, k = (both[: self.V], both[self.V :]) if self.teacher else (both, both)
+            self._everyone = z, k if self.k.requires_grad else k.detach()
+        return self._everyone
 
     @cached
     def _key_ids(self) -> Tensor:
@@ -326,12 +348,12 @@ class Pairs:
 
     # Statistics of the whole batch
 
-    def asymmetry(self, link: Link) -> Tensor:
-        """Return ||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of two views, over all ranks."""
-        query, key = self.place(link)
-        z, k = self.z[query], self.k[key]
-        squared = squared_asymmetry(z, k, distributed.gather(z), distributed.gather(k))
-        return root(distributed.total(squared), z.dtype)
+    def asymmetries(self, links: Sequence[Link]) -> Tensor:
+        """Return ||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of each link's views, over all ranks: [P]."""
+        z, k, all_z, all_k = (x.unbind() for x in (self.z, self.k, *self.gather_views(self.z.dtype)))
+        places = [self.place(link) for link in links]
+        squared = torch.stack([squared_asymmetry(z[v], k[w], all_z[v], all_k[w]) for v, w in places])
+        return root(distributed.total(squared), self.z.dtype)
 
     def log_mean_exp(self, rows: Tensor) -> Tensor:
         """Return log mean exp over the images of all ranks: [...,B] to [...]."""

@@ -57,12 +57,11 @@ class SimAffinity(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         links, scale = pairs.one_way_links(self.symmetric), self.scale(pairs)
+        asymmetry = pairs.asymmetries(pairs.one_way_links()).mean() if self.symmetry_weight else None
         similarity = scale * pairs.similarity(links)
         repulsion = torch.logaddexp(pairs.link_negatives(scale, links).lse, similarity)
         terms = Terms(attraction=pairs.sum_by_query(-similarity, links), repulsion=pairs.sum_by_query(repulsion, links))
-        if self.symmetry_weight:
-            once = pairs.one_way_links()
-            asymmetry = torch.stack([pairs.asymmetry(link) for link in once]).mean()
+        if asymmetry is not None:
             factor = (scale if self.symmetry_on_scaled else 1.0) / (pairs.N if self.normalize_by_n else 1)
             terms["symmetry"] = self.symmetry_weight * factor * asymmetry
         return terms
