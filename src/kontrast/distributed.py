@@ -8,6 +8,17 @@ Each of R ranks has a share of the batch, with the same number of images. Every 
 DistributedDataParallel averages parameter gradients over ranks, so the factor R cancels and the step is exactly that of
 one process on the joined batch. Under this convention, each function below has its true derivative. Nothing is sent if
 torch.distributed is not initialized or has one rank.
+
+The loss of a contrastive objective sends at most one gather of its keys [W,B,D] and one mean of its terms forward, and
+one reduction of the gradient of the keys backward. If it contrasts z with a teacher's keys and with itself, both travel
+together. Some objectives need a little more, which tests/test_distributed.py counts:
+
+    with labels                         the labels [B] forward
+    align-uniform, cacr with rbf        a statistic per anchor [V,B] forward, its gradient backward: the log of a mean
+    dclw                                the similarities of positives [V,B] forward, for weights over all images
+    sim-affinity, sim-whitening         a sum [P] forward and backward, for the norm of A - A^T
+    barlow-twins, vicreg, w-mse,        no keys: sums [D] and [D,D] of each view or pair of views, forward and backward
+    sim-trace, sim-whitening
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kontrast.kernels.row_statistics import RowStatistics, as_list, row_statistics
 from kontrast.kernels.small_batch import fits_small_kernel, small_batch
+from kontrast.kernels.two_way_statistics import two_way_statistics
 from kontrast.kernels.view_links import Link, from_one_matrix, image_indices, kind_of_links
 
 SMALL = {"cpu": 2**16, "cuda": 2**17}
@@ -30,7 +31,8 @@ def link_statistics(
 
     `keys=None` means that the queries are the keys. Links are sorted by query view and then by key view. Pairs of the
     same image are excluded: images with equal ids, or without ids those with the same index, where the queries are the
-    images from `start` on. `unit` promises that no row is longer than one.
+    images from `start` on. `unit` promises that no row is longer than one. The two directions of one pair of views share
+    their matrix.
     """
     scales = as_list(scale)
     kind = kind_of_links(queries, keys, links)
@@ -51,6 +53,8 @@ def link_statistics(
         )  # fmt: skip
         # By the quotient, because -1 can't be inferred for an empty mean.
         return RowStatistics(*(x.view(*x.shape[:-1], len(queries), x.shape[-1] // len(queries)) for x in rows))
+    if keys is None and list(links) == [(0, 1), (1, 0)] and not isinstance(scale, Sequence):
+        return both_directions(queries[0], queries[1], scale, query_ids, with_mean, detach_weights)
     if len(links) > 1 and fits_one_matrix(queries, keys, len(links)):
         both = queries if keys is None else keys
         lse, mean = from_one_matrix(queries, both, links, scales, query_ids, key_ids, detach_weights, with_mean)
@@ -67,9 +71,25 @@ def link_statistics(
     return RowStatistics(torch.stack([part.lse for part in parts], -2), torch.stack([part.mean for part in parts], -2))
 
 
+def both_directions(
+    first: Tensor, second: Tensor, scale: float, ids: Tensor, with_mean: bool, detach_weights: bool
+) -> RowStatistics:
+    """Return the statistics of the first view against the second, and of the second against the first: [2,B]."""
+    rows, columns = two_way_statistics(
+        first, second, scale=scale, query_ids=ids, key_ids=ids, with_mean=with_mean, detach_weights=detach_weights,
+        implementation="dense" if is_small(first, len(first) * len(second)) else "auto",
+    )  # fmt: skip
+    return RowStatistics(torch.stack([rows.lse, columns.lse]), torch.stack([rows.mean, columns.mean]))
+
+
+def is_small(rows: Tensor, pairs: int) -> bool:
+    """Return whether there are few enough pairs of rows, and a plain matrix product keeps float32's precision."""
+    rounded = rows.is_cuda and rows.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return pairs <= SMALL.get(rows.device.type, 0) and not rounded
+
+
 def fits_one_matrix(queries: Tensor, keys: Tensor | None, links: int) -> bool:
-    """Return whether all views together have few enough rows, and a plain matrix product keeps float32's precision."""
+    """Return whether all views together have few enough rows."""
     rows = queries.shape[0] * queries.shape[1]
     columns = rows if keys is None else keys.shape[0] * keys.shape[1]
-    rounded = queries.is_cuda and queries.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return rows * columns <= links * SMALL.get(queries.device.type, 0) and not rounded
+    return is_small(queries, rows * columns // links)

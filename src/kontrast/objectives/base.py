@@ -24,6 +24,8 @@ HINTS = {
     "supcon": "SupCon is nt-xent with labels=",
     "simclr": "SimCLR's loss is nt-xent",
     "moco": "MoCo's loss is info-nce with keys= and bank=",
+    "clip": "CLIP's loss is info-nce with symmetric=True",
+    "infoloob": "InfoLOOB is dcl with negatives='cross-view'",
 }
 OBJECTIVES = Registry("objective", hints=HINTS)
 
@@ -65,7 +67,8 @@ class Objective(nn.Module):
                 query view, every key view is a positive. With more, key view w shows the same crop as query view w, so
                 the positives of view v are the keys w != v.
         bank    earlier keys as negatives, used as they are; they get no gradient
-        labels  one whole number per image: images with the same label are positives too
+        labels  one whole number per image: images with the same label are no negatives of each other, and with nt-xent
+                and dcl they are positives
 
     The value is the loss over the images of all ranks; distributed.py explains the gradient. Sums are float32 at least,
     also under autocast; z of half precision is multiplied with the negatives in that type. A subclass defines

@@ -18,7 +18,9 @@ class CACR(Objective):
         w+   = softmax_k(t_plus c_ik),  w- = softmax_j(-t_minus c_ij)
 
     With keys or a bank, the negatives are the bank, or the keys of other images without one, together with the same
-    view of other images; `negatives` is then ignored.
+    view of other images; `negatives` is then ignored. With two views and `symmetric`, `objective(images, texts)` is the
+    mean of CACR from images to texts and from texts to images. Images with the same label are no negatives of each
+    other.
 
     Reference: Zheng et al., Contrastive Attraction and Contrastive Repulsion for Representation Learning, TMLR 2023.
 
@@ -32,10 +34,11 @@ class CACR(Objective):
         rbf_t: sharpness of the rbf cost.
         detach_positive_weights: treat w+ as constant in the gradient. None: only with keys.
         detach_negative_weights: treat w- as constant. `bank`: only that of bank or keys, as the momentum code.
+        symmetric: use cross-view negatives in both directions: of each earlier view too.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
     Shape:
-        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar.
 
     Example:
         >>> import torch
@@ -46,13 +49,14 @@ class CACR(Objective):
 
     paper = "CACR, equation 2"
     takes_bank = True
+    takes_labels = True
 
     # fmt: off
     def __init__(
         self, t_plus: float = 1.0, t_minus: float = 2.0, negatives: str = "cross-view", cost: str = "euclidean",
         attraction: str = "contrastive", repulsion: str = "contrastive", *, rbf_t: float = 2.0,
         detach_positive_weights: bool | None = None, detach_negative_weights: bool | str = False,
-        reduction: str = "mean",
+        symmetric: bool = False, reduction: str = "mean",
     ):
         # fmt: on
         super().__init__(reduction=reduction)
@@ -65,6 +69,8 @@ class CACR(Objective):
         self.detach_positive_weights = None if detach is None else switch("detach_positive_weights", detach)
         self.detach_negative_weights = switch("detach_negative_weights", detach_negative_weights, "bank")
 
+        self.symmetric = switch("symmetric", symmetric)
+
     def contrast(self, pairs: Pairs) -> Terms:
         t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights
         detach = pairs.teacher if detach is None else detach
@@ -73,7 +79,7 @@ class CACR(Objective):
         if constant == "bank" and (self.cost == "rbf" or (not pairs.teacher and pairs.bank is None)):
             raise ValueError("detach_negative_weights is 'bank': give keys or a bank, and cost euclidean")
         if self.cost == "rbf":
-            repulsion = rbf_repulsion(pairs, self.negatives, a, self.rbf_t, constant)
+            repulsion = rbf_repulsion(pairs, self.negatives, self.symmetric, a, self.rbf_t, constant)
         else:
-            repulsion = euclidean_repulsion(pairs, self.negatives, a, constant)
+            repulsion = euclidean_repulsion(pairs, self.negatives, self.symmetric, a, constant)
         return Terms(attraction=attraction, repulsion=repulsion)

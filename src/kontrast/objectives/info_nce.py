@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.objectives.arguments import positive, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -16,10 +15,12 @@ class InfoNCE(Objective):
 
     The negatives n are the bank, or without one the same key view of the other images. With several positive keys the
     loss is the mean of theirs. Without keys, the earlier view of each pair of views is the query and the later one the
-    keys, both with gradient (CLIP in one direction).
+    keys, both with gradient. Symmetric with two views, `objective(images, texts)` is CLIP's loss. Images with the same
+    label are no negatives of each other, for example two captions of one image.
 
     Reference: van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018; He et al.,
-    Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020.
+    Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020; Radford et al., Learning Transferable
+    Visual Models From Natural Language Supervision, ICML 2021.
 
     Args:
         temperature: tau, divides the similarities.
@@ -28,7 +29,7 @@ class InfoNCE(Objective):
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
     Shape:
-        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar.
 
     Example:
         >>> import torch
@@ -39,6 +40,7 @@ class InfoNCE(Objective):
 
     paper = "JCL, equation 1"
     takes_bank = True
+    takes_labels = True
 
     def __init__(
         self, temperature: float = 0.2, *, symmetric: bool = False, normalize: bool = True, reduction: str = "mean"
@@ -49,7 +51,6 @@ class InfoNCE(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         links = pairs.one_way_links(self.symmetric)
-        similarity, scale = pairs.similarity(links), 1 / self.temperature
-        repulsion = log_add_exp(pairs.link_negatives(scale, links).lse, similarity, scale)
-        attraction = -scale * similarity
+        repulsion = pairs.link_others(1 / self.temperature, links)
+        attraction = (-1 / self.temperature) * pairs.similarity(links)
         return Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.objectives.arguments import positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -45,9 +44,8 @@ class MultiViewNCE(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         directions, links = 1 if pairs.teacher else 2, pairs.links
-        similarity, scale = pairs.similarity(links), 1 / self.temperature
-        repulsion = log_add_exp(pairs.link_negatives(scale, links).lse, similarity, scale)
+        repulsion = pairs.link_others(1 / self.temperature, links)
         return Terms(
-            attraction=directions * pairs.sum_by_query(-scale * similarity, links),
+            attraction=(-directions / self.temperature) * pairs.sum_by_query(pairs.similarity(links), links),
             repulsion=directions * pairs.sum_by_query(repulsion, links),
         )

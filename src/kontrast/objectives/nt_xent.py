@@ -43,7 +43,5 @@ class NTXent(Objective):
         self.temperature = positive("temperature", temperature)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        return Terms(
-            attraction=(-1 / self.temperature) * pairs.positive,
-            repulsion=pairs.others(scale=1 / self.temperature),
-        )
+        repulsion = pairs.others(scale=1 / self.temperature)
+        return Terms(attraction=(-1 / self.temperature) * pairs.positive, repulsion=repulsion)

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from kontrast import distributed
 from kontrast.errors import UsageError
-from kontrast.kernels import RowStatistics, merge, row_statistics
+from kontrast.kernels import RowStatistics, merge, row_statistics, softplus_sums
 from kontrast.kernels.covariance import whiten
-from kontrast.kernels.links import Link, link_statistics
+from kontrast.kernels.links import link_statistics
 from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.kernels.symmetry import root, squared_asymmetry
 from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
-from kontrast.objectives.inputs import Inputs
+from kontrast.kernels.view_links import Link, image_indices
+from kontrast.objectives.inputs import Inputs, may_read_values
 
 Scale = float | Sequence[float]
 Value = TypeVar("Value")
@@ -74,9 +75,15 @@ class Pairs:
         self.N = self.B * distributed.world()
         self.labels = inputs.labels
         self._inputs, self._normalize = inputs, normalize
+        self._everyone: tuple[Tensor, Tensor] | None = None  # z and k of all ranks, once they have been gathered
         self._places: dict[Link, Link] = {}  # after whitening by link: the indices of a link's views in z and k
 
     # Rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the kernels multiply in."""
+        return self._inputs.z.dtype
 
     @cached
     def z(self) -> Tensor:
@@ -125,7 +132,7 @@ class Pairs:
     def positive(self) -> Tensor:
         """Mean similarity of each anchor to its positives: [V,B]."""
         if self.labels is not None:
-            return self._similarity_to_same_label(self.labels)
+            return self._similarity_to_same_label()
         return self.similarity(self.links) if self._one_positive else self.reduce_positives(lambda s: s.mean(-1))
 
     @property
@@ -182,12 +189,10 @@ class Pairs:
             return torch.stack([reduce(part.T) for part in values.split(counts)])
         return reduce(values.unflatten(0, (self.V, -1)).transpose(1, 2))
 
-    def _similarity_to_same_label(self, labels: Tensor) -> Tensor:
+    def _similarity_to_same_label(self) -> Tensor:
         """Return the mean similarity to all other rows of the anchor's label, from the sum of the rows per label."""
-        everyone, labels = distributed.gather(self.z, dim=1), distributed.gather(labels)
-        names, groups = torch.unique(labels, return_inverse=True)
-        if len(names) < 2:
-            raise ValueError(f"all {self.N} labels are {int(names[0])}: give at least 2 different labels")
+        everyone = self.gather_views(self.z.dtype)[0]
+        names, groups = torch.unique(self._all_labels, return_inverse=True)
         zero = everyone.new_zeros(len(names), self.D)
         sums = zero.index_add(0, groups.repeat(self.V), everyone.reshape(-1, self.D))
         sizes = self.V * torch.bincount(groups, minlength=len(names))
@@ -222,32 +227,33 @@ class Pairs:
 
     def same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against the same view of other images, with gradient to both: [V,B]."""
-        keys = self._keys
-        if self.teacher:
-            keys = None if distributed.world() == 1 else distributed.gather(self._rows.z, dim=1)
+        if distributed.world() == 1:
+            keys = None
+        elif self.bank is not None:  # the bank has the negatives, so nobody needs a teacher's keys
+            keys = distributed.gather(self._rows.z, dim=1)
+        else:
+            keys = self.gather_views(self.dtype)[0].to(self.dtype)
         return self._statistics(scale, keys, [(v, v) for v in range(self.V)], **options)
 
     def negatives_and_same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against its negatives and the same view of other images: [V,B]."""
-        segments = [self.negatives(scale, **options), self.same_view(scale, **options)]
+        segments = [self.same_view(scale, **options), self.negatives(scale, **options)]
         return merge(segments, detach_weights=options.get("detach_weights", False))
 
     def constant_negatives_and_same_view(self, scale: Scale) -> RowStatistics:
         """Do the same with a gradient of the weights through the same view alone: [V,B]."""
+        same_view = self.same_view(scale, with_mean=True)
         constant = self.negatives(scale, with_mean=True, detach_weights=True)
-        return merge([RowStatistics(constant.lse.detach(), constant.mean), self.same_view(scale, with_mean=True)])
+        return merge([RowStatistics(constant.lse.detach(), constant.mean), same_view])
 
     def mean_key_negatives(self, scale: float) -> Tensor:
         """Return the lse of each anchor over the mean of each other image's positive keys, or over the bank: [V,B]."""
         if self.bank is not None:
             return self.negatives(scale).lse
-        rows = []
-        for v in range(self.V):
-            mean = torch.stack([self.k[w] for u, w in self.links if u == v]).mean(0)
-            queries = self._rows.z[v : v + 1]
-            keys = distributed.gather(mean.to(queries.dtype))[None]
-            rows.append(link_statistics(queries, keys, None, scale=scale, start=self._start, unit=self._normalize).lse)
-        return torch.cat(rows)
+        k = self.k.unbind()
+        means = [torch.stack([k[w] for u, w in self.links if u == v]).mean(0) for v in range(self.V)]
+        keys = distributed.gather(torch.stack(means).to(self.dtype), dim=1)
+        return self._statistics(scale, keys, [(v, v) for v in range(self.V)]).lse
 
     def link_negatives(
         self, scale: Scale, links: Sequence[Link], **options: Unpack[StatisticsOptions]
@@ -257,16 +263,53 @@ class Pairs:
             rows = self.negatives(scale, **options)
             # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
             return RowStatistics(*(torch.stack([x[..., v, :] for v, _ in links], -2) for x in rows))
-        return self._statistics(scale, self._keys, [self.place(link) for link in links], **options)
+        keys, places = self._link_keys(links)
+        return self._statistics(scale, keys, places, **options)
+
+    def link_others(self, scale: float, links: Sequence[Link]) -> Tensor:
+        """Return the log-sum-exp of each link's query view over its key view of all images, positives too: [P,B]."""
+        return log_add_exp(self.link_negatives(scale, links).lse, self.similarity(links), scale)
+
+    def link_softplus_sums(self, scale: float | Tensor, bias: float | Tensor, links: Sequence[Link]) -> Tensor:
+        """Return sum_j softplus(scale s_ij + bias) of each link's query view with its key view of other images: [P,B].
+
+        Scale and bias may be tensors with gradient.
+        """
+        keys, places = self._link_keys(links)
+        rows = self._rows.z.unbind()
+        columns = rows if keys is None else keys.unbind()
+        ids, key_ids = self.labels, self._all_labels
+        if ids is None or key_ids is None:
+            device = self._rows.z.device
+            ids, key_ids = image_indices(self.B, self._start, device), image_indices(self.N, 0, device)
+        sums = [
+            softplus_sums(rows[v], columns[w], scale=scale, bias=bias, query_ids=ids, key_ids=key_ids)
+            for v, w in places
+        ]
+        return torch.stack(sums)
+
+    def _link_keys(self, links: Sequence[Link]) -> tuple[Tensor | None, list[Link]]:
+        """Return the key views of these links over all ranks, and the places of the links in z and these keys.
+
+        None means that the keys are the queries. On several ranks one message in each direction serves all links, in
+        both directions between two views too: forward, every rank sends its rows of the key views that the links use,
+        [views,B,D] in the type of the kernels; backward, the gradients of all these rows are summed over ranks.
+        """
+        places = [self.place(link) for link in links]
+        used = sorted({w for _, w in places})
+        views = self._rows.z if self._rows.keys is None else self._rows.keys
+        if distributed.world() == 1 or len(used) == len(views) or self._everyone is not None:
+            return self._keys, places
+        keys = distributed.gather(torch.stack([views[w] for w in used]), dim=1)
+        return keys, [(v, used.index(w)) for v, w in places]
 
     def _statistics(
         self, scale: Scale, keys: Tensor | None, links: list[Link] | None, **options: Unpack[StatisticsOptions]
     ) -> RowStatistics:
         """Return the statistics of anchors against keys of other images, or against each other without keys."""
-        ids = self.labels, None if self.labels is None else distributed.gather(self.labels)
         return link_statistics(
-            self._rows.z, keys, links, scale=scale, query_ids=ids[0], key_ids=ids[1], start=self._start,
-            unit=self._normalize, **options,
+            self._rows.z, keys, links, scale=scale, query_ids=self.labels, key_ids=self._all_labels,
+            start=self._start, unit=self._normalize, **options,
         )  # fmt: skip
 
     def _flat_statistics(
@@ -291,16 +334,42 @@ class Pairs:
         """Keys of all ranks, in the type of the kernels: [W,N,D]; None if the anchors are the keys."""
         if self._rows.keys is None and distributed.world() == 1:
             return None
+        if self._everyone is not None:
+            return self._everyone[1].to(self.dtype)
         return distributed.gather(self._rows.z if self._rows.keys is None else self._rows.keys, dim=1)
+
+    def gather_views(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return z [V,N,D] and k [W,N,D] of all ranks, sent in one message of this type; later calls use it too.
+
+        An objective that needs more than its keys calls this before its negatives, which then send nothing.
+        """
+        if distributed.world() == 1:
+            return self.z, self.k
+        if self._everyone is None:
+            views = torch.cat([self.z, self.k]) if self.teacher else self.z
+            both = distributed.gather(views.to(dtype), dim=1)
+            z, k = (both[: self.V], both[self.V :]) if self.teacher else (both, both)
+            self._everyone = z, k if self.k.requires_grad else k.detach()
+        return self._everyone
+
+    @cached
+    def _all_labels(self) -> Tensor | None:
+        """Labels of the images of all ranks: [N]. They are sent in a message of their own."""
+        if self.labels is None:
+            return None
+        labels = distributed.gather(self.labels)
+        if may_read_values(labels) and bool((labels == labels[0]).all()):
+            raise ValueError(f"all {self.N} labels are {int(labels[0])}: give at least 2 different labels")
+        return labels
 
     # Statistics of the whole batch
 
-    def asymmetry(self, link: Link) -> Tensor:
-        """Return ||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of two views, over all ranks."""
-        query, key = self.place(link)
-        z, k = self.z[query], self.k[key]
-        squared = squared_asymmetry(z, k, distributed.gather(z), distributed.gather(k))
-        return root(distributed.total(squared), z.dtype)
+    def asymmetries(self, links: Sequence[Link]) -> Tensor:
+        """Return ||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of each link's views, over all ranks: [P]."""
+        z, k, all_z, all_k = (x.unbind() for x in (self.z, self.k, *self.gather_views(self.z.dtype)))
+        places = [self.place(link) for link in links]
+        squared = torch.stack([squared_asymmetry(z[v], k[w], all_z[v], all_k[w]) for v, w in places])
+        return root(distributed.total(squared), self.z.dtype)
 
     def log_mean_exp(self, rows: Tensor) -> Tensor:
         """Return log mean exp over the images of all ranks: [...,B] to [...]."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
-from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.objectives.arguments import positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -58,13 +55,11 @@ class SimAffinity(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         links, scale = pairs.one_way_links(self.symmetric), self.scale(pairs)
-        similarity = pairs.similarity(links)
-        repulsion = log_add_exp(pairs.link_negatives(scale, links).lse, similarity, scale)
-        attraction = pairs.sum_by_query(-scale * similarity, links)
+        asymmetry = pairs.asymmetries(pairs.one_way_links()).mean() if self.symmetry_weight else None
+        repulsion = pairs.link_others(scale, links)
+        attraction = pairs.sum_by_query(-scale * pairs.similarity(links), links)
         terms = Terms(attraction=attraction, repulsion=pairs.sum_by_query(repulsion, links))
-        if self.symmetry_weight:
-            once = pairs.one_way_links()
-            asymmetry = torch.stack([pairs.asymmetry(link) for link in once]).mean()
+        if asymmetry is not None:
             factor = (scale if self.symmetry_on_scaled else 1.0) / (pairs.N if self.normalize_by_n else 1)
             terms["symmetry"] = self.symmetry_weight * factor * asymmetry
         return terms
