@@ -317,16 +317,20 @@ class Pairs:
         check_ridge(ridge, absolute)
 
         def white(views: Tensor) -> Tensor:
-            rows, count, total = views.reshape(-1, self.D), len(views) * self.N, distributed.total
-            return whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=total).view_as(views)
+            """Whiten the rows of views [...,V,B,D] together, for each index of the leading dimensions."""
+            rows, count = views.flatten(-3, -2), views.shape[-3] * self.N
+            options = {"ridge": ridge, "absolute": absolute, "detach": detach}
+            return whiten(rows, count=count, total=distributed.total, **options).view_as(views)
 
         if by_link and self.teacher:
-            links = self.links
-            self.z, self.k = torch.stack([white(torch.stack([self.z[v], self.k[w]])) for v, w in links], dim=1)
+            links, z, k = self.links, self.z.unbind(), self.k.unbind()
+            both = white(torch.stack([torch.stack([z[v], k[w]]) for v, w in links]))
+            self.z, self.k = both.unbind(1)
             self._places = {link: (place, place) for place, link in enumerate(links)}
+        elif self.teacher:
+            self.z, self.k = white(torch.cat([self.z, self.k])).split([self.V, self.W])
         else:
-            both = white(torch.cat([self.z, self.k]) if self.teacher else self.z)
-            self.z, self.k = both[: self.V], both[self.V :] if self.teacher else both
+            self.z = self.k = white(self.z)
         self.dtype = self.z.dtype  # the kernels multiply the whitened rows, which are no longer in the input's type
         return self
 
@@ -335,7 +339,7 @@ class Pairs:
         check_ridge(ridge)
 
         def white(views: Tensor) -> Tensor:
-            return torch.stack([whiten(x, ridge=ridge, count=self.N, total=distributed.total) for x in views])
+            return whiten(views, ridge=ridge, count=self.N, total=distributed.total)
 
         self.z, self.k = (white(self.z), white(self.k)) if self.teacher else (white(self.z),) * 2
         return self

@@ -45,7 +45,8 @@ class WMSE(Objective):
         pairs = Pairs(inputs, normalize=False)
         pairs = pairs.whiten(self.ridge) if self.pooled else pairs.whiten_by_view(self.ridge)
         if self.normalize:
-            pairs.z, pairs.k = unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6)
+            pairs.z = unit(pairs.z, eps=1e-6)
+            pairs.k = unit(pairs.k, eps=1e-6) if pairs.teacher else pairs.z
         return pairs
 
     def contrast(self, pairs: Pairs) -> Terms:
