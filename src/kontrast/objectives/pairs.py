@@ -19,7 +19,7 @@ from kontrast.errors import UsageError
 from kontrast.kernels import RowStatistics, merge, row_statistics
 from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import Link, link_statistics
-from kontrast.kernels.symmetry import root, squared_asymmetry
+from kontrast.kernels.symmetry import asymmetry
 from kontrast.objectives.inputs import Inputs
 
 Scale = float | Sequence[float]
@@ -294,9 +294,12 @@ class Pairs:
     def asymmetry(self, link: Link) -> Tensor:
         """Return ||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of two views, over all ranks."""
         query, key = self.place(link)
-        z, k = self.z[query], self.k[key]
-        squared = squared_asymmetry(z, k, distributed.gather(z), distributed.gather(k))
-        return root(distributed.total(squared), z.dtype)
+        views = self.z.unbind()  # an index would have a gradient of the size of z
+        z, k = views[query], self.k.unbind()[key] if self.teacher else views[key]
+        if distributed.world() == 1:
+            return asymmetry(z, k)
+        all_z, all_k = distributed.gather(torch.stack([z, k]), dim=1).unbind()
+        return asymmetry(z, k, all_z, all_k, total=distributed.total)
 
     def log_mean_exp(self, rows: Tensor) -> Tensor:
         """Return log mean exp over the images of all ranks: [...,B] to [...]."""
@@ -318,9 +321,8 @@ class Pairs:
 
         def white(views: Tensor) -> Tensor:
             """Whiten the rows of views [...,V,B,D] together, for each index of the leading dimensions."""
-            rows, count = views.flatten(-3, -2), views.shape[-3] * self.N
-            options = {"ridge": ridge, "absolute": absolute, "detach": detach}
-            return whiten(rows, count=count, total=distributed.total, **options).view_as(views)
+            rows, count, total = views.flatten(-3, -2), views.shape[-3] * self.N, distributed.total
+            return whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=total).view_as(views)
 
         if by_link and self.teacher:
             links, z, k = self.links, self.z.unbind(), self.k.unbind()
