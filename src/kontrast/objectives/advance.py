@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kontrast.kernels.dense import in_torch_func
 
@@ -18,6 +18,25 @@ def advance(x: Tensor, step: Tensor) -> Tensor:
     `step` unchanged, because they are for functions without side effects.
     """
     return x if in_torch_func() else _Advance.apply(x, step)
+
+
+def step_on(device: torch.device, objective: nn.Module) -> Tensor:
+    """Return the objective's buffer `step` on a device, and keep it there if it was on the CPU.
+
+    A captured graph can read and advance a counter on its own device alone. The buffer never moves away from such a
+    device, because the graph continues to use its memory.
+    """
+    step = objective.get_buffer("step")
+    if step.device == device or step.device.type != "cpu" or torch.compiler.is_compiling() or in_torch_func():
+        return step.to(device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # Filled on another stream, which is not captured: the graph would set the counter back at each replay.
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            step = torch.full_like(step, step.item(), device=device)
+    else:
+        step = step.to(device)
+    objective.step = step
+    return step
 
 
 class _Advance(torch.autograd.Function):

@@ -20,7 +20,7 @@ from kontrast.kernels import RowStatistics, merge, row_statistics, softplus_sums
 from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import link_statistics
 from kontrast.kernels.log_add_exp import log_add_exp
-from kontrast.kernels.symmetry import root, squared_asymmetry
+from kontrast.kernels.symmetry import asymmetry
 from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
 from kontrast.kernels.view_links import Link, image_indices
 from kontrast.objectives.inputs import Inputs, may_read_values
@@ -105,10 +105,14 @@ class Pairs:
         return unit_rows(self._inputs.z, self._inputs.keys, normalize=self._normalize)
 
     def replace_rows(self, z: Tensor, k: Tensor) -> None:
-        """Use other anchors and keys from now on, as they are."""
-        self.z, self.k = z, k
+        """Use other anchors and keys from now on, as they are; without a teacher k is z."""
+        self.z, self.k = z, k if self.teacher else z
         self._inputs = self._inputs._replace(z=z, keys=k if self.teacher else None)
         self._normalize = False
+
+    def normalize(self, eps: float) -> None:
+        """Scale the rows to length one; those shorter than eps stay as they are."""
+        self.replace_rows(unit(self.z, eps), unit(self.k, eps) if self.teacher else self.z)
 
     # Links
 
@@ -366,10 +370,13 @@ class Pairs:
 
     def asymmetries(self, links: Sequence[Link]) -> Tensor:
         """Return ||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of each link's views, over all ranks: [P]."""
-        z, k, all_z, all_k = (x.unbind() for x in (self.z, self.k, *self.gather_views(self.z.dtype)))
+        z = self.z.unbind()  # once, because each index would have a gradient of the size of z
+        k = self.k.unbind() if self.teacher else z
         places = [self.place(link) for link in links]
-        squared = torch.stack([squared_asymmetry(z[v], k[w], all_z[v], all_k[w]) for v, w in places])
-        return root(distributed.total(squared), self.z.dtype)
+        if distributed.world() == 1:
+            return stack([asymmetry(z[v], k[w]) for v, w in places])
+        all_z, all_k = (x.unbind() for x in self.gather_views(self.z.dtype))
+        return stack([asymmetry(z[v], k[w], all_z[v], all_k[w], total=distributed.total) for v, w in places])
 
     def log_mean_exp(self, rows: Tensor) -> Tensor:
         """Return log mean exp over the images of all ranks: [...,B] to [...]."""
@@ -390,16 +397,18 @@ class Pairs:
         check_ridge(ridge, absolute)
 
         def white(views: Tensor) -> Tensor:
-            rows, count, total = views.reshape(-1, self.D), len(views) * self.N, distributed.total
+            """Whiten the rows of views [...,V,B,D] together, for each index of the leading dimensions."""
+            rows, count, total = views.flatten(-3, -2), views.shape[-3] * self.N, distributed.total
             return whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=total).view_as(views)
 
         if by_link and self.teacher:
-            links = self.links
-            self.replace_rows(*torch.stack([white(torch.stack([self.z[v], self.k[w]])) for v, w in links], dim=1))
+            links, z, k = self.links, self.z.unbind(), self.k.unbind()
+            self.replace_rows(*white(torch.stack([torch.stack([z[v], k[w]]) for v, w in links])).unbind(1))
             self._places = {link: (place, place) for place, link in enumerate(links)}
+        elif self.teacher:
+            self.replace_rows(*white(torch.cat([self.z, self.k])).split([self.V, self.W]))
         else:
-            both = white(torch.cat([self.z, self.k]) if self.teacher else self.z)
-            self.replace_rows(both[: self.V], both[self.V :] if self.teacher else both)
+            self.replace_rows(*(white(self.z),) * 2)
         return self
 
     def whiten_by_view(self, ridge: float) -> Pairs:
@@ -407,10 +416,15 @@ class Pairs:
         check_ridge(ridge)
 
         def white(views: Tensor) -> Tensor:
-            return torch.stack([whiten(x, ridge=ridge, count=self.N, total=distributed.total) for x in views])
+            return whiten(views, ridge=ridge, count=self.N, total=distributed.total)
 
         self.replace_rows(*((white(self.z), white(self.k)) if self.teacher else (white(self.z),) * 2))
         return self
+
+
+def stack(scalars: list[Tensor]) -> Tensor:
+    """Stack scalars; a single one is not copied."""
+    return scalars[0][None] if len(scalars) == 1 else torch.stack(scalars)
 
 
 def select_rows(rows: Tensor, index: Sequence[int]) -> Tensor:

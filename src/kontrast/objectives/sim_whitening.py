@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kontrast.kernels.unit_rows import unit
 from kontrast.objectives.arguments import choice, weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
@@ -63,5 +62,5 @@ class SimWhitening(SimAffinity):
         pairs = Pairs(inputs, normalize=code).whiten(ridge, absolute=code, by_link=code)
         if not code:
             # A row at the mean has no direction: under 1e-6 it counts as zero, other whitened rows are near sqrt(D).
-            pairs.replace_rows(unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6))
+            pairs.normalize(eps=1e-6)
         return pairs

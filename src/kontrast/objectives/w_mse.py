@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kontrast.kernels.unit_rows import unit
 from kontrast.objectives.arguments import switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
@@ -46,7 +45,7 @@ class WMSE(Objective):
         pairs = Pairs(inputs, normalize=False)
         pairs = pairs.whiten(self.ridge) if self.pooled else pairs.whiten_by_view(self.ridge)
         if self.normalize:
-            pairs.replace_rows(unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6))
+            pairs.normalize(eps=1e-6)
         return pairs
 
     def contrast(self, pairs: Pairs) -> Terms:
