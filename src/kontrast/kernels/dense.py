@@ -41,7 +41,7 @@ def affinity(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def affinity_statistics(
-    s: Tensor, excluded: Tensor | None, scales: Sequence[float], detach_weights: bool, with_mean: bool
+    s: Tensor, excluded: Tensor | None, scales: Sequence[float | Tensor], detach_weights: bool, with_mean: bool
 ) -> tuple[Tensor, Tensor]:
     r"""Return lse [S,...] and mean [S,...] over the last dimension of s [...,K], by definition; [S,0] without the mean.
 
