@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kontrast import distributed
 from kontrast.objectives.arguments import choice, switch
 from kontrast.objectives.inputs import Inputs, check_inputs
+from kontrast.objectives.learned_temperature import LearnedTemperature
 from kontrast.objectives.pairs import Pairs
 from kontrast.registry import Registry
 
@@ -160,9 +161,25 @@ class Objective(nn.Module):
             raise ValueError("labels don't go with keys or a bank, whose rows have none: give labels with z alone")
         return check_inputs(z, z2, keys, bank, labels)
 
+    def learned_numbers(self) -> dict[str, float]:
+        """Return the single numbers that are learned, such as a temperature, by name. Waits for the device."""
+        own = {name: p.item() for name, p in self.named_parameters() if p.ndim == 0}
+        for name, module in self.named_modules():
+            if isinstance(module, LearnedTemperature):
+                own.pop(f"{name}.log_scale")
+                own[name] = float(module)
+        return own
+
     def extra_repr(self) -> str:
-        names: Any = inspect.signature(type(self).__init__).parameters
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if name != "self")
+        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        return ", ".join(f"{name}={describe_argument(getattr(self, name))}" for name in names)
+
+
+def describe_argument(value: Any) -> str:
+    """Return an argument as it was given; a tensor without its gradient."""
+    if isinstance(value, LearnedTemperature):
+        return "'learned'"
+    return repr(value.detach() if isinstance(value, Tensor) else value)
 
 
 def average_over_ranks(means: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import positive
+from kontrast.objectives.arguments import Number, positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
+
+UNBOUNDED = "without the positive in the denominator the loss falls without bound as tau shrinks"
 
 
 @OBJECTIVES.register("dcl")
@@ -38,9 +40,9 @@ class DCL(Objective):
     takes_bank = True
     takes_labels = True
 
-    def __init__(self, temperature: float = 0.1, *, normalize: bool = True, reduction: str = "mean"):
+    def __init__(self, temperature: Number = 0.1, *, normalize: bool = True, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=UNBOUNDED)
 
     def contrast(self, pairs: Pairs) -> Terms:
         rows = pairs.negatives(scale=1 / self.temperature)

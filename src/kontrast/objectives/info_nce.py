@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from kontrast.objectives.arguments import positive, switch
+from kontrast.objectives.arguments import Number, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.learned_temperature import current, temperature_argument
 from kontrast.objectives.pairs import Pairs
 
 
@@ -23,8 +26,11 @@ class InfoNCE(Objective):
     Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020.
 
     Args:
-        temperature: tau, divides the similarities.
+        temperature: tau, divides the similarities. A tensor or parameter gets its gradient; "learned" makes it a
+            parameter of the loss (its log, as in CLIP).
         symmetric: without keys, use both directions of each pair of views.
+        initial_temperature: where a learned temperature starts. None: 0.2.
+        temperature_bounds: the least and the largest learned temperature. None: 0.01 and 1.
         normalize: scale the rows of z and keys to length one. False takes them as they are.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
@@ -42,14 +48,16 @@ class InfoNCE(Objective):
     takes_bank = True
 
     def __init__(
-        self, temperature: float = 0.2, *, symmetric: bool = False, normalize: bool = True, reduction: str = "mean"
-    ):
+        self, temperature: Number | str = 0.2, *, symmetric: bool = False, initial_temperature: float | None = None,
+        temperature_bounds: Sequence[float] | None = None, normalize: bool = True, reduction: str = "mean",
+    ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = temperature_argument(temperature, initial_temperature, temperature_bounds, default=0.2)
+        self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
         self.symmetric = switch("symmetric", symmetric)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links = pairs.one_way_links(self.symmetric)
-        similarity = pairs.similarity(links) / self.temperature
-        repulsion = torch.logaddexp(pairs.link_negatives(1 / self.temperature, links).lse, similarity)
+        links, tau = pairs.one_way_links(self.symmetric), current(self.temperature)
+        similarity = pairs.similarity(links) / tau
+        repulsion = torch.logaddexp(pairs.link_negatives(1 / tau, links).lse, similarity)
         return Terms(attraction=pairs.sum_by_query(-similarity, links), repulsion=pairs.sum_by_query(repulsion, links))

@@ -19,10 +19,10 @@ from kontrast.errors import UsageError
 from kontrast.kernels import RowStatistics, merge, row_statistics
 from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import Link, link_statistics
+from kontrast.kernels.row_statistics import Scale
 from kontrast.kernels.symmetry import root, squared_asymmetry
 from kontrast.objectives.inputs import Inputs
 
-Scale = float | Sequence[float]
 Value = TypeVar("Value")
 
 
@@ -135,10 +135,12 @@ class Pairs:
         """Return ||z - k||^2 of each image's two views, for each link, for rows of any length: [P,B]."""
         return stack([self._squared_distances[link] for link in links])
 
-    def distance(self, links: Sequence[Link], power: float) -> Tensor:
+    def distance(self, links: Sequence[Link], power: float | Tensor) -> Tensor:
         """Return ||z - k||^power for each link: [P,B]. It is 0 for equal views, with a finite slope at any power."""
         squared = self.squared_distance(links)
-        return squared if power == 2 else torch.where(squared > 1e-12, squared.clamp(min=1e-12) ** (power / 2), 0.0)
+        if not isinstance(power, Tensor) and power == 2:
+            return squared
+        return torch.where(squared > 1e-12, squared.clamp(min=1e-12) ** (power / 2), 0.0)
 
     def reduce_positives(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:
         """Reduce each anchor's similarities to its positives [...,positives] to one number: [V,B]."""
@@ -209,7 +211,7 @@ class Pairs:
             return self._statistics(scale, ids, None, None, **options)
         return self._statistics(scale, ids, self._keys.reshape(-1, self.D), self._key_ids.repeat(self.W), **options)
 
-    def others(self, scale: float) -> Tensor:
+    def others(self, scale: float | Tensor) -> Tensor:
         """Return the log-sum-exp of each anchor over every other row, including its positives: [V,B]."""
         if self.has_labels:
             rows = torch.arange(self.V * self.N, device=self.z.device).view(self.V, self.N)
@@ -240,7 +242,7 @@ class Pairs:
         constant = self.negatives(scale, with_mean=True, detach_weights=True)
         return merge([RowStatistics(constant.lse.detach(), constant.mean), self.same_view(scale, with_mean=True)])
 
-    def mean_key_negatives(self, scale: float) -> Tensor:
+    def mean_key_negatives(self, scale: float | Tensor) -> Tensor:
         """Return the lse of each anchor over the mean of each other image's positive keys, or over the bank: [V,B]."""
         if self.bank is not None:
             return self.negatives(scale).lse

@@ -7,7 +7,7 @@ import torch
 from kontrast import distributed
 from kontrast.kernels.projections import PRIORS, orthogonal_directions, prior_rows, sliced_wasserstein
 from kontrast.objectives.advance import advance
-from kontrast.objectives.arguments import choice, positive, weight, whole
+from kontrast.objectives.arguments import Number, choice, positive, weight, whole
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -47,8 +47,8 @@ class SWD(Objective):
 
     # fmt: off
     def __init__(
-        self, prior: str = "hypersphere", distribution_weight: float = 5.0, *, align_weight: float = 0.5,
-        loss_scale: float = 1.0, divisor: str = "mean", seed: int = 0,
+        self, prior: str = "hypersphere", distribution_weight: Number = 5.0, *, align_weight: Number = 0.5,
+        loss_scale: Number = 1.0, divisor: str = "mean", seed: int = 0,
     ):
         # fmt: on
         super().__init__(normalize=choice("prior", prior, PRIORS) == "hypersphere")
