@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.kernels.row_statistics import RowStatistics, as_list, row_statistics
+from kontrast.kernels.row_statistics import RowStatistics, Scale, as_list, row_statistics
 from kontrast.kernels.small_batch import fits_small_kernel, small_batch
 from kontrast.kernels.two_way_statistics import two_way_statistics
 from kontrast.kernels.view_links import Link, from_one_matrix, image_indices, kind_of_links
@@ -23,7 +23,7 @@ work, launching kernels for each link costs more than the arithmetic. `benchmark
 
 
 def link_statistics(
-    queries: Tensor, keys: Tensor | None, links: Sequence[Link] | None, *, scale: float | Sequence[float],
+    queries: Tensor, keys: Tensor | None, links: Sequence[Link] | None, *, scale: Scale,
     query_ids: Tensor | None = None, key_ids: Tensor | None = None, start: int = 0,
     with_mean: bool = False, detach_weights: bool = False, unit: bool = False,
 ) -> RowStatistics:  # fmt: skip
@@ -37,7 +37,8 @@ def link_statistics(
     scales = as_list(scale)
     kind = kind_of_links(queries, keys, links)
     options: dict[str, Any] = {"with_mean": with_mean, "detach_weights": detach_weights}
-    if kind is not None and len(scales) <= 2 and fits_small_kernel(queries, keys):
+    numbers = not any(isinstance(a, Tensor) for a in scales)
+    if kind is not None and numbers and len(scales) <= 2 and fits_small_kernel(queries, keys):
         single = not isinstance(scale, Sequence)
         count = len(queries) if links is None else len(links)
         arguments = query_ids, key_ids, kind, count, start, scales, detach_weights, with_mean, single
@@ -53,7 +54,7 @@ def link_statistics(
         )  # fmt: skip
         # By the quotient, because -1 can't be inferred for an empty mean.
         return RowStatistics(*(x.view(*x.shape[:-1], len(queries), x.shape[-1] // len(queries)) for x in rows))
-    if keys is None and list(links) == [(0, 1), (1, 0)] and not isinstance(scale, Sequence):
+    if keys is None and list(links) == [(0, 1), (1, 0)] and not isinstance(scale, Sequence) and not is_per_row(scale):
         return both_directions(queries[0], queries[1], scale, query_ids, with_mean, detach_weights)
     if len(links) > 1 and fits_one_matrix(queries, keys, len(links)):
         both = queries if keys is None else keys
@@ -72,7 +73,7 @@ def link_statistics(
 
 
 def both_directions(
-    first: Tensor, second: Tensor, scale: float, ids: Tensor, with_mean: bool, detach_weights: bool
+    first: Tensor, second: Tensor, scale: float | Tensor, ids: Tensor, with_mean: bool, detach_weights: bool
 ) -> RowStatistics:
     """Return the statistics of the first view against the second, and of the second against the first: [2,B]."""
     rows, columns = two_way_statistics(
@@ -80,6 +81,10 @@ def both_directions(
         implementation="dense" if is_small(first, len(first) * len(second)) else "auto",
     )  # fmt: skip
     return RowStatistics(torch.stack([rows.lse, columns.lse]), torch.stack([rows.mean, columns.mean]))
+
+
+def is_per_row(scale: float | Tensor) -> bool:
+    return isinstance(scale, Tensor) and scale.ndim > 0
 
 
 def is_small(rows: Tensor, pairs: int) -> bool:

@@ -1,7 +1,7 @@
 """Two statistics of each row of the affinity matrix, from which every repulsion is made, and how segments merge.
 
 M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K], bias [K];  statistics [M], for S
-scales [S,M].
+scales [S,M].  A scale is a number, a tensor [], or a tensor [M] with one scale per query.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kontrast.kernels.operator import StatisticsFunction, statistics_operator
 
 IMPLEMENTATIONS = ("auto", "dense", "tiled", "triton")
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+Scale = float | Tensor | Sequence[float | Tensor]
 
 
 class RowStatistics(NamedTuple):
@@ -28,7 +29,7 @@ class RowStatistics(NamedTuple):
 
 
 def row_statistics(
-    queries: Tensor, keys: Tensor | None = None, *, scale: float | Sequence[float],
+    queries: Tensor, keys: Tensor | None = None, *, scale: Scale,
     query_ids: Tensor | None = None, key_ids: Tensor | None = None, key_bias: Tensor | None = None,
     detach_weights: bool = False, with_mean: bool = True, unit: bool = False, implementation: str = "auto",
 ) -> RowStatistics:  # fmt: skip
@@ -42,10 +43,15 @@ def row_statistics(
     those of float32 rows have float32's precision, and those of float64 rows float64's. Within the transforms of
     torch.func the definition is used, which stores the matrix.
 
+    A scale that is a tensor gets its gradient too: d lse/da is the mean, and d mean/da the variance of s under w. The
+    rows are multiplied by it (in float32 at least, and rounded to their type again), and its value is never read, so it
+    must be positive, or the result may be NaN.
+
     Args:
         queries: rows q, float64, float32, bfloat16 or float16.
         keys: rows k of the same type. None means that the queries are the keys.
-        scale: a, any real number, or a sequence of S numbers.
+        scale: a, any real number; or a positive floating point tensor, [] or with one scale per query [M]; or a
+            sequence of S numbers or tensors.
         query_ids: an int64 per query, usually the index of its image. None excludes no pairs.
         key_ids: an int64 per key. Not allowed without keys, because `query_ids` then serve both sides.
         key_bias: a finite number b per key, with gradient; 0 if None. Not allowed without keys.
@@ -55,7 +61,8 @@ def row_statistics(
         implementation: `dense` (the definition), `tiled` (plain torch), `triton` (CUDA), or `auto` by device.
 
     Shape:
-        queries [M,D], keys [K,D], query_ids [M], key_ids and key_bias [K]; lse and mean [M], or [S,M] for S scales.
+        queries [M,D], keys [K,D], query_ids [M], key_ids and key_bias [K], scale [] or [M]; lse and mean [M], or [S,M]
+        for S scales.
 
     Example:
         >>> rows = torch.eye(3)
@@ -65,6 +72,11 @@ def row_statistics(
     check_arguments(queries, keys, query_ids, key_ids, implementation)
     key_bias = checked_bias(key_bias, keys)
     scales = as_list(scale)
+    if any(isinstance(a, Tensor) for a in scales):
+        options = {"detach_weights": detach_weights, "with_mean": with_mean, "implementation": implementation}
+        options["key_bias"] = key_bias
+        parts = [scaled_statistics(queries, keys, a, query_ids, key_ids, **options) for a in scales]
+        return RowStatistics(*map(torch.stack, zip(*parts))) if isinstance(scale, Sequence) else parts[0]
     if implementation == "dense" or (implementation == "auto" and in_torch_func()):
         lse, mean = dense_statistics(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, key_bias)
     else:
@@ -72,6 +84,28 @@ def row_statistics(
         how = choose_implementation(implementation, queries, has_triton=key_bias is None)
         lse, mean = compute(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, how, key_bias, unit)
     return RowStatistics(lse, mean) if isinstance(scale, Sequence) else RowStatistics(lse[0], mean[0])
+
+
+def scaled_statistics(
+    queries: Tensor, keys: Tensor | None, scale: float | Tensor, query_ids: Tensor | None, key_ids: Tensor | None,
+    **options: Any,
+) -> RowStatistics:  # fmt: skip
+    """Return the statistics at one scale. A tensor multiplies the rows, whose statistics are computed at scale 1.
+
+    If the queries are the keys, both are multiplied by its square root, so that they stay equal and one pass computes
+    the whole gradient.
+    """
+    if not isinstance(scale, Tensor):
+        return row_statistics(queries, keys, scale=scale, query_ids=query_ids, key_ids=key_ids, **options)
+    a = scale.to(queries.device, accumulation_type(queries))
+    if a.ndim and a.shape != queries.shape[:1]:
+        refuse("scale", scale, f"[] or [{queries.shape[0]}], one scale per query")
+    if keys is None and a.ndim:
+        keys, key_ids = queries, query_ids
+    factor = a.sqrt() if keys is None else a[..., None]
+    rows = (queries.to(a.dtype) * factor).to(queries.dtype)
+    lse, mean = row_statistics(rows, keys, scale=1.0, query_ids=query_ids, key_ids=key_ids, **options)
+    return RowStatistics(lse, mean / a if mean.shape == lse.shape else mean)
 
 
 def choose_implementation(implementation: str, queries: Tensor, *, has_triton: bool = True) -> str:
@@ -93,12 +127,20 @@ def interpreted(queries: Tensor) -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1" and queries.dtype != torch.float64
 
 
-def as_list(scale: float | Sequence[float]) -> list[float]:
-    """Return a scale or several as a list."""
-    scales = [constant(a) for a in (scale if isinstance(scale, Sequence) else [scale])]
-    if not scales or not all(abs(a) < float("inf") for a in scales):
-        refuse("scale", scale, "a finite number, or a sequence of at least one")
+def as_list(scale: Scale) -> list[Any]:
+    """Return a scale or several as a list of numbers and tensors."""
+    given = list(scale) if isinstance(scale, Sequence) else [scale]
+    scales = [a if isinstance(a, Tensor) else constant(a) for a in given]
+    if not scales or not all(map(is_scale, scales)):
+        refuse("scale", scale, "a finite number, a floating point tensor, or a sequence of at least one of them")
     return scales
+
+
+def is_scale(scale: float | Tensor) -> bool:
+    """Return whether a number is finite, or a tensor has the type and dimensions of a scale; its value is not read."""
+    if isinstance(scale, Tensor):
+        return scale.is_floating_point() and scale.ndim <= 1
+    return abs(scale) < float("inf")
 
 
 def constant(number: float) -> float:

@@ -45,7 +45,7 @@ class Arguments(NamedTuple):
     query_ids: Tensor | None
     key_ids: Tensor | None
     kind: int
-    count: int
+    links: int
     start: int
     scales: list[float]
     detach_weights: bool
@@ -71,10 +71,10 @@ def compute_statistics(
     """Return lse and mean [S,P,B], and the stored matrix if there is one."""
     from kontrast.kernels.triton_views_launch import triton_views_forward
 
-    query_ids, key_ids, kind, count, start, scales, _, with_mean, *_ = arguments
+    query_ids, key_ids, kind, links, start, scales, _, with_mean, *_ = arguments
     matrix = store_matrix(queries, keys)
     statistics = triton_views_forward(
-        queries, keys, query_ids, key_ids, kind, count, start, scales, with_mean, similarities, matrix
+        queries, keys, query_ids, key_ids, kind, links, start, scales, with_mean, similarities, matrix
     )
     return *statistics, matrix
 
@@ -155,13 +155,13 @@ def small_definition(queries: Tensor, keys: Tensor | None, *given: Any) -> tuple
 def small_shapes(queries: Tensor, keys: Any, *given: Any) -> tuple[Tensor, Tensor]:
     arguments = Arguments(*given)
     scale = () if arguments.single else (len(arguments.scales),)
-    lse = queries.new_empty(*scale, arguments.count, queries.shape[1], dtype=torch.float32)
-    return lse, torch.empty_like(lse) if arguments.with_mean else lse.new_empty(*scale, arguments.count, 0)
+    lse = queries.new_empty(*scale, arguments.links, queries.shape[1], dtype=torch.float32)
+    return lse, torch.empty_like(lse) if arguments.with_mean else lse.new_empty(*scale, arguments.links, 0)
 
 
 small_batch = Operation(
     "small_batch_statistics",
-    "Tensor queries, Tensor? keys, Tensor? query_ids, Tensor? key_ids, int kind, int count, int start, "
+    "Tensor queries, Tensor? keys, Tensor? query_ids, Tensor? key_ids, int kind, int links, int start, "
     "float[] scales, bool detach_weights, bool with_mean, bool single",
     2, forward=small_forward, backward=small_backward, definition=small_definition, shapes=small_shapes,
 )  # fmt: skip
@@ -211,6 +211,7 @@ class AnchorFunction(torch.autograd.Function):
             found, _ = compute_gradients(
                 (incoming[0], incoming[1]), units, key_units, lse, mean, matrix, arguments, True, False
             )
+            assert found is not None
             grad_units = found if grad_units is None else grad_units + found
         return triton_unit_backward(z, keys, grad_units, grad_similarities, ctx.normalize, kept), None, None, None
 

@@ -36,7 +36,7 @@ def splits_of(blocks: int, tiles: int, device: torch.device) -> tuple[int, int]:
 
 def launch_options(shape: Shape, piece: int, pieces: int | None, operand: Operand) -> dict[str, Any]:
     """Return the block sizes and settings that every kernel takes; `pieces` if it loops over pieces of the width."""
-    options = {"BLOCK_M": shape.rows, "BLOCK_N": shape.columns, "PARTS": 3 if operand.in_parts else 1}
+    options: dict[str, Any] = {"BLOCK_M": shape.rows, "BLOCK_N": shape.columns, "PARTS": 3 if operand.in_parts else 1}
     options |= {"PRECISION": PRECISIONS[operand.rows.dtype][0], "HAS_IDS": operand.ids is not None}
     options |= {"num_warps": shape.warps, "num_stages": shape.stages, "maxnreg": shape.registers}
     return options if pieces is None else {**options, "BLOCK_D": piece, "D_BLOCKS": pieces}
@@ -62,9 +62,9 @@ def triton_forward(
                 launch_both(rows, None, guard, pair, parts, parts)
             else:
                 launch_triangle(rows, guard, pair, *parts)
-            variants = guard.variants[1:]
+            variants = list(guard.variants[1:])
         else:
-            variants = guard.variants
+            variants = list(guard.variants)
         for bounded in variants:
             launch_rows(rows, columns, guard, pair, *parts, bounded)
     return lse, mean

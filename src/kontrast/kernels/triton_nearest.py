@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kontrast.kernels.triton_launch import splits_of
 from kontrast.kernels.triton_operands import PRECISIONS, Operand, shape_of
-from kontrast.kernels.triton_rows import drop_pairs, further_pieces, load_parts, product
+from kontrast.kernels.triton_rows import drop_pairs, wide_product
 
 
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
@@ -29,13 +29,13 @@ def nearest_of_split(
     row_ids = row
     if HAS_IDS:
         row_ids = tl.load(query_ids + row, mask=row < rows, other=0)
-    a, a1, a2 = load_parts(queries, start, row_stride, 0, PARTS)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     index = tl.full([BLOCK_M], -1, tl.int32)
     for tile in range(split * tiles_a_split, min((split + 1) * tiles_a_split, tl.cdiv(columns, BLOCK_N))):
-        b, b1, b2 = load_parts(keys, tile * BLOCK_N, column_stride, 0, PARTS)
-        s = product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
-        s = further_pieces(s, queries, keys, start, tile * BLOCK_N, D_BLOCKS, BLOCK_D, PRECISION)
+        s = wide_product(
+            queries, keys, start, tile * BLOCK_N, row_stride, column_stride,
+            PARTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, D_BLOCKS,
+        )  # fmt: skip
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         s = drop_pairs(s, float("-inf"), row_ids, key_ids, column, columns, HAS_IDS, RAGGED)
         largest = tl.max(s, 1)

@@ -39,13 +39,14 @@ def cases_of_links(V: int, W: int) -> dict[int, list[Link]]:
 
 
 def from_one_matrix(
-    queries: Tensor, keys: Tensor, links: Sequence[Link], scales: list[float],
+    queries: Tensor, keys: Tensor, links: Sequence[Link], scales: Sequence[float | Tensor],
     query_ids: Tensor, key_ids: Tensor, detach_weights: bool, with_mean: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse and mean [S,P,B] of all links, from the affinity of every query view with every key view."""
     (V, B, _), (W, N, _) = queries.shape, keys.shape
     s = affinity(queries.flatten(0, 1), keys.flatten(0, 1)).view(V, B, W, N)
     excluded = query_ids[:, None, None] == key_ids
+    scales = [a.to(s)[..., None, None] if isinstance(a, Tensor) else a for a in scales]  # [1,1] or [B,1,1]
     lse, mean = affinity_statistics(s, excluded, scales, detach_weights, with_mean)
     no_mean = mean.new_empty(len(scales), len(links), 0)
     return select_links(lse, links), select_links(mean, links) if with_mean else no_mean

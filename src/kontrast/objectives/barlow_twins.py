@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.objectives.arguments import weight
+from kontrast.objectives.arguments import Number, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -38,7 +38,7 @@ class BarlowTwins(Objective):
 
     paper = "UniCLR, table 2 (Barlow Twins)"
 
-    def __init__(self, off_diagonal_weight: float = 0.0051):
+    def __init__(self, off_diagonal_weight: Number = 0.0051):
         super().__init__(normalize=False)
         self.off_diagonal_weight = weight("off_diagonal_weight", off_diagonal_weight)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kontrast import distributed
 from kontrast.objectives.arguments import choice, switch
 from kontrast.objectives.inputs import Inputs, check_finite, check_inputs
+from kontrast.objectives.learned_temperature import LearnedTemperature
 from kontrast.objectives.pairs import Pairs
 from kontrast.registry import Registry
 
@@ -108,7 +109,13 @@ class Objective(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Return the loss, a scalar."""
         inputs = self._check(z, z2, keys, bank, labels)
-        loss = self._terms(inputs).total
+        with without_autocast(inputs.z.device.type):
+            terms, pairs = self._contrast(inputs)
+            first, *others = terms.values()
+            if self.reduction == "mean" and distributed.world() == 1 and all(x.shape == first.shape for x in others):
+                loss = terms.total.mean()  # the sum of the means, in fewer operations
+            else:
+                loss = self._reduce(terms, pairs).total
         check_finite(inputs, loss)
         return loss
 
@@ -118,24 +125,28 @@ class Objective(nn.Module):
     ) -> Terms:  # fmt: skip
         """Return the named terms, scalars whose sum is the loss. The repulsion is 0 if nothing is repelled."""
         inputs = self._check(z, z2, keys, bank, labels)
-        terms = self._terms(inputs)
+        with without_autocast(inputs.z.device.type):
+            terms = self._reduce(*self._contrast(inputs))
         check_finite(inputs, *terms.values())
         return terms
 
-    def _terms(self, inputs: Inputs) -> Terms:
-        with without_autocast(inputs.z.device.type):
-            pairs = self.pairs(inputs)
-            terms = Terms(**self.contrast(pairs))  # a user's own objective may return a plain dict
-            empty = [name for name, term in terms.items() if not term.numel()]
-            if empty:
-                raise ValueError(f"{self}: {' and '.join(empty)} is empty; with_mean=True computes means")
-            means = {name: term.mean() for name, term in terms.items() if term.ndim}
-            if self.reduction != "mean":
-                anchors = self._count_views(terms, self.reduction) * (pairs.N if self.reduction == "sum" else 1)
-                means = {name: mean * anchors for name, mean in means.items()}
-            terms.update(average_over_ranks(means))
-            if "repulsion" not in terms:
-                terms["repulsion"] = torch.zeros_like(next(iter(terms.values())))
+    def _contrast(self, inputs: Inputs) -> tuple[Terms, Pairs]:
+        pairs = self.pairs(inputs)
+        terms = Terms(**self.contrast(pairs))  # a user's own objective may return a plain dict
+        empty = [name for name, term in terms.items() if not term.numel()]
+        if empty:
+            raise ValueError(f"{self}: {' and '.join(empty)} is empty; with_mean=True computes means")
+        return terms, pairs
+
+    def _reduce(self, terms: Terms, pairs: Pairs) -> Terms:
+        """Average the rows of each term over the anchors of all ranks, or reduce them as asked."""
+        means = {name: term.mean() for name, term in terms.items() if term.ndim}
+        if self.reduction != "mean":
+            anchors = self._count_views(terms, self.reduction) * (pairs.N if self.reduction == "sum" else 1)
+            means = {name: mean * anchors for name, mean in means.items()}
+        terms.update(average_over_ranks(means))
+        if "repulsion" not in terms:
+            terms["repulsion"] = torch.zeros_like(next(iter(terms.values())))
         return terms
 
     def rows(
@@ -173,9 +184,25 @@ class Objective(nn.Module):
             raise ValueError("labels don't go with keys or a bank, whose rows have none: give labels with z alone")
         return check_inputs(z, z2, keys, bank, labels)
 
+    def learned_numbers(self) -> dict[str, float]:
+        """Return the single numbers that are learned, such as a temperature, by name. Waits for the device."""
+        own = {name: p.item() for name, p in self.named_parameters() if p.ndim == 0}
+        for name, module in self.named_modules():
+            if isinstance(module, LearnedTemperature):
+                own.pop(f"{name}.log_scale")
+                own[name] = float(module)
+        return own
+
     def extra_repr(self) -> str:
-        names: Any = inspect.signature(type(self).__init__).parameters
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if name != "self")
+        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        return ", ".join(f"{name}={describe_argument(getattr(self, name))}" for name in names)
+
+
+def describe_argument(value: Any) -> str:
+    """Return an argument as it was given; a tensor without its gradient."""
+    if isinstance(value, LearnedTemperature):
+        return "'learned'"
+    return repr(value.detach() if isinstance(value, Tensor) else value)
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:

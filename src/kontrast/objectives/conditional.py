@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import RowStatistics
-from kontrast.objectives.pairs import Pairs, Scale, StatisticsOptions
+from kontrast.kernels.row_statistics import Scale
+from kontrast.objectives.arguments import Number
+from kontrast.objectives.pairs import Pairs, StatisticsOptions
 
 
-def conditional_mean(c: Tensor, t: float, detach: bool) -> Tensor:
+def conditional_mean(c: Tensor, t: Number, detach: bool) -> Tensor:
     """Return sum_k w_k c_k with w = softmax_k(t c_k), constant if `detach`: [...,K] to [...]."""
     w = torch.softmax(t * (c.detach() if detach else c), dim=-1)
     return (w * c).sum(-1)
@@ -31,7 +33,7 @@ def negative_statistics(
     return pairs.link_negatives(scale, pairs.one_way_links(symmetric), **options)
 
 
-def euclidean_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: float, detach: bool | str) -> Tensor:
+def euclidean_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number, detach: bool | str) -> Tensor:
     """Return -sum_j w_ij c_ij of each anchor, w = softmax_j(a s_ij), constant if `detach`, or for the `bank` only."""
     if isinstance(detach, str):
         return 2 * pairs.constant_negatives_and_same_view(a).mean - 2
@@ -40,7 +42,7 @@ def euclidean_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: float,
     return pairs.sum_by_query(-c, pairs.one_way_links(symmetric)) if cross_view else -c
 
 
-def rbf_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: float, t: float, detach: bool) -> Tensor:
+def rbf_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number, t: Number, detach: bool) -> Tensor:
     """Return log mean_i sum_j w_ij exp(-t c_ij), w = softmax_j(a s_ij), averaged over views: a scalar.
 
     If w is constant, the gradient of the log of the sum over j is 2t times that of the mean at the scale a + 2t.

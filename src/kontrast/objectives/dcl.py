@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, positive
+from kontrast.objectives.arguments import Number, choice, positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
+
+UNBOUNDED = "without the positive in the denominator the loss falls without bound as tau shrinks"
 
 
 @OBJECTIVES.register("dcl")
@@ -45,10 +47,10 @@ class DCL(Objective):
     takes_labels = True
 
     def __init__(
-        self, temperature: float = 0.1, negatives: str = "all", *, normalize: bool = True, reduction: str = "mean"
+        self, temperature: Number = 0.1, negatives: str = "all", *, normalize: bool = True, reduction: str = "mean"
     ):
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=UNBOUNDED)
         self.negatives = choice("negatives", negatives, ("all", "cross-view"))
 
     def contrast(self, pairs: Pairs) -> Terms:

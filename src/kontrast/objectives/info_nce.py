@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import positive, switch
+from collections.abc import Sequence
+
+from kontrast.objectives.arguments import Number, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.learned_temperature import current, temperature_argument
 from kontrast.objectives.pairs import Pairs
 
 
@@ -23,8 +26,11 @@ class InfoNCE(Objective):
     Visual Models From Natural Language Supervision, ICML 2021.
 
     Args:
-        temperature: tau, divides the similarities.
+        temperature: tau, divides the similarities. A tensor or parameter gets its gradient; "learned" makes it a
+            parameter of the loss (its log, as in CLIP).
         symmetric: without keys, use both directions of each pair of views.
+        initial_temperature: where a learned temperature starts. None: 0.2.
+        temperature_bounds: the least and the largest learned temperature. None: 0.01 and 1.
         normalize: scale the rows of z and keys to length one. False takes them as they are.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
@@ -43,14 +49,16 @@ class InfoNCE(Objective):
     takes_labels = True
 
     def __init__(
-        self, temperature: float = 0.2, *, symmetric: bool = False, normalize: bool = True, reduction: str = "mean"
-    ):
+        self, temperature: Number | str = 0.2, *, symmetric: bool = False, initial_temperature: float | None = None,
+        temperature_bounds: Sequence[float] | None = None, normalize: bool = True, reduction: str = "mean",
+    ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = temperature_argument(temperature, initial_temperature, temperature_bounds, default=0.2)
+        self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
         self.symmetric = switch("symmetric", symmetric)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links = pairs.one_way_links(self.symmetric)
-        repulsion = pairs.link_others(1 / self.temperature, links)
-        attraction = (-1 / self.temperature) * pairs.similarity(links)
+        links, scale = pairs.one_way_links(self.symmetric), 1 / current(self.temperature)
+        repulsion = pairs.link_others(scale, links)
+        attraction = -scale * pairs.similarity(links)
         return Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))

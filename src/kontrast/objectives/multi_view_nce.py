@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import positive
+from kontrast.objectives.arguments import NT_XENT_ALONE, Number, positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -38,9 +38,9 @@ class MultiViewNCE(Objective):
     paper = "JCL, equation 3; CACR, table 1 (CMC)"
     takes_bank = True
 
-    def __init__(self, temperature: float = 0.07, *, normalize: bool = True, reduction: str = "mean"):
+    def __init__(self, temperature: Number = 0.07, *, normalize: bool = True, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
 
     def contrast(self, pairs: Pairs) -> Terms:
         directions, links = 1 if pairs.teacher else 2, pairs.links

@@ -20,12 +20,13 @@ from kontrast.kernels import RowStatistics, merge, row_statistics, softplus_sums
 from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import link_statistics
 from kontrast.kernels.log_add_exp import log_add_exp
+from kontrast.kernels.row_statistics import Scale, as_list
+from kontrast.kernels.small_batch import AnchorFunction, Arguments, fits_small_kernel
 from kontrast.kernels.symmetry import asymmetry
 from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
-from kontrast.kernels.view_links import Link, image_indices
+from kontrast.kernels.view_links import ALL, SAME, Link, image_indices, kind_of_links
 from kontrast.objectives.inputs import Inputs, may_read_values
 
-Scale = float | Sequence[float]
 Value = TypeVar("Value")
 
 
@@ -166,10 +167,12 @@ class Pairs:
         apart = torch.stack([z[v] for v, _ in once]) - torch.stack([k[w] for _, w in once])
         return select_rows(apart.square().sum(-1), [once.index(pair) for pair in pairs])
 
-    def distance(self, links: Sequence[Link], power: float) -> Tensor:
+    def distance(self, links: Sequence[Link], power: float | Tensor) -> Tensor:
         """Return ||z - k||^power for each link: [P,B]. It is 0 for equal views, with a finite slope at any power."""
         squared = self.squared_distance(links)
-        return squared if power == 2 else torch.where(squared > 1e-12, squared.clamp(min=1e-12) ** (power / 2), 0.0)
+        if not isinstance(power, Tensor) and power == 2:
+            return squared
+        return torch.where(squared > 1e-12, squared.clamp(min=1e-12) ** (power / 2), 0.0)
 
     def reduce_positives(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:
         """Reduce each anchor's similarities to its positives [...,positives] to one number: [V,B]."""
@@ -214,10 +217,11 @@ class Pairs:
     def negatives(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against all its negatives: [V,B]."""
         if self.bank is not None:
-            return self._flat_statistics(scale, None, self.bank.to(self._rows.z.dtype), None, **options)
-        return self._statistics(scale, self._keys, None, **options)
+            return self._flat_statistics(scale, None, self.bank.to(self.dtype), None, **options)
+        found = self._small_statistics(scale, None, **options)
+        return self._statistics(scale, self._keys, None, **options) if found is None else found
 
-    def others(self, scale: float) -> Tensor:
+    def others(self, scale: float | Tensor) -> Tensor:
         """Return the log-sum-exp of each anchor over every other row, including its positives: [V,B]."""
         if self.labels is not None:
             rows = torch.arange(self.V * self.N, device=self.labels.device).view(self.V, self.N)
@@ -225,19 +229,26 @@ class Pairs:
             keys, key_ids = (None, None) if self._keys is None else (self._keys.flatten(0, 1), rows.reshape(-1))
             return self._flat_statistics(scale, mine, keys, key_ids).lse
         if self._one_positive:
+            found = self._small_statistics(scale, None, positive=True)
+            if found is not None:
+                return found.lse
             return log_add_exp(self.negatives(scale).lse, self.positive, scale)
         positives = self.reduce_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
         return log_add_exp(self.negatives(scale).lse, positives, 1.0)
 
     def same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against the same view of other images, with gradient to both: [V,B]."""
+        links = [(v, v) for v in range(self.V)]
+        found = None if self.teacher else self._small_statistics(scale, links, **options)
+        if found is not None:
+            return found
         if distributed.world() == 1:
             keys = None
         elif self.bank is not None:  # the bank has the negatives, so nobody needs a teacher's keys
             keys = distributed.gather(self._rows.z, dim=1)
         else:
             keys = self.gather_views(self.dtype)[0].to(self.dtype)
-        return self._statistics(scale, keys, [(v, v) for v in range(self.V)], **options)
+        return self._statistics(scale, keys, links, **options)
 
     def negatives_and_same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against its negatives and the same view of other images: [V,B]."""
@@ -250,7 +261,7 @@ class Pairs:
         constant = self.negatives(scale, with_mean=True, detach_weights=True)
         return merge([RowStatistics(constant.lse.detach(), constant.mean), same_view])
 
-    def mean_key_negatives(self, scale: float) -> Tensor:
+    def mean_key_negatives(self, scale: float | Tensor) -> Tensor:
         """Return the lse of each anchor over the mean of each other image's positive keys, or over the bank: [V,B]."""
         if self.bank is not None:
             return self.negatives(scale).lse
@@ -267,11 +278,17 @@ class Pairs:
             rows = self.negatives(scale, **options)
             # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
             return RowStatistics(*(torch.stack([x[..., v, :] for v, _ in links], -2) for x in rows))
+        found = self._small_statistics(scale, links, **options)
+        if found is not None:
+            return found
         keys, places = self._link_keys(links)
         return self._statistics(scale, keys, places, **options)
 
-    def link_others(self, scale: float, links: Sequence[Link]) -> Tensor:
+    def link_others(self, scale: float | Tensor, links: Sequence[Link]) -> Tensor:
         """Return the log-sum-exp of each link's query view over its key view of all images, positives too: [P,B]."""
+        found = self._small_statistics(scale, links, positive=True)
+        if found is not None:
+            return found.lse
         return log_add_exp(self.link_negatives(scale, links).lse, self.similarity(links), scale)
 
     def link_softplus_sums(self, scale: float | Tensor, bias: float | Tensor, links: Sequence[Link]) -> Tensor:
@@ -306,6 +323,30 @@ class Pairs:
             return self._keys, places
         keys = distributed.gather(torch.stack([views[w] for w in used]), dim=1)
         return keys, [(v, used.index(w)) for v, w in places]
+
+    def _small_statistics(
+        self, scale: Scale, links: Sequence[Link] | None, with_mean: bool = False, detach_weights: bool = False,
+        positive: bool = False,
+    ) -> RowStatistics | None:  # fmt: skip
+        """Return the statistics against the keys of other images together with unit rows and similarities, or None.
+
+        One function for all of them saves time if the batch is small. It must be the first to ask for rows.
+        """
+        if "_rows" in vars(self) or self.bank is not None or distributed.world() > 1:
+            return None
+        inputs, places = self._inputs, None if links is None else [self.place(link) for link in links]
+        kind, scales = kind_of_links(inputs.z, inputs.keys, places), as_list(scale)
+        plain = len(scales) <= 2 and not any(isinstance(a, Tensor) for a in scales)
+        one_pair = kind not in (ALL, SAME) or (kind == ALL and self.V == 2 and not self.teacher)
+        if kind is None or not plain or (positive and not one_pair) or not fits_small_kernel(inputs.z, inputs.keys):
+            return None
+        arguments = Arguments(
+            self.labels, self._all_labels, kind, self.V if places is None else len(places), 0, scales,
+            detach_weights, with_mean, not isinstance(scale, Sequence), positive,
+        )  # fmt: skip
+        z, keys, similarities, *found = AnchorFunction.apply(inputs.z, inputs.keys, self._normalize, arguments)
+        self._rows = UnitRows(z, keys, similarities)
+        return RowStatistics(*found)
 
     def _statistics(
         self, scale: Scale, keys: Tensor | None, links: list[Link] | None, **options: Unpack[StatisticsOptions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import positive, switch, weight
+from kontrast.objectives.arguments import NT_XENT_ALONE, Number, is_zero, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -40,22 +40,23 @@ class SimAffinity(Objective):
     takes_bank = True
 
     def __init__(
-        self, temperature: float = 0.5, symmetry_weight: float = 0.01, *,
+        self, temperature: Number = 0.5, symmetry_weight: Number = 0.01, *,
         symmetric: bool = False, symmetry_on_scaled: bool = True, normalize_by_n: bool = False,
     ):  # fmt: skip
         super().__init__()
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
         self.symmetry_weight = weight("symmetry_weight", symmetry_weight)
         self.symmetric = switch("symmetric", symmetric)
         self.symmetry_on_scaled = switch("symmetry_on_scaled", symmetry_on_scaled)
         self.normalize_by_n = switch("normalize_by_n", normalize_by_n)
 
-    def scale(self, pairs: Pairs) -> float:
+    def scale(self, pairs: Pairs) -> Number:
         return 1 / self.temperature
 
     def contrast(self, pairs: Pairs) -> Terms:
         links, scale = pairs.one_way_links(self.symmetric), self.scale(pairs)
-        asymmetry = pairs.asymmetries(pairs.one_way_links()).mean() if self.symmetry_weight else None
+        penalized = not is_zero(self.symmetry_weight)
+        asymmetry = pairs.asymmetries(pairs.one_way_links()).mean() if penalized else None
         repulsion = pairs.link_others(scale, links)
         attraction = pairs.sum_by_query(-scale * pairs.similarity(links), links)
         terms = Terms(attraction=attraction, repulsion=pairs.sum_by_query(repulsion, links))

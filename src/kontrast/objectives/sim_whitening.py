@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, weight
+from kontrast.objectives.arguments import Number, choice, fixed, weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
@@ -45,15 +45,15 @@ class SimWhitening(SimAffinity):
     takes_bank = False
 
     def __init__(
-        self, temperature: float = 0.5, symmetry_weight: float = 0.01, ridge: float | None = None, *,
+        self, temperature: Number = 0.5, symmetry_weight: Number = 0.01, ridge: float | None = None, *,
         variant: str = "paper", symmetric: bool = False, symmetry_on_scaled: bool = True, normalize_by_n: bool = False,
     ):  # fmt: skip
         options = {"symmetry_on_scaled": symmetry_on_scaled, "normalize_by_n": normalize_by_n}
         super().__init__(temperature, symmetry_weight, symmetric=symmetric, **options)
-        self.ridge = None if ridge is None else weight("ridge", ridge)
+        self.ridge = None if ridge is None else fixed("ridge", weight("ridge", ridge))
         self.variant = choice("variant", variant, ("paper", "mocov3"))
 
-    def scale(self, pairs: Pairs) -> float:
+    def scale(self, pairs: Pairs) -> Number:
         return 1 / (self.temperature * (pairs.N if self.variant == "mocov3" else 1))
 
     def pairs(self, inputs: Inputs) -> Pairs:

@@ -8,7 +8,7 @@ from torch.nn.functional import mse_loss
 from kontrast import distributed
 from kontrast.kernels.projections import PRIORS, directions_and_prior, sliced_wasserstein
 from kontrast.objectives.advance import advance, step_on
-from kontrast.objectives.arguments import choice, positive, weight, whole
+from kontrast.objectives.arguments import Number, choice, positive, weight, whole
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs, stack
 
@@ -48,8 +48,8 @@ class SWD(Objective):
 
     # fmt: off
     def __init__(
-        self, prior: str = "hypersphere", distribution_weight: float = 5.0, *, align_weight: float = 0.5,
-        loss_scale: float = 1.0, divisor: str = "mean", seed: int = 0,
+        self, prior: str = "hypersphere", distribution_weight: Number = 5.0, *, align_weight: Number = 0.5,
+        loss_scale: Number = 1.0, divisor: str = "mean", seed: int = 0,
     ):
         # fmt: on
         super().__init__(normalize=choice("prior", prior, PRIORS) == "hypersphere")

@@ -6,7 +6,7 @@ import torch
 
 from kontrast import distributed
 from kontrast.kernels.covariance import mean_and_covariance
-from kontrast.objectives.arguments import weight
+from kontrast.objectives.arguments import Number, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -43,7 +43,9 @@ class VICReg(Objective):
 
     paper = "UniCLR, table 2 (VICReg)"
 
-    def __init__(self, invariance_weight: float = 25.0, variance_weight: float = 25.0, covariance_weight: float = 1.0):
+    def __init__(
+        self, invariance_weight: Number = 25.0, variance_weight: Number = 25.0, covariance_weight: Number = 1.0
+    ):
         super().__init__(normalize=False)
         self.invariance_weight = weight("invariance_weight", invariance_weight)
         self.variance_weight = weight("variance_weight", variance_weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import switch, weight
+from kontrast.objectives.arguments import fixed, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
@@ -38,7 +38,7 @@ class WMSE(Objective):
 
     def __init__(self, ridge: float = 1e-3, *, normalize: bool = True, pooled: bool = False, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)
-        self.ridge = weight("ridge", ridge)
+        self.ridge = fixed("ridge", weight("ridge", ridge))
         self.pooled = switch("pooled", pooled)
 
     def pairs(self, inputs: Inputs) -> Pairs:
