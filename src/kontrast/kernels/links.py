@@ -31,8 +31,8 @@ def link_statistics(
 
     `keys=None` means that the queries are the keys. Links are sorted by query view and then by key view. Pairs of the
     same image are excluded: images with equal ids, or without ids those with the same index, where the queries are the
-    images from `start` on. `unit` promises that no row is longer than one. The two directions of one pair of views share
-    their matrix.
+    images from `start` on. `unit` promises that no row is longer than one. The two directions of one pair of views
+    share their matrix.
     """
     scales = as_list(scale)
     kind = kind_of_links(queries, keys, links)

@@ -36,7 +36,7 @@ def softplus_sums(
         bias: b, a number or a tensor with one number, with gradient.
         query_ids: an int64 per query, usually the index of its image. None excludes no pairs.
         key_ids: an int64 per key.
-        implementation: `dense` (the definition), `tiled` (plain torch), or `auto`.
+        implementation: `dense` (the definition), `tiled` (plain torch), `triton` (CUDA), or `auto` by device.
 
     Shape:
         queries [M,D], keys [K,D], scale and bias scalars, query_ids [M], key_ids [K]; the sums [M].
@@ -49,7 +49,7 @@ def softplus_sums(
     a, b = as_scalar("scale", scale, queries), as_scalar("bias", bias, queries)
     if implementation == "dense" or (implementation == "auto" and in_torch_func()):
         return dense_sums(queries, keys, query_ids, key_ids, a, b)[0]
-    how = choose_implementation(implementation, queries, has_triton=False)
+    how = choose_implementation(implementation, queries)
     return operation(queries, keys, query_ids, key_ids, a, b, how)[0]
 
 
@@ -68,9 +68,14 @@ def dense_sums(
 def forward(
     queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor, bias: Tensor,
     implementation: str,
-) -> tuple[Tensor]:  # fmt: skip
-    """Return the sums [M]."""
-    return tiled_forward(queries, keys, query_ids, key_ids, scale, bias)
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return the sums [M]; by Triton also the sums of the weights and of the weights times s, which are constants."""
+    if implementation == "triton":
+        from kontrast.kernels.triton_softplus import triton_softplus_forward
+
+        return triton_softplus_forward(queries, keys, query_ids, key_ids, scale, bias)
+    nothing = queries.new_empty(0, dtype=accumulation_type(queries))
+    return *tiled_forward(queries, keys, query_ids, key_ids, scale, bias), nothing, torch.empty_like(nothing)
 
 
 def backward(
@@ -79,17 +84,29 @@ def backward(
     implementation: str,
 ) -> list[Tensor]:  # fmt: skip
     """Return the needed gradients of queries [M,D], keys [K,D], scale and bias."""
+    if implementation == "triton":
+        from kontrast.kernels.triton_softplus import triton_softplus_backward
+
+        incoming, (_, weights, weighted) = grads[0], outputs
+        assert incoming is not None
+        to_queries, to_keys = triton_softplus_backward(
+            incoming, queries, keys, query_ids, key_ids, scale, bias, needs[0], needs[1]
+        )
+        found = to_queries, to_keys, None, None, (incoming * weighted).sum(), (incoming * weights).sum()
+        return [part for part, need in zip(found, needs) if need and part is not None]
     return tiled_backward(grads, outputs, needs, queries, keys, query_ids, key_ids, scale, bias)
 
 
-def shapes(queries: Tensor, *rest: Any) -> tuple[Tensor]:
-    return (queries.new_empty(queries.shape[0], dtype=accumulation_type(queries)),)
+def shapes(queries: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    kind, count = accumulation_type(queries), queries.shape[0] if rest[-1] == "triton" else 0
+    extra = (queries.new_empty(count, dtype=kind) for _ in range(2))
+    return queries.new_empty(queries.shape[0], dtype=kind), *extra
 
 
 operation = Operation(
     "softplus_sums",
     "Tensor queries, Tensor keys, Tensor? query_ids, Tensor? key_ids, Tensor scale, Tensor bias, str implementation",
-    1, forward=forward, backward=backward, definition=dense_sums, shapes=shapes,
+    3, forward=forward, backward=backward, definition=dense_sums, shapes=shapes,
 )  # fmt: skip
 
 
@@ -118,7 +135,7 @@ def tiled_backward(
 
     dq_i = a sum_j p_ij k_j,   dk_j = a sum_i p_ij q_i,   da = sum_ij p_ij s_ij,   db = sum_ij p_ij
     """
-    (incoming,) = grads
+    incoming = grads[0]
     assert incoming is not None
     matrix = Affinity(queries, keys, query_ids, key_ids)
     need_queries, need_keys, _, _, need_scale, need_bias, *_ = needs

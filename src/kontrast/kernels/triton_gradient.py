@@ -13,9 +13,9 @@ from kontrast.kernels.triton_rows import drop_pairs, load_parts, product
 
 @triton.jit(do_not_specialize=["rows"])
 def gradient_coefficients(
-    grad_lse, grad_mean, lse, mean, bound, alpha, beta, shift, rows, scale, second_scale, limit,
+    grad_lse, grad_mean, lse, mean, bound, scale_of, alpha, beta, shift, rows, scale, second_scale, limit,
     HAS_LSE: tl.constexpr, HAS_MEAN: tl.constexpr, DETACHED: tl.constexpr,
-    BOUNDED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
+    BOUNDED: tl.constexpr, GUARDED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute alpha, beta and shift: the gradient is w_ij (alpha_i + beta_i s_ij), w_ij = exp2(slope s_ij - shift_i).
 
@@ -26,6 +26,8 @@ def gradient_coefficients(
     a = scale
     if tl.program_id(1) == 1:
         a = second_scale
+    if SCALED:
+        a *= tl.load(scale_of)
     place = tl.program_id(1).to(tl.int64) * rows + row
     level = tl.load(lse + place, mask=inside, other=0.0)
     empty = level == float("-inf")

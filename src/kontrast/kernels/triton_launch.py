@@ -83,10 +83,11 @@ def launch_rows(
     narrow = guard.narrow(bounded)
     forward_kernels.rows_forward[(blocks, splits)](
         rows.described(shape.rows, piece), columns.described(shape.columns, piece),
-        rows.pointer(narrow), columns.pointer(narrow), guard.bound, tops, totals, weighteds,
+        rows.pointer(narrow), columns.pointer(narrow), guard.bound, guard.scale, tops, totals, weighteds,
         rows.count, columns.count, rows.stride, columns.stride, each,
         scales[0] * LOG2_E, scales[-1] * LOG2_E, guard.limit,
-        SCALES=len(scales), WITH_MEAN=mean.shape[1] > 0, BOUNDED=bounded, GUARDED=guard.used, DIRECT=splits == 1,
+        SCALES=len(scales), WITH_MEAN=mean.shape[1] > 0, BOUNDED=bounded, GUARDED=guard.used,
+        SCALED=guard.scaled, DIRECT=splits == 1,
         RAGGED=columns.count % shape.columns != 0, **launch_options(shape, piece, pieces, rows),
     )  # fmt: skip
     if splits > 1:
@@ -137,17 +138,15 @@ def triton_backward(
         from_lse, from_mean = (None if part is None else part[group].contiguous() for part in (grad_lse, grad_mean))
         terms = launch_coefficients(from_lse, from_mean, lse[group], mean[group], guard, pair, detach_weights)
         if rows.width > NARROW_WIDTH:
-            from kontrast.kernels.triton_wide_launch import launch_panels
+            from kontrast.kernels.triton_wide_launch import launch_gradient_tiles, multiply_panels
 
-            sides = terms, terms if keyed is None else None
-            parts = launch_panels(rows, keyed, sides, guard, pair, need_queries, need_keys)
+            launch = launch_gradient_tiles(rows, columns, (terms, terms if keyed is None else None), guard, pair)
+            parts = multiply_panels(rows, keyed, launch, need_queries, need_keys)
         else:
             parts = None, None
             if need_queries:
-                parts = (
-                    launch_gradient(rows, columns, terms, guard, pair, row_side=True, column_side=keyed is None),
-                    None,
-                )
+                own = launch_gradient(rows, columns, terms, guard, pair, row_side=True, column_side=keyed is None)
+                parts = own, None
             if keyed is not None and need_keys:
                 other = launch_gradient(columns, rows, terms, guard, pair, row_side=False, column_side=True)
                 parts = parts[0], other
@@ -182,9 +181,9 @@ def launch_coefficients(
     beta = torch.empty_like(lse) if with_beta else alpha
     gradient_kernels.gradient_coefficients[(triton.cdiv(lse.shape[1], 256), len(lse))](
         alpha if grad_lse is None else grad_lse, alpha if grad_mean is None else grad_mean, lse, mean, guard.bound,
-        alpha, beta, shift, lse.shape[1], scales[0], scales[-1], guard.limit,
+        guard.scale, alpha, beta, shift, lse.shape[1], scales[0], scales[-1], guard.limit,
         HAS_LSE=grad_lse is not None, HAS_MEAN=grad_mean is not None, DETACHED=detach_weights,
-        BOUNDED=guard.variants[0], GUARDED=guard.used, BLOCK=256,
+        BOUNDED=guard.variants[0], GUARDED=guard.used, SCALED=guard.scaled, BLOCK=256,
     )  # fmt: skip
     return RowTerms(alpha, beta, shift, with_beta)
 

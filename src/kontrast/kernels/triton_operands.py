@@ -33,8 +33,8 @@ class Shape:
     registers: int | None = None
 
 
-# By bytes per number. Narrow rows fit into one piece, for wider ones the kernels loop over pieces. Both tables were chosen
-# by benchmarks/kernels.py --tune.
+# By bytes per number. Narrow rows fit into one piece; for wider ones the kernels loop over pieces. Both tables were
+# chosen by benchmarks/kernels.py --tune.
 NARROW = {
     "rows": {2: Shape(64, 128, 4, 3), 4: Shape(128, 64, 8, 2)},
     "triangle": {2: Shape(128, 64, 8, 3), 4: Shape(64, 128, 4, 2)},
@@ -111,24 +111,30 @@ def interpreting() -> bool:
 class Guard:
     """Which variants of a kernel to launch: with exponents that are known to be bounded, without, or both.
 
-    Unit rows are bounded or not by their scales alone. For other rows, if there are many, the device finds `bound`, the
-    largest |s| that their norms allow, and both variants are launched; the host never reads it. It is infinite if the
-    lower halves of the ids are not enough to distinguish them.
+    The scales may be multiplied by one more `scale` that only the device knows. Unit rows are bounded or not by their
+    scales alone. For other rows, if there are many, the device finds `bound`, the largest exponent that their norms
+    allow, and both variants are launched; the host never reads it. It is infinite if the lower halves of the ids can't
+    distinguish them.
     """
 
-    def __init__(self, queries: Operand, keys: Operand | None, scales: Sequence[float], unit: bool, ask: bool = True):
-        largest = max(abs(scale) for scale in scales)
+    def __init__(
+        self, queries: Operand, keys: Operand | None, scales: Sequence[float], unit: bool, ask: bool = True,
+        scale: Tensor | None = None,
+    ):  # fmt: skip
+        largest = max(abs(a) for a in scales)
         self.limit = SAFE_EXPONENT / largest if largest > 0 else 3e38
         self.many = queries.count * (keys or queries).count >= LARGE
-        self.used = ask and not unit and self.many
+        self.used = ask and self.many and (scale is not None or not unit)
+        self.scaled = scale is not None
         self.bound = queries.rows  # any tensor will do: no kernel reads it
+        self.scale = queries.rows if scale is None else scale
         # Half precision may round unit rows up a little.
-        self.variants = (True, False) if self.used else (unit and self.limit >= 1.05,)
+        self.variants = (True, False) if self.used else (unit and scale is None and self.limit >= 1.05,)
         if not self.used:
             return
         sides = [queries] if keys is None else [queries, keys]
         norms = [torch.linalg.vector_norm(side.rows, dim=1, dtype=torch.float32).amax() for side in sides]
-        self.bound = norms[0] * norms[-1]
+        self.bound = norms[0] * norms[-1] if scale is None else norms[0] * norms[-1] * scale.abs()
         if queries.ids is not None and queries.ids.dtype == torch.int64:
             ends = [end.double() for side in sides if side.ids is not None for end in torch.aminmax(side.ids)]
             span = torch.maximum(ends[1], ends[-1]) - torch.minimum(ends[0], ends[-2])

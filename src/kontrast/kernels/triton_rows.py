@@ -1,7 +1,7 @@
 """Triton kernels of the row statistics: tiles of the affinity stay in registers and are never stored.
 
-M rows, K columns, D width, S scales (one or two per launch).  A tile of the affinity is [BLOCK_M, BLOCK_N]; a wide row of
-an operand is split into D_BLOCKS pieces of BLOCK_D.  Exponents are powers of two: `slope` = scale * log2(e).
+M rows, K columns, D width, S scales (one or two per launch).  A tile of the affinity is [BLOCK_M, BLOCK_N]; a wide row
+of an operand is split into D_BLOCKS pieces of BLOCK_D.  Exponents are powers of two: `slope` = scale * log2(e).
 
 BOUNDED means that |slope * s| stays in the safe range, so that exp2(slope * s) can be summed as it is. Whether it does
 follows from the largest norms: the host knows those of unit rows; for others the device finds them, and with GUARDED
@@ -42,7 +42,7 @@ def wide_product(
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile of s, the sum over the pieces of the width. Tensor cores truncate when they add: parts start anew."""
+    """Return a tile of s, summed over the pieces of the width. Tensor cores truncate sums, so parts start anew."""
     s = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for d in range(D_BLOCKS):
         a, a1, a2 = load_parts(rows, row, row_stride, d * BLOCK_D, PARTS)
@@ -89,20 +89,23 @@ def add_tile(
 
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def rows_forward(
-    queries, keys, query_ids, key_ids, bound, tops, totals, weighteds,
+    queries, keys, query_ids, key_ids, bound, scale_of, tops, totals, weighteds,
     rows, columns, row_stride, column_stride, tiles_a_split, slope, second_slope, limit,
     SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
-    BOUNDED: tl.constexpr, GUARDED: tl.constexpr, DIRECT: tl.constexpr,
+    BOUNDED: tl.constexpr, GUARDED: tl.constexpr, SCALED: tl.constexpr, DIRECT: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Compute the sums of one block of rows over one split of the columns: [split, scale, row].
 
-    DIRECT, for a single split, writes lse and mean to `tops` and `weighteds` instead.
+    DIRECT, for a single split, writes lse and mean to `tops` and `weighteds` instead. SCALED multiplies the slopes by
+    `scale_of`, a scale that only the device knows.
     """
     if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
         if (tl.load(bound) <= limit) != BOUNDED:
             return
+    if SCALED:
+        slope *= tl.load(scale_of)
     start = tl.program_id(0) * BLOCK_M
     split = tl.program_id(1)
     row = start + tl.arange(0, BLOCK_M)

@@ -85,7 +85,7 @@ def unit_backward(
             # A view is no pair with itself: any valid index will do, because the weight is masked.
             pair, paired = pair_index(v, w, V, W, TEACHER), b < B
             if not TEACHER:
-                pair, paired = tl.where(v == w, 0, pair), (b < B) & (v != w)
+                pair, paired = tl.where(v == w, 0, pair), (b < B) & (b * 0 + v != w)
             weight = tl.zeros([BLOCK], tl.float32)
             if HAS_SIMILARITIES:
                 weight += tl.load(grad_similarities + pair * pair_stride + b * image_stride, mask=paired, other=0.0)

@@ -5,8 +5,8 @@ views.  queries [V,B,D], keys [W,N,D], ids [B] and [N];  statistics and their gr
 
 A program takes a block of few rows, so that small batches still fill the device, and reads its operands by plain
 pointers, because tensor descriptors cost the host more time than such a kernel runs. LINKS says which key views a query
-view is compared with; `link_index` has the cases. If STORED, s is a stored matrix [V*B,W*N], which is the faster way for
-wide rows and for float32. If POSITIVE, the similarity of the link's two views of the same image counts too.
+view is compared with; `link_index` has the cases. If STORED, s is a stored matrix [V*B,W*N], which is faster for wide
+rows and for float32. If POSITIVE, the similarity of the link's two views of the same image counts too.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def stored_gradient(
     HAS_LSE: tl.constexpr, HAS_MEAN: tl.constexpr, DETACHED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Store d loss / d s of one tile [V*B,W*N], through the statistics of its rows, and with COLUMN_SIDE its columns."""
+    """Store d loss / d s of one tile [V*B,W*N], through its rows' statistics, and with COLUMN_SIDE its columns'."""
     v, w = tl.program_id(2) // W, tl.program_id(2) % W
     b, n = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     s = load_tile(matrix, v, b, B, w, n, N, W)

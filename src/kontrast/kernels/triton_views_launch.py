@@ -114,7 +114,8 @@ def triton_views_backward(
 
 
 def triton_stored_gradient(
-    grad_lse: Tensor | None, grad_mean: Tensor | None, matrix: Tensor, shape: tuple[int, int, int, int], symmetric: bool,
+    grad_lse: Tensor | None, grad_mean: Tensor | None,
+    matrix: Tensor, shape: tuple[int, int, int, int], symmetric: bool,
     query_ids: Tensor | None, key_ids: Tensor | None, batch: SmallBatch, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """Return d loss / d s [V*B,W*N]; if the queries are the keys, the sum of those of s_ij and s_ji."""

@@ -37,10 +37,10 @@ def tile_of(program, tiles, other_tiles, TRIANGLE: tl.constexpr, GROUP: tl.const
 
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride"])
 def wide_both(
-    rows_of, columns_of, row_ids_of, column_ids_of, bound,
+    rows_of, columns_of, row_ids_of, column_ids_of, bound, scale_of,
     row_totals, row_weighteds, column_totals, column_weighteds,
     rows, columns, row_stride, column_stride, slope, second_slope, limit,
-    TRIANGLE: tl.constexpr, GUARDED: tl.constexpr, SCALES: tl.constexpr,
+    TRIANGLE: tl.constexpr, GUARDED: tl.constexpr, SCALED: tl.constexpr, SCALES: tl.constexpr,
     HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr, GROUP: tl.constexpr,
@@ -53,6 +53,8 @@ def wide_both(
     if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
         if not (tl.load(bound) <= limit):
             return
+    if SCALED:
+        slope *= tl.load(scale_of)
     tiles, other_tiles = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     tile, other = tile_of(tl.program_id(0), tiles, other_tiles, TRIANGLE, GROUP)
     if TRIANGLE:  # noqa: SIM102
@@ -84,12 +86,12 @@ def wide_both(
 
 @triton.jit(do_not_specialize=["first", "rows", "columns", "row_stride", "column_stride", "out_stride"])
 def wide_gradient(
-    rows_of, columns_of, row_ids_of, column_ids_of, bound,
+    rows_of, columns_of, row_ids_of, column_ids_of, bound, scale_of,
     row_alpha_of, row_beta_of, row_shift_of, alpha, beta, shift, out,
     first, end, rows, columns, row_stride, column_stride, out_stride, slope, second_slope, limit,
     SCALES: tl.constexpr, HAS_IDS: tl.constexpr, WITH_BETA: tl.constexpr,
     ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr, GUARDED: tl.constexpr,
-    PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Store d loss / d s of one tile of the rows `first` to `end`, through its rows' statistics, its columns', or both.
@@ -99,6 +101,8 @@ def wide_gradient(
     if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
         if (tl.load(bound) <= limit) != BOUNDED:
             return
+    if SCALED:
+        slope *= tl.load(scale_of)
     tiles, other_tiles = tl.cdiv(end - first, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     tile, other = tile_of(tl.program_id(0), tiles, other_tiles, False, GROUP)
     start = first + tile * BLOCK_M

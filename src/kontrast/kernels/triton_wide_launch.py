@@ -7,7 +7,7 @@ the columns [S,K].
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import triton
@@ -17,12 +17,16 @@ from kontrast.kernels import triton_wide as wide_kernels
 from kontrast.kernels.triton_launch import (
     LOG2_E,
     RowTerms,
+    cast,
+    launch_coefficients,
     launch_finish,
     launch_options,
+    launch_rows,
 )  # fmt: skip
 from kontrast.kernels.triton_operands import Guard, Operand, shape_of
 
 Statistics = tuple[Tensor, Tensor]  # lse and mean, [S,M] or [S,K]
+TileLauncher = Callable[[int, int, Tensor], None]  # first row, end, panel [rows, K]
 
 GROUP = 16
 PANEL_BYTES = 2**29
@@ -47,54 +51,64 @@ def launch_both(
     narrow = guard.narrow(True)
     wide_kernels.wide_both[(programs,)](
         rows.described(shape.rows, piece), columns.described(shape.columns, piece),
-        rows.pointer(narrow), columns.pointer(narrow), guard.bound,
+        rows.pointer(narrow), columns.pointer(narrow), guard.bound, guard.scale,
         row_sums[0], row_sums[-1], column_sums[0], column_sums[-1],
         rows.count, columns.count, rows.stride, columns.stride,
         scales[0] * LOG2_E, scales[-1] * LOG2_E, guard.limit,
-        TRIANGLE=keyed is None, GUARDED=guard.used, SCALES=len(scales), WITH_MEAN=with_mean, GROUP=GROUP,
-        RAGGED=columns.count % shape.columns != 0, **launch_options(shape, piece, pieces, rows),
+        TRIANGLE=keyed is None, GUARDED=guard.used, SCALED=guard.scaled, SCALES=len(scales), WITH_MEAN=with_mean,
+        GROUP=GROUP, RAGGED=columns.count % shape.columns != 0, **launch_options(shape, piece, pieces, rows),
     )  # fmt: skip
     for part, (lse, mean) in ((row_sums, by_row), *([(column_sums, by_column)] if keyed else [])):
         launch_finish(lse, part[0], part[-1], guard, lse, mean, bounded=True, summed=True)
 
 
-def launch_panels(
-    rows: Operand, keyed: Operand | None, sides: tuple[RowTerms | None, RowTerms | None],
-    guard: Guard, scales: list[float], need_rows: bool, need_columns: bool,
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the gradients of the rows and of the columns, through the statistics of the rows, the columns, or both.
-
-    d loss / d s is stored for one panel of rows at a time, in bf16 if the rows are, else in float32.
-    """
-    columns = keyed or rows
-    shape, piece, pieces = shape_of("tiles", rows.rows)
-    half = rows.rows.dtype == torch.bfloat16
-    kind = torch.bfloat16 if half else torch.float32
-    stride = triton.cdiv(columns.count, 8) * 8
-    height = max(1, PANEL_BYTES // (stride * kind.itemsize * shape.rows)) * shape.rows
-    height = even_panels(rows.count, height, shape.rows)
-    panel = rows.rows.new_empty(height, stride, dtype=kind)[:, : columns.count]
-    row_rows, column_rows = (side.rows[:, : side.width].to(kind) for side in (rows, columns))
-    to_rows = rows.rows.new_empty(rows.count, rows.width, dtype=rows.kind if half else kind) if need_rows else None
-    to_columns = None
+def launch_gradient_tiles(
+    rows: Operand, columns: Operand, sides: tuple[RowTerms | None, RowTerms | None], guard: Guard, scales: list[float]
+) -> TileLauncher:
+    """Return a function that stores d loss / d s of some rows, through the statistics of rows, columns, or both."""
     row_terms, column_terms = sides
     terms = row_terms or column_terms
     assert terms is not None
-    for first in range(0, rows.count, height):
-        end = min(first + height, rows.count)
+
+    def launch(first: int, end: int, panel: Tensor) -> None:
+        shape, piece, pieces = shape_of("tiles", rows.rows)
         grid = (triton.cdiv(end - first, shape.rows) * triton.cdiv(columns.count, shape.columns),)
         for bounded in guard.variants:
             narrow = guard.narrow(bounded)
             wide_kernels.wide_gradient[grid](
                 rows.described(shape.rows, piece), columns.described(shape.columns, piece),
-                rows.pointer(narrow), columns.pointer(narrow), guard.bound,
+                rows.pointer(narrow), columns.pointer(narrow), guard.bound, guard.scale,
                 *(row_terms or terms)[:3], *(column_terms or terms)[:3], panel,
-                first, end, rows.count, columns.count, rows.stride, columns.stride, stride,
+                first, end, rows.count, columns.count, rows.stride, columns.stride, panel.stride(0),
                 scales[0] * LOG2_E, scales[-1] * LOG2_E, guard.limit,
-                SCALES=len(scales), WITH_BETA=terms.with_beta, GROUP=GROUP,
+                SCALES=len(scales), WITH_BETA=terms.with_beta, GROUP=GROUP, SCALED=guard.scaled,
                 ROW_SIDE=row_terms is not None, COLUMN_SIDE=column_terms is not None,
                 BOUNDED=bounded, GUARDED=guard.used, **launch_options(shape, piece, pieces, rows),
             )  # fmt: skip
+
+    return launch
+
+
+def multiply_panels(
+    rows: Operand, keyed: Operand | None, launch: TileLauncher, need_rows: bool, need_columns: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of the rows and of the keys, from d loss / d s of one panel of rows at a time.
+
+    `launch` stores d loss / d s of some rows, in bf16 if the rows are, else in float32.
+    """
+    columns = keyed or rows
+    block = shape_of("tiles", rows.rows)[0].rows
+    half = rows.rows.dtype == torch.bfloat16
+    kind = torch.bfloat16 if half else torch.float32
+    stride = triton.cdiv(columns.count, 8) * 8
+    height = even_panels(rows.count, max(1, PANEL_BYTES // (stride * kind.itemsize * block)) * block, block)
+    panel = rows.rows.new_empty(height, stride, dtype=kind)[:, : columns.count]
+    row_rows, column_rows = (side.rows[:, : side.width].to(kind) for side in (rows, columns))
+    to_rows = rows.rows.new_empty(rows.count, rows.width, dtype=rows.kind if half else kind) if need_rows else None
+    to_columns = None
+    for first in range(0, rows.count, height):
+        end = min(first + height, rows.count)
+        launch(first, end, panel)
         part = panel[: end - first]
         with exact_products():
             if to_rows is not None:
@@ -102,6 +116,68 @@ def launch_panels(
             if keyed is not None and need_columns:
                 to_columns = add_product(to_columns, part.T, row_rows[first:end])
     return to_rows, to_columns
+
+
+def triton_two_way_forward(
+    queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor, with_mean: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return lse and mean of the rows [M] and of the columns [K]; empty means if they are not wanted."""
+    rows, columns = Operand(queries, query_ids), Operand(keys, key_ids)
+    guard = Guard(rows, columns, [1.0], unit=False, scale=scale)
+    sides = []
+    for side in (rows, columns):
+        lse = queries.new_empty(1, side.count, dtype=torch.float32)
+        sides.append((lse, torch.empty_like(lse) if with_mean else lse.new_empty(1, 0)))
+    for bounded in guard.variants:
+        # Atomic sums have no fixed order, so a program that needs deterministic bits computes each side by itself.
+        if bounded and not torch.are_deterministic_algorithms_enabled():
+            launch_both(rows, columns, guard, [1.0], *sides)
+        else:
+            launch_rows(rows, columns, guard, [1.0], *sides[0], bounded)
+            launch_rows(columns, rows, guard, [1.0], *sides[1], bounded)
+    (lse, mean), (column_lse, column_mean) = sides
+    return lse[0], mean[0], column_lse[0], column_mean[0]
+
+
+def triton_two_way_backward(
+    grads: Sequence[Tensor | None], outputs: Sequence[Tensor],
+    queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor,
+    detach_weights: bool, need_queries: bool, need_keys: bool, need_scale: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    r"""Return the gradients of queries, keys and scale.
+
+    With G = d loss / d s, sum_ij G_ij s_ij = <q, dq> = a da + sum_i g_mean mean_i, over rows and columns, gives da.
+    """
+    rows, columns = Operand(queries, query_ids), Operand(keys, key_ids)
+    guard = Guard(rows, columns, [1.0], unit=False, scale=scale)
+    terms: list[RowTerms | None] = []
+    for n in (0, 2):
+        grad_lse, grad_mean = (None if grad is None else grad[None].contiguous() for grad in grads[n : n + 2])
+        grad_mean = grad_mean if outputs[n + 1].numel() else None
+        missing = grad_lse is None and grad_mean is None
+        lse, mean = outputs[n][None], outputs[n + 1][None]
+        terms.append(
+            None if missing else launch_coefficients(grad_lse, grad_mean, lse, mean, guard, [1.0], detach_weights)
+        )
+    row_terms, column_terms = terms
+    if row_terms is not None and column_terms is not None and row_terms.with_beta != column_terms.with_beta:
+        row_terms, column_terms = (with_beta(side) for side in (row_terms, column_terms))
+    launch = launch_gradient_tiles(rows, columns, (row_terms, column_terms), guard, [1.0])
+    to_queries, to_keys = multiply_panels(rows, columns, launch, need_queries or need_scale, need_keys)
+    to_scale = None
+    if need_scale:
+        assert to_queries is not None
+        to_scale = (queries.float() * to_queries).sum()
+        for grad, mean in ((grads[1], outputs[1]), (grads[3], outputs[3])):
+            if grad is not None and mean.numel():
+                to_scale = to_scale - (grad * mean).sum()
+        to_scale = to_scale / scale
+    return cast(to_queries if need_queries else None, queries), cast(to_keys, keys), to_scale
+
+
+def with_beta(terms: RowTerms) -> RowTerms:
+    """Return coefficients with an explicit beta."""
+    return terms if terms.with_beta else RowTerms(terms.alpha, torch.zeros_like(terms.alpha), terms.shift, True)
 
 
 def even_panels(rows: int, height: int, block: int) -> int:

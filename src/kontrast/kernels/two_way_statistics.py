@@ -38,7 +38,7 @@ def two_way_statistics(
         key_ids: an int64 per key.
         detach_weights: treat the weights w as constant in the gradient of the means.
         with_mean: compute the means too. Without it, they are empty and the result is ready sooner.
-        implementation: `dense` (the definition), `tiled` (plain torch), or `auto`.
+        implementation: `dense` (the definition), `tiled` (plain torch), `triton` (CUDA), or `auto` by device.
 
     Shape:
         queries [M,D], keys [K,D], scale a scalar, query_ids [M], key_ids [K]; statistics [M] and [K].
@@ -53,7 +53,7 @@ def two_way_statistics(
     if implementation == "dense" or (implementation == "auto" and in_torch_func()):
         found: tuple[Tensor, ...] = dense_both_ways(queries, keys, query_ids, key_ids, a, detach_weights, with_mean)
     else:
-        how = choose_implementation(implementation, queries, has_triton=False)
+        how = choose_implementation(implementation, queries)
         found = operation(queries, keys, query_ids, key_ids, a, detach_weights, with_mean, how)
     return RowStatistics(*found[:2]), RowStatistics(*found[2:])
 
@@ -75,6 +75,10 @@ def forward(
     detach_weights: bool, with_mean: bool, implementation: str,
 ) -> Statistics:  # fmt: skip
     """Return lse and mean of the rows [M] and of the columns [K]; the means are [0] if they are not wanted."""
+    if implementation == "triton":
+        from kontrast.kernels.triton_wide_launch import triton_two_way_forward
+
+        return triton_two_way_forward(queries, keys, query_ids, key_ids, scale, with_mean)
     return tiled_forward(queries, keys, query_ids, key_ids, scale, with_mean)
 
 
@@ -84,6 +88,15 @@ def backward(
     detach_weights: bool, with_mean: bool, implementation: str,
 ) -> list[Tensor]:  # fmt: skip
     """Return the needed gradients of queries [M,D], keys [K,D] and scale."""
+    if implementation == "triton":
+        from kontrast.kernels.triton_wide_launch import triton_two_way_backward
+
+        need_queries, need_keys, _, _, need_scale, *_ = needs
+        found = triton_two_way_backward(
+            grads, outputs, queries, keys, query_ids, key_ids, scale, detach_weights, need_queries, need_keys,
+            need_scale,
+        )  # fmt: skip
+        return [part for part in found if part is not None]
     return tiled_backward(grads, outputs, needs, queries, keys, query_ids, key_ids, scale, detach_weights, with_mean)
 
 
