@@ -171,7 +171,8 @@ class Objective(nn.Module):
         """Return the number of views with rows, if every term has rows."""
         scalars = [name for name, term in terms.items() if not term.ndim]
         if scalars:
-            raise ValueError(f"{self} has no {wanted}: {' and '.join(scalars)} is a term of the whole batch; use mean")
+            which = f"{' and '.join(scalars)} {'is a term' if len(scalars) == 1 else 'are terms'} of the whole batch"
+            raise ValueError(f"{self} has no {wanted}: {which}; use mean")
         return max(len(term) for term in terms.values())
 
     def _check(
