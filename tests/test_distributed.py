@@ -5,6 +5,7 @@ Ranks are forked from a server that has imported torch once. Each rank takes its
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from multiprocessing import get_context
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.objectives import OBJECTIVES, metrics, objective
+from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
 
 N, WIDTH, D = 8, 6, 5
 WORLDS = (2, 4)
@@ -58,8 +59,21 @@ def inputs(V: int) -> dict[str, Tensor]:
     }
 
 
+def with_parameters(name: str, arguments: dict) -> Objective:
+    """Return the objective with a parameter for every number that may be one."""
+    chosen: dict = dict(arguments)
+    for argument, parameter in OBJECTIVES.arguments(name).items():
+        if not isinstance(parameter.default, float):
+            continue
+        number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
+        with contextlib.suppress(ValueError):  # a number that gets no gradient here
+            chosen = objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
+    return objective(name, **chosen)
+
+
 def evaluate(images: slice) -> list[dict[str, Tensor]]:
-    """Return for each case on these images the terms and the gradients of z and of the weights that made z."""
+    """Return for each case on these images the terms and the gradients of z, of the weights that made z, and of the
+    objective's own numbers."""
     results = []
     for name, arguments, V, others in CASES:
         given = inputs(V)
@@ -67,9 +81,11 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         weights = given["weights"].requires_grad_()
         z = given["x"] @ weights
         z.retain_grad()
-        terms = objective(name, **arguments).terms(z, **{k: given[k] for k in others})
+        loss = with_parameters(name, arguments)
+        terms = loss.terms(z, **{k: given[k] for k in others})
         terms.total.backward()
         results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
+        results[-1] |= {f"of {k}": p.grad for k, p in loss.named_parameters() if p.grad is not None}
     z = inputs(2)["x"][:, images]
     results.append({name: getattr(metrics, name)(z) for name in METRICS})
     return results
@@ -154,14 +170,14 @@ def label(case: tuple) -> str:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[label(case) for case in CASES])
 def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[dict[str, Tensor]]) -> None:
-    """Every rank has the terms of the joined batch and R times its gradient of z; weights' gradients average to it."""
+    """Every rank has the terms of the joined batch and R times its gradient of z; other gradients average to it."""
     world, expected = len(ranks), joined[number]
     ours = [rank["cases"][number] for rank in ranks]
     for name in expected:
         if name == "of z":
             found = torch.cat([rank[name] for rank in ours], dim=1) / world
             torch.testing.assert_close(found, expected[name], rtol=1e-6, atol=1e-9)
-        elif name == "of weights":
+        elif name.startswith("of "):
             average = torch.stack([rank[name] for rank in ours]).mean(0)
             torch.testing.assert_close(average, expected[name], rtol=1e-6, atol=1e-9)
         else:
