@@ -5,6 +5,7 @@ Ranks are forked from a server that has imported torch once. Each rank takes its
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.objectives import OBJECTIVES, metrics, objective
+from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
 from kontrast.objectives.inputs import values_unread
 
 N, WIDTH, D = 8, 6, 5
@@ -69,8 +70,21 @@ def inputs(V: int) -> dict[str, Tensor]:
     }
 
 
+def with_parameters(name: str, arguments: dict) -> Objective:
+    """Return the objective with a parameter for every number that may be one."""
+    chosen: dict = dict(arguments)
+    for argument, parameter in OBJECTIVES.arguments(name).items():
+        if not isinstance(parameter.default, float):
+            continue
+        number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
+        with contextlib.suppress(ValueError):  # a number that gets no gradient here
+            chosen = objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
+    return objective(name, **chosen)
+
+
 def evaluate(images: slice) -> list[dict[str, Tensor]]:
-    """Return for each case on these images the terms and the gradients of z and of the weights that made z."""
+    """Return for each case on these images the terms and the gradients of z, of the weights that made z, and of the
+    objective's own numbers."""
     results = []
     for name, arguments, V, others in CASES:
         given = inputs(V)
@@ -78,11 +92,11 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         weights = given["weights"].requires_grad_()
         z = given["x"] @ weights
         z.retain_grad()
-        loss = objective(name, **arguments).double()
+        loss = with_parameters(name, arguments)
         terms = loss.terms(z, **{k: given[k] for k in others})
         terms.total.backward()
-        result = {**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad}
-        results.append(result | {f"of {k}": x.grad for k, x in loss.named_parameters()})
+        results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
+        results[-1] |= {f"of {k}": p.grad for k, p in loss.named_parameters() if p.grad is not None}
     z = inputs(2)["x"][:, images]
     results.append({name: getattr(metrics, name)(z) for name in METRICS})
     return results
@@ -199,7 +213,7 @@ def label(case: tuple) -> str:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[label(case) for case in CASES])
 def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[dict[str, Tensor]]) -> None:
-    """Every rank has the terms of the joined batch and R times its gradient of z; weights' gradients average to it."""
+    """Every rank has the terms of the joined batch and R times its gradient of z; other gradients average to it."""
     world, expected = len(ranks), joined[number]
     ours = [rank["cases"][number] for rank in ranks]
     for name in expected:

@@ -26,12 +26,13 @@ class UnitRows(NamedTuple):
 
 
 def unit_rows(z: Tensor, keys: Tensor | None = None, *, normalize: bool = True) -> UnitRows:
-    """Normalize z and keys, and compute the similarity of the views of each image; only z gets a gradient.
+    """Normalize z and keys, and compute the similarity of the views of each image, with gradient.
 
     Similarities are those of the rows before they are rounded to half precision. With `normalize=False` rows are taken
     as they are.
     """
-    if torch.compiler.is_compiling() or in_torch_func():
+    constant = keys is None or not keys.requires_grad
+    if torch.compiler.is_compiling() or in_torch_func() or not constant:
         return define_unit_rows(z, keys, normalize)
     return UnitRows(*UnitRowsFunction.apply(z, keys, normalize))
 
@@ -72,7 +73,7 @@ def by_triton(z: Tensor) -> bool:
 
 
 class UnitRowsFunction(torch.autograd.Function):
-    """Unit rows and similarities with a gradient of few operations; on CUDA one launch each way."""
+    """Unit rows and similarities with a gradient to z, of few operations; on CUDA one launch each way."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, keys: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -107,10 +107,11 @@ def weight(name: str, value: Any, *, not_learned: str = "") -> Number:
 
 def whole(name: str, value: Any) -> int:
     """Check a whole number of at least 0 that fits into 64 bits."""
-    found = value.item() if getattr(value, "ndim", None) == 0 else value
-    if not isinstance(found, Integral) or isinstance(found, bool) or not 0 <= int(found) < 2**63:
+    item = value.item() if getattr(value, "ndim", None) == 0 else value
+    found = int(item) if isinstance(item, Integral) and not isinstance(item, bool) else -1
+    if not 0 <= found < 2**63:
         refuse(name, value, "give a whole number, at least 0 and below 2^63")
-    return int(found)
+    return found
 
 
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:

@@ -75,6 +75,10 @@ class Objective(nn.Module):
     also under autocast; z of half precision is multiplied with the negatives in that type. A subclass defines
     `contrast`.
 
+    A number that a subclass checks with `positive`, `weight` or `number` may be given as a tensor or an `nn.Parameter`
+    of shape [], and gets its gradient. Parameters of an objective are trained, saved and synchronized over ranks like
+    those of the network.
+
     Args:
         normalize: scale the rows of z and keys to length one. False takes them as they are.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, which adds the means of the views.

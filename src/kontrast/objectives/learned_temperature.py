@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kontrast.kernels.dense import in_torch_func
-from kontrast.objectives.arguments import Number, as_float, positive, refuse
+from kontrast.objectives.arguments import Number, fixed, positive, refuse
 
 BOUNDS = (0.01, 1.0)
 """The least and the largest temperature, unless others are given; CLIP's scale is at most 100 too."""
@@ -77,14 +77,15 @@ def temperature_argument(value: Any, initial: Any, bounds: Any, *, default: floa
             refuse(name, given, "only temperature='learned' has it; leave it out")
     if not learned:
         return positive("temperature", value)
-    limits = [as_float(bound) for bound in bounds] if isinstance(bounds, Sequence) else list(BOUNDS)
-    if (bounds is not None and not isinstance(bounds, Sequence)) or len(limits) != 2 or not 0 < limits[0] < limits[1]:
+    bounds = BOUNDS if bounds is None else bounds
+    numbers = bounds if isinstance(bounds, Sequence) else []
+    limits = [fixed("temperature_bounds", positive("temperature_bounds", bound)) for bound in numbers]
+    if len(limits) != 2 or limits[0] >= limits[1]:
         refuse("temperature_bounds", bounds, "give the least and the largest temperature, for example [0.01, 1.0]")
-    for limit in limits:
-        positive("temperature_bounds", limit)
-    start = as_float(default if initial is None else initial)
+    initial = default if initial is None else initial
+    start = fixed("initial_temperature", positive("initial_temperature", initial))
     if not limits[0] <= start <= limits[1]:
-        refuse("initial_temperature", start, f"give a number from {limits[0]:g} to {limits[1]:g}, temperature_bounds")
+        refuse("initial_temperature", initial, f"give a number within temperature_bounds, {limits}")
     return LearnedTemperature(start, limits)
 
 

@@ -332,7 +332,8 @@ class Pairs:
 
         One function for all of them saves time if the batch is small. It must be the first to ask for rows.
         """
-        if "_rows" in vars(self) or self.bank is not None or distributed.world() > 1:
+        constant = self._inputs.keys is None or not self._inputs.keys.requires_grad
+        if "_rows" in vars(self) or self.bank is not None or distributed.world() > 1 or not constant:
             return None
         inputs, places = self._inputs, None if links is None else [self.place(link) for link in links]
         kind, scales = kind_of_links(inputs.z, inputs.keys, places), as_list(scale)

@@ -60,7 +60,7 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
     It is computed with the run's batch size and temperature.
     """
     shown, views = lens_images(run, IMAGES), views_of(run.recipe, 2)
-    temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
+    temperature, batch = temperature_of(run.recipe, run.path / "metrics.jsonl"), run.recipe.training.batch
     found, curve = torch.empty(0), []
     for moment in snapshots(run, MOMENTS, device, say)[0]:
         z = project_views(run, moment.student, shown, views, device, 2)

@@ -233,7 +233,8 @@ class Loop:
         bar.advance(t.batch, epoch=position.epoch, loss=loss, **terms)
         if self.main:
             lr, epoch = self.learning_rate(position.step - 1), position.epochs_done
-            self.log.write(step=position.step, epoch=epoch, loss=loss, **terms, lr=lr)
+            record = {"step": position.step, "epoch": epoch, "loss": loss, **terms, "lr": lr}
+            self.log.write(**record | self.learner.objective.learned_numbers() | record)
             self.log.speed.write(step=position.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
 
     def evaluate(self, evaluate: Evaluate | None, stop: StopSignals) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_tree
 from kontrast.config.recipe_files import load_tree
 from kontrast.data import ImageSet
 from kontrast.errors import DataError, UsageError
+from kontrast.files import read_json_lines
 from kontrast.networks import ENCODERS, HEADS, PREDICTORS
-from kontrast.objectives import OBJECTIVES
+from kontrast.objectives import OBJECTIVES, objective
 from kontrast.training.auto_recipe import CHOSEN, adapt, reasons
 from kontrast.training.ineffective_settings import refuse_ineffective, unused_settings
 from kontrast.training.run_folder import RunFolder, stored_recipe
@@ -136,6 +139,12 @@ def with_defaults(recipe: Recipe) -> Recipe:
     return replace(recipe, **changed)
 
 
-def temperature_of(recipe: Recipe) -> float:
-    """Return the temperature of the objective, or 0.1 if it has none."""
-    return float(with_defaults(recipe).objective.arguments.get("temperature", 0.1))
+def temperature_of(recipe: Recipe, metrics: Path) -> float:
+    """Return the temperature of the objective, or 0.1 if it has none; if it is learned, the last one in the metrics."""
+    given = with_defaults(recipe).objective
+    temperature = given.arguments.get("temperature", 0.1)
+    if temperature != "learned":
+        return float(temperature)
+    logged = [line.get("temperature") for line in read_json_lines(metrics)] if metrics.is_file() else []
+    good = [value for value in logged if isinstance(value, float) and 0 < value < math.inf]
+    return good[-1] if good else objective(given.name, **given.arguments).learned_numbers()["temperature"]
