@@ -39,6 +39,7 @@ class Arguments(NamedTuple):
     """Ids of queries and keys or None, which links, their number, the index of the first query image, scales, options.
 
     positive: the similarity of the link's two views counts too, as if it were one of the negatives.
+    attraction: return -scale times that similarity too.
     single: return statistics without the dimension of the scales.
     """
 
@@ -52,6 +53,7 @@ class Arguments(NamedTuple):
     with_mean: bool
     single: bool
     positive: bool = False
+    attraction: bool = False
 
 
 def store_matrix(queries: Tensor, keys: Tensor | None) -> Tensor | None:
@@ -67,14 +69,25 @@ def store_matrix(queries: Tensor, keys: Tensor | None) -> Tensor | None:
 
 def compute_statistics(
     queries: Tensor, keys: Tensor | None, arguments: Arguments, similarities: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return lse and mean [S,P,B], and the stored matrix if there is one."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return lse and mean [S,P,B], the attraction [P,B], and the stored matrix if there is one."""
     from kontrast.kernels.triton_views_launch import triton_views_forward
 
     query_ids, key_ids, kind, links, start, scales, _, with_mean, *_ = arguments
     matrix = store_matrix(queries, keys)
     statistics = triton_views_forward(
-        queries, keys, query_ids, key_ids, kind, links, start, scales, with_mean, similarities, matrix
+        queries,
+        keys,
+        query_ids,
+        key_ids,
+        kind,
+        links,
+        start,
+        scales,
+        with_mean,
+        similarities,
+        arguments.positive,
+        matrix,
     )
     return *statistics, matrix
 
@@ -117,7 +130,7 @@ def with_scales(arguments: Arguments, *tensors: Tensor | None) -> list[Any]:
 def small_forward(queries: Tensor, keys: Tensor | None, *given: Any) -> tuple[Tensor, Tensor]:
     """Return lse and mean [S,P,B], or [P,B] of a `single` scale; the mean is empty if it is not wanted."""
     arguments = Arguments(*given)
-    lse, mean, _ = compute_statistics(queries, keys, arguments)
+    lse, mean, *_ = compute_statistics(queries, keys, arguments)
     return (lse.squeeze(0), mean.squeeze(0)) if arguments.single else (lse, mean)
 
 
@@ -135,7 +148,7 @@ def small_backward(
 
 def small_definition(queries: Tensor, keys: Tensor | None, *given: Any) -> tuple[Tensor, Tensor]:
     """Return the same from the whole matrix."""
-    query_ids, key_ids, kind, _, start, scales, detach_weights, with_mean, single, _ = Arguments(*given)
+    query_ids, key_ids, kind, _, start, scales, detach_weights, with_mean, single, *_ = Arguments(*given)
     others = queries if keys is None else keys
     (V, B, _), (W, N, _) = queries.shape, others.shape
     if query_ids is None:
@@ -173,7 +186,7 @@ small_batch = Operation(
 class AnchorFunction(torch.autograd.Function):
     """Unit rows, similarities and statistics of z in one autograd function, whose launches are all that the host does.
 
-    The results are the unit rows of z and keys, the similarities, lse and mean; keys get no gradient.
+    The results are the unit rows of z and keys, the similarities, lse, mean and attraction; keys get no gradient.
     """
 
     @staticmethod
@@ -182,8 +195,8 @@ class AnchorFunction(torch.autograd.Function):
 
         z, keys = z.contiguous(), None if keys is None else keys.contiguous()
         units, key_units, similarities = triton_unit_forward(z, keys, normalize)
-        kept = similarities if arguments.positive else None
-        lse, mean, matrix = compute_statistics(units, key_units, arguments, kept)
+        wanted = similarities if arguments.positive or arguments.attraction else None
+        lse, mean, attraction, matrix = compute_statistics(units, key_units, arguments, wanted)
         if key_units is not None:
             ctx.mark_non_differentiable(key_units)
         ctx.normalize, ctx.arguments = normalize, arguments
@@ -191,21 +204,22 @@ class AnchorFunction(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if arguments.single:
             lse, mean = lse.squeeze(0), mean.squeeze(0)
-        return units, key_units, similarities, lse, mean
+        return units, key_units, similarities, lse, mean, attraction
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        from kontrast.kernels.triton_unit_launch import KeptPositives, triton_unit_backward
+        from kontrast.kernels.triton_unit_launch import LinkGradients, triton_unit_backward
 
         z, keys, units, key_units, similarities, lse, mean, matrix = ctx.saved_tensors
-        grad_units, _, grad_similarities, grad_lse, grad_mean = grads
+        grad_units, _, grad_similarities, grad_lse, grad_mean, grad_attraction = grads
         arguments = ctx.arguments
         if torch.is_grad_enabled():  # with create_graph: the gradient will be differentiated again
             return differentiable_gradient(ctx, grads), None, None, None
-        kept = None
-        if arguments.positive and grad_lse is not None:
-            level = lse[0] if lse.ndim == 3 else lse
-            kept = KeptPositives(similarities, level, grad_lse, arguments.scales[0], arguments.kind)
+        links = None
+        grad_others = grad_lse if arguments.positive else None
+        if grad_others is not None or grad_attraction is not None:
+            scale = arguments.scales[0]
+            links = LinkGradients(similarities, lse[0], grad_others, grad_attraction, scale, arguments.kind)
         incoming = with_scales(arguments, grad_lse, grad_mean if arguments.with_mean else None)
         if any(grad is not None for grad in incoming):
             found, _ = compute_gradients(
@@ -213,7 +227,7 @@ class AnchorFunction(torch.autograd.Function):
             )
             assert found is not None
             grad_units = found if grad_units is None else grad_units + found
-        return triton_unit_backward(z, keys, grad_units, grad_similarities, ctx.normalize, kept), None, None, None
+        return triton_unit_backward(z, keys, grad_units, grad_similarities, ctx.normalize, links), None, None, None
 
 
 def differentiable_gradient(ctx: Any, grads: tuple[Tensor | None, ...]) -> Tensor | None:
@@ -222,9 +236,11 @@ def differentiable_gradient(ctx: Any, grads: tuple[Tensor | None, ...]) -> Tenso
     arguments = ctx.arguments
     rows = define_unit_rows(z, keys, ctx.normalize)
     lse, mean = small_definition(rows.z, rows.keys, *arguments)
-    if arguments.positive:
-        lse = torch.logaddexp(lse, arguments.scales[0] * kept_similarities(rows.similarities, z, keys, arguments))
-    outputs = rows.z, None, rows.similarities, lse, mean
+    attraction = None
+    if arguments.positive or arguments.attraction:
+        attraction = -arguments.scales[0] * link_similarities(rows.similarities, z, keys, arguments)
+        lse = torch.logaddexp(lse, -attraction) if arguments.positive else lse
+    outputs = rows.z, None, rows.similarities, lse, mean, attraction
     used = [(x, grad) for x, grad in zip(outputs, grads) if x is not None and grad is not None and x.requires_grad]
     if not used:
         return None
@@ -232,8 +248,8 @@ def differentiable_gradient(ctx: Any, grads: tuple[Tensor | None, ...]) -> Tenso
     return torch.autograd.grad(values, z, incoming, create_graph=True, allow_unused=True)[0]
 
 
-def kept_similarities(similarities: Tensor, z: Tensor, keys: Tensor | None, arguments: Arguments) -> Tensor:
-    """Return the similarity that counts in each link's statistics [P,B]."""
+def link_similarities(similarities: Tensor, z: Tensor, keys: Tensor | None, arguments: Arguments) -> Tensor:
+    """Return the similarity of each link's two views [P,B]."""
     V, W = len(z), len(z if keys is None else keys)
     if arguments.kind == ALL:
         return similarities.expand(V, -1)

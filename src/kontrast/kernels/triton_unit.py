@@ -54,24 +54,34 @@ def unit_forward(
 
 
 @triton.jit
-def positive_gradient(similarity, others, grad, link, b, B, link_stride, image_stride, scale, mask):
-    """Return the gradient of the similarity of a positive that counts in a link's statistics."""
+def link_gradient(
+    similarity, others, grad_others, grad_attraction, link, b, B, scale, mask,
+    others_link, others_image, attraction_link, attraction_image, POSITIVE: tl.constexpr, ATTRACTION: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient of the similarity of a link's two views, through its statistics and its attraction."""
     active = mask & (b * 0 + link >= 0)
-    level = tl.load(others + link * B + b, mask=active, other=0.0)
-    incoming = tl.load(grad + link * link_stride + b * image_stride, mask=active, other=0.0)
-    return tl.where(active, scale * incoming * tl.exp(scale * similarity - level), 0.0)
+    gradient = tl.zeros_like(similarity)
+    if POSITIVE:
+        level = tl.load(others + link * B + b, mask=active, other=0.0)
+        incoming = tl.load(grad_others + link * others_link + b * others_image, mask=active, other=0.0)
+        gradient += incoming * tl.exp(scale * similarity - level)
+    if ATTRACTION:
+        gradient -= tl.load(grad_attraction + link * attraction_link + b * attraction_image, mask=active, other=0.0)
+    return tl.where(active, scale * gradient, 0.0)
 
 
-@triton.jit(do_not_specialize=["V", "W", "B", "pair_stride", "image_stride", "link_stride", "link_image_stride"])
+@triton.jit(do_not_specialize=["V", "W", "B", "pair_stride", "image_stride", "others_link", "others_image",
+                               "attraction_link", "attraction_image"])  # fmt: skip
 def unit_backward(
-    z, keys, grad_units, grad_similarities, similarities, others, grad_others, out, V, W, B, D, scale,
-    pair_stride, image_stride, link_stride, link_image_stride,
-    HAS_UNITS: tl.constexpr, HAS_SIMILARITIES: tl.constexpr, POSITIVE: tl.constexpr, LINKS: tl.constexpr,
-    TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    z, keys, grad_units, grad_similarities, similarities, others, grad_others, grad_attraction, out, V, W, B, D, scale,
+    pair_stride, image_stride, others_link, others_image, attraction_link, attraction_image,
+    HAS_UNITS: tl.constexpr, HAS_SIMILARITIES: tl.constexpr, POSITIVE: tl.constexpr, ATTRACTION: tl.constexpr,
+    LINKS: tl.constexpr, TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of one view of z, through its unit rows and through its similarities to other views.
 
-    POSITIVE: similarities also count in the statistics `others` of the links, at the given scale.
+    POSITIVE: similarities also count in the statistics `others` of the links, at the given scale. ATTRACTION: the
+    attraction of a link is -scale times its similarity.
     """
     b, d, v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.program_id(1)
     mask = (b < B)[:, None] & (d < D)[None, :]
@@ -79,7 +89,7 @@ def unit_backward(
     gradient = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     if HAS_UNITS:
         gradient += tl.load(grad_units + at, mask=mask, other=0.0).to(tl.float32)
-    if HAS_SIMILARITIES or POSITIVE:
+    if HAS_SIMILARITIES or POSITIVE or ATTRACTION:
         for w in range(W):
             y, _ = load_rows(keys, (b + w * B).to(tl.int64)[:, None] * D + d[None, :], mask, NORMALIZE)
             # A view is no pair with itself: any valid index will do, because the weight is masked.
@@ -89,16 +99,16 @@ def unit_backward(
             weight = tl.zeros([BLOCK], tl.float32)
             if HAS_SIMILARITIES:
                 weight += tl.load(grad_similarities + pair * pair_stride + b * image_stride, mask=paired, other=0.0)
-            if POSITIVE:
+            if POSITIVE or ATTRACTION:
                 similarity = tl.load(similarities + pair * B + b, mask=paired, other=0.0)
-                weight += positive_gradient(
-                    similarity, others, grad_others, link_index(v, w, V, W, LINKS), b, B,
-                    link_stride, link_image_stride, scale, paired,
+                weight += link_gradient(
+                    similarity, others, grad_others, grad_attraction, link_index(v, w, V, W, LINKS), b, B, scale,
+                    paired, others_link, others_image, attraction_link, attraction_image, POSITIVE, ATTRACTION,
                 )  # fmt: skip
                 if not TEACHER:
-                    weight += positive_gradient(
-                        similarity, others, grad_others, link_index(w, v, V, W, LINKS), b, B,
-                        link_stride, link_image_stride, scale, paired,
+                    weight += link_gradient(
+                        similarity, others, grad_others, grad_attraction, link_index(w, v, V, W, LINKS), b, B, scale,
+                        paired, others_link, others_image, attraction_link, attraction_image, POSITIVE, ATTRACTION,
                     )  # fmt: skip
             gradient += weight[:, None] * y
     if NORMALIZE:

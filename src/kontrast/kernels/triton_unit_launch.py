@@ -12,6 +12,9 @@ import triton
 from torch import Tensor
 
 from kontrast.kernels import triton_unit as kernels
+from kontrast.kernels.triton_fast_launch import FastKernel
+
+UNIT_FORWARD, UNIT_BACKWARD = FastKernel(kernels.unit_forward), FastKernel(kernels.unit_backward)
 
 
 def block_sizes(B: int, D: int) -> tuple[int, dict[str, Any]]:
@@ -30,40 +33,52 @@ def triton_unit_forward(z: Tensor, keys: Tensor | None, normalize: bool) -> tupl
     pairs = V * (V - 1) // 2 if keys is None else V * W
     similarities = z.new_empty(pairs, B, dtype=torch.float32)
     programs, blocks = block_sizes(B, D)
-    kernels.unit_forward[(programs,)](
+    arguments = [
         z, z if keys is None else keys, units, units if key_units is None else key_units, similarities, V, W, B, D,
-        TEACHER=keys is not None, NORMALIZE=normalize, **blocks,
-    )  # fmt: skip
+    ]  # fmt: skip
+    constants = {"TEACHER": keys is not None, "NORMALIZE": normalize, **blocks}
+    UNIT_FORWARD.launch((programs, 1, 1), (z.dtype, D, *constants.values()), arguments, constants)
     return units, key_units, similarities
 
 
-class KeptPositives(NamedTuple):
-    """Similarities [L,B] that count in the statistics of links: these statistics [P,B], their gradient, the scale."""
+class LinkGradients(NamedTuple):
+    """Gradients through the similarity [L,B] of each link's two views, at a scale.
+
+    The similarity may count in the statistics `others` of the link, and the attraction is -scale times the similarity:
+    both [P,B], with their gradients. `kind` says which links.
+    """
 
     similarities: Tensor
     others: Tensor
-    grad: Tensor
+    grad_others: Tensor | None
+    grad_attraction: Tensor | None
     scale: float
-    links: int
+    kind: int
 
 
 def triton_unit_backward(
     z: Tensor, keys: Tensor | None, grad_units: Tensor | None, grad_similarities: Tensor | None, normalize: bool,
-    kept: KeptPositives | None = None,
+    links: LinkGradients | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of z."""
     V, B, D = z.shape
+    grad_others, grad_attraction = (None, None) if links is None else (links.grad_others, links.grad_attraction)
     out = torch.empty_like(z)
     programs, blocks = block_sizes(B, D)
     strides = (0, 0) if grad_similarities is None else grad_similarities.stride()
-    kernels.unit_backward[(programs, V)](
+    arguments = [
         z, z if keys is None else keys, z if grad_units is None else grad_units.contiguous(),
         z if grad_similarities is None else grad_similarities,
-        *((z, z, z) if kept is None else kept[:3]), out,
-        V, V if keys is None else keys.shape[0], B, D, 0.0 if kept is None else kept.scale,
-        *strides, *((0, 0) if kept is None else kept.grad.stride()),
-        HAS_UNITS=grad_units is not None, HAS_SIMILARITIES=grad_similarities is not None,
-        POSITIVE=kept is not None, LINKS=0 if kept is None else kept.links,
-        TEACHER=keys is not None, NORMALIZE=normalize, **blocks,
-    )  # fmt: skip
+        *((z, z) if links is None else links[:2]), z if grad_others is None else grad_others,
+        z if grad_attraction is None else grad_attraction, out,
+        V, V if keys is None else keys.shape[0], B, D, 0.0 if links is None else links.scale,
+        *strides, *((0, 0) if grad_others is None else grad_others.stride()),
+        *((0, 0) if grad_attraction is None else grad_attraction.stride()),
+    ]  # fmt: skip
+    constants = {
+        "HAS_UNITS": grad_units is not None, "HAS_SIMILARITIES": grad_similarities is not None,
+        "POSITIVE": grad_others is not None, "ATTRACTION": grad_attraction is not None,
+        "LINKS": 0 if links is None else links.kind, "TEACHER": keys is not None, "NORMALIZE": normalize, **blocks,
+    }  # fmt: skip
+    UNIT_BACKWARD.launch((programs, V, 1), (z.dtype, D, *constants.values()), arguments, constants)
     return out

@@ -6,7 +6,8 @@ views.  queries [V,B,D], keys [W,N,D], ids [B] and [N];  statistics and their gr
 A program takes a block of few rows, so that small batches still fill the device, and reads its operands by plain
 pointers, because tensor descriptors cost the host more time than such a kernel runs. LINKS says which key views a query
 view is compared with; `link_index` has the cases. If STORED, s is a stored matrix [V*B,W*N], which is faster for wide
-rows and for float32. If POSITIVE, the similarity of the link's two views of the same image counts too.
+rows and for float32. If POSITIVE, the similarity of the link's two views of the same image counts too. ATTRACTION
+stores -scale times that similarity.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ def load_tile(matrix, v, b, B, w, n, N, W):
 
 @triton.jit(do_not_specialize=["V", "W", "B", "N", "P", "start"])
 def views_forward(
-    queries, keys, matrix, similarities, query_ids, key_ids, lse, mean, V, W, B, N, D, P, start, slope, second_slope,
+    queries, keys, matrix, similarities, query_ids, key_ids, lse, mean, attraction,
+    V, W, B, N, D, P, start, slope, second_slope,
     LINKS: tl.constexpr, SCALES: tl.constexpr, HAS_IDS: tl.constexpr, WITH_MEAN: tl.constexpr,
-    STORED: tl.constexpr, POSITIVE: tl.constexpr, TEACHER: tl.constexpr,
+    STORED: tl.constexpr, POSITIVE: tl.constexpr, ATTRACTION: tl.constexpr, TEACHER: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute lse and mean of one block of images of one query view, or of one link."""
@@ -104,15 +106,18 @@ def views_forward(
                 second_top, second_total, second_weighted = add_scaled(
                     s, excluded, second_slope, second_top, second_total, second_weighted, WITH_MEAN
                 )
-    if POSITIVE:
+    place = link_index(v, first, V, W, LINKS) * B + b
+    if POSITIVE or ATTRACTION:
         pair = tl.program_id(1) * 0
         if LINKS != 0:  # of each query view with all key views there is one positive only if there is one pair of views
             pair = pair_index(v, first, V, W, TEACHER)
         positive = slope * tl.load(similarities + pair * B + b, mask=b < B, other=0.0)
-        new_top = tl.maximum(top, positive)
-        total = total * tl.exp2(top - new_top) + tl.exp2(positive - new_top)
-        top = new_top
-    place = link_index(v, first, V, W, LINKS) * B + b
+        if ATTRACTION:
+            tl.store(attraction + place, -0.6931471805599453 * positive, mask=b < B)
+        if POSITIVE:
+            new_top = tl.maximum(top, positive)
+            total = total * tl.exp2(top - new_top) + tl.exp2(positive - new_top)
+            top = new_top
     store_row(lse, mean, place, b < B, top, total, weighted, WITH_MEAN)
     if SCALES == 2:
         place += P * B

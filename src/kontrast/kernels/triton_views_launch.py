@@ -15,7 +15,11 @@ import triton
 from torch import Tensor
 
 from kontrast.kernels import triton_views as kernels
+from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_operands import interpreting
+
+VIEWS_FORWARD, VIEWS_BACKWARD = FastKernel(kernels.views_forward), FastKernel(kernels.views_backward)
+STORED_GRADIENT = FastKernel(kernels.stored_gradient)
 
 LOG2_E = math.log2(math.e)
 
@@ -42,11 +46,12 @@ def readable(rows: Tensor | None) -> Any:
 def triton_views_forward(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
     links: int, count: int, start: int, scales: Sequence[float], with_mean: bool,
-    similarities: Tensor | None = None, matrix: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return lse [S,P,B] and mean [S,P,B], or an empty mean. `start` is the image index of the first query.
+    similarities: Tensor | None = None, positive: bool = False, matrix: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return lse and mean [S,P,B], and with `similarities` [L,B] the attraction [P,B]; empty if they are not wanted.
 
-    With `similarities` [L,B] the positives count too; `matrix` is s [V*B,W*N], if it is stored.
+    `start` is the image index of the first query. If `positive`, the similarities count in lse too. `matrix` is s
+    [V*B,W*N], if it is stored.
     """
     queries, keys = readable(queries), readable(keys)
     others = queries if keys is None else keys
@@ -54,16 +59,20 @@ def triton_views_forward(
     lse = queries.new_empty(len(scales), count, B, dtype=torch.float32)
     mean = torch.empty_like(lse) if with_mean else lse.new_empty(len(scales), count, 0)
     blocks = block_sizes(D, queries.dtype) if matrix is None else STORED_BLOCKS
-    grid = (triton.cdiv(B, blocks["BLOCK_M"]), V if links == 0 else V * W)
-    kernels.views_forward[grid](
+    grid = triton.cdiv(B, blocks["BLOCK_M"]), V if links == 0 else V * W, 1
+    attraction = lse if similarities is None else lse.new_empty(count, B)
+    arguments = [
         queries, others, queries if matrix is None else matrix, lse if similarities is None else similarities,
         queries if query_ids is None else query_ids, queries if key_ids is None else key_ids,
-        lse, mean, V, W, B, N, D, count, start, scales[0] * LOG2_E, scales[-1] * LOG2_E,
-        LINKS=links, SCALES=len(scales), HAS_IDS=query_ids is not None, WITH_MEAN=with_mean,
-        STORED=matrix is not None, POSITIVE=similarities is not None, TEACHER=keys is not None,
-        PRECISION=PRECISIONS[queries.dtype][0], **blocks,
-    )  # fmt: skip
-    return lse, mean
+        lse, mean, attraction, V, W, B, N, D, count, start, scales[0] * LOG2_E, scales[-1] * LOG2_E,
+    ]  # fmt: skip
+    constants = {
+        "LINKS": links, "SCALES": len(scales), "HAS_IDS": query_ids is not None, "WITH_MEAN": with_mean,
+        "STORED": matrix is not None, "POSITIVE": positive, "ATTRACTION": similarities is not None,
+        "TEACHER": keys is not None, "PRECISION": PRECISIONS[queries.dtype][0], **blocks,
+    }  # fmt: skip
+    VIEWS_FORWARD.launch(grid, (queries.dtype, D, *constants.values()), arguments, constants)
+    return lse, mean, attraction if similarities is not None else lse.new_empty(0)
 
 
 class SmallBatch(NamedTuple):
@@ -96,15 +105,20 @@ def triton_views_backward(
         first: int, column_first: int, row_side: bool, column_side: bool,
     ) -> Tensor:  # fmt: skip
         out = torch.empty_like(rows, dtype=kind)
-        kernels.views_backward[(triton.cdiv(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0])](
+        arguments = [
             rows, columns, rows if row_ids is None else row_ids, rows if column_ids is None else column_ids,
             lse, mean, lse if grad_lse is None else grad_lse, lse if grad_mean is None else grad_mean, out,
             V, W, rows.shape[1], columns.shape[1], D, B, lse.shape[1], first, column_first, scales[0], scales[-1],
             *strides[0], *strides[1],
-            LINKS=links, SCALES=len(scales), HAS_IDS=row_ids is not None, ROW_SIDE=row_side, COLUMN_SIDE=column_side,
-            HAS_LSE=grad_lse is not None, HAS_MEAN=grad_mean is not None, DETACHED=detach_weights,
-            PRECISION=precision, SECOND_PRECISION=second_precision, WIDE=rows.dtype == torch.float16, **blocks,
-        )  # fmt: skip
+        ]  # fmt: skip
+        constants = {
+            "LINKS": links, "SCALES": len(scales), "HAS_IDS": row_ids is not None,
+            "ROW_SIDE": row_side, "COLUMN_SIDE": column_side,
+            "HAS_LSE": grad_lse is not None, "HAS_MEAN": grad_mean is not None, "DETACHED": detach_weights,
+            "PRECISION": precision, "SECOND_PRECISION": second_precision, "WIDE": rows.dtype == torch.float16, **blocks,
+        }  # fmt: skip
+        grid = triton.cdiv(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0], 1
+        VIEWS_BACKWARD.launch(grid, (rows.dtype, kind, D, *constants.values()), arguments, constants)
         return out
 
     if keys is None:
@@ -123,12 +137,16 @@ def triton_stored_gradient(
     lse, mean, links, start, scales, detach_weights = batch
     out = torch.empty_like(matrix, dtype=dtype)
     strides = [(0, 0, 0) if grad is None else grad.stride() for grad in (grad_lse, grad_mean)]
-    kernels.stored_gradient[(triton.cdiv(B, 16), triton.cdiv(N, 128), V * W)](
+    arguments = [
         matrix, matrix if query_ids is None else query_ids, matrix if key_ids is None else key_ids,
         lse, mean, lse if grad_lse is None else grad_lse, lse if grad_mean is None else grad_mean, out,
         V, W, B, N, lse.shape[1], start, scales[0], scales[-1], *strides[0], *strides[1],
-        LINKS=links, SCALES=len(scales), HAS_IDS=query_ids is not None, COLUMN_SIDE=symmetric,
-        HAS_LSE=grad_lse is not None, HAS_MEAN=grad_mean is not None, DETACHED=detach_weights,
-        BLOCK_M=16, BLOCK_N=128, num_warps=4,
-    )  # fmt: skip
+    ]  # fmt: skip
+    constants = {
+        "LINKS": links, "SCALES": len(scales), "HAS_IDS": query_ids is not None, "COLUMN_SIDE": symmetric,
+        "HAS_LSE": grad_lse is not None, "HAS_MEAN": grad_mean is not None, "DETACHED": detach_weights,
+        "BLOCK_M": 16, "BLOCK_N": 128, "num_warps": 4,
+    }  # fmt: skip
+    grid = triton.cdiv(B, 16), triton.cdiv(N, 128), V * W
+    STORED_GRADIENT.launch(grid, (dtype, *constants.values()), arguments, constants)
     return out

@@ -60,5 +60,5 @@ class DCL(Objective):
             return Terms(
                 attraction=pairs.mean_over_positives(attraction), repulsion=pairs.mean_over_positives(repulsion)
             )
-        repulsion = pairs.negatives(scale=1 / self.temperature).lse
-        return Terms(attraction=(-1 / self.temperature) * pairs.positive, repulsion=repulsion)
+        attraction, repulsion = pairs.attraction_and_negatives(scale=1 / self.temperature)
+        return Terms(attraction=attraction, repulsion=repulsion)

@@ -58,7 +58,6 @@ class InfoNCE(Objective):
         self.symmetric = switch("symmetric", symmetric)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links, scale = pairs.one_way_links(self.symmetric), 1 / current(self.temperature)
-        repulsion = pairs.link_others(scale, links)
-        attraction = -scale * pairs.similarity(links)
+        links = pairs.one_way_links(self.symmetric)
+        attraction, repulsion = pairs.attraction_and_others(1 / current(self.temperature), links)
         return Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))

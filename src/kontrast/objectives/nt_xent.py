@@ -53,6 +53,5 @@ class NTXent(Objective):
         self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
 
     def contrast(self, pairs: Pairs) -> Terms:
-        scale = 1 / current(self.temperature)
-        repulsion = pairs.others(scale)
-        return Terms(attraction=-scale * pairs.positive, repulsion=repulsion)
+        attraction, repulsion = pairs.attraction_and_others(scale=1 / current(self.temperature))
+        return Terms(attraction=attraction, repulsion=repulsion)

@@ -219,7 +219,7 @@ class Pairs:
         if self.bank is not None:
             return self._flat_statistics(scale, None, self.bank.to(self.dtype), None, **options)
         found = self._small_statistics(scale, None, **options)
-        return self._statistics(scale, self._keys, None, **options) if found is None else found
+        return self._statistics(scale, self._keys, None, **options) if found is None else found[0]
 
     def others(self, scale: float | Tensor) -> Tensor:
         """Return the log-sum-exp of each anchor over every other row, including its positives: [V,B]."""
@@ -229,9 +229,6 @@ class Pairs:
             keys, key_ids = (None, None) if self._keys is None else (self._keys.flatten(0, 1), rows.reshape(-1))
             return self._flat_statistics(scale, mine, keys, key_ids).lse
         if self._one_positive:
-            found = self._small_statistics(scale, None, positive=True)
-            if found is not None:
-                return found.lse
             return log_add_exp(self.negatives(scale).lse, self.positive, scale)
         positives = self.reduce_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
         return log_add_exp(self.negatives(scale).lse, positives, 1.0)
@@ -241,7 +238,7 @@ class Pairs:
         links = [(v, v) for v in range(self.V)]
         found = None if self.teacher else self._small_statistics(scale, links, **options)
         if found is not None:
-            return found
+            return found[0]
         if distributed.world() == 1:
             keys = None
         elif self.bank is not None:  # the bank has the negatives, so nobody needs a teacher's keys
@@ -280,16 +277,34 @@ class Pairs:
             return RowStatistics(*(torch.stack([x[..., v, :] for v, _ in links], -2) for x in rows))
         found = self._small_statistics(scale, links, **options)
         if found is not None:
-            return found
+            return found[0]
         keys, places = self._link_keys(links)
         return self._statistics(scale, keys, places, **options)
 
     def link_others(self, scale: float | Tensor, links: Sequence[Link]) -> Tensor:
         """Return the log-sum-exp of each link's query view over its key view of all images, positives too: [P,B]."""
-        found = self._small_statistics(scale, links, positive=True)
-        if found is not None:
-            return found.lse
         return log_add_exp(self.link_negatives(scale, links).lse, self.similarity(links), scale)
+
+    def attraction_and_others(
+        self, scale: float | Tensor, links: Sequence[Link] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return -scale times the similarity to the positives, and the log-sum-exp over all others, positives too.
+
+        For each anchor [V,B], against all other rows, or for each link [P,B].
+        """
+        found = self._small_statistics(scale, links, positive=True, attraction=True) if self._one_positive else None
+        if found is not None:
+            return found[1], found[0].lse
+        if links is None:
+            return -scale * self.positive, self.others(scale)
+        return -scale * self.similarity(links), self.link_others(scale, links)
+
+    def attraction_and_negatives(self, scale: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Return -scale times the similarity to the positives, and the log-sum-exp over all negatives: [V,B]."""
+        found = self._small_statistics(scale, None, attraction=True) if self._one_positive else None
+        if found is not None:
+            return found[1], found[0].lse
+        return -scale * self.positive, self.negatives(scale).lse
 
     def link_softplus_sums(self, scale: float | Tensor, bias: float | Tensor, links: Sequence[Link]) -> Tensor:
         """Return sum_j softplus(scale s_ij + bias) of each link's query view with its key view of other images: [P,B].
@@ -326,9 +341,9 @@ class Pairs:
 
     def _small_statistics(
         self, scale: Scale, links: Sequence[Link] | None, with_mean: bool = False, detach_weights: bool = False,
-        positive: bool = False,
-    ) -> RowStatistics | None:  # fmt: skip
-        """Return the statistics against the keys of other images together with unit rows and similarities, or None.
+        positive: bool = False, attraction: bool = False,
+    ) -> tuple[RowStatistics, Tensor] | None:  # fmt: skip
+        """Return statistics against the keys of other images and the attraction, with unit rows on the way; or None.
 
         One function for all of them saves time if the batch is small. It must be the first to ask for rows.
         """
@@ -339,15 +354,15 @@ class Pairs:
         kind, scales = kind_of_links(inputs.z, inputs.keys, places), as_list(scale)
         plain = len(scales) <= 2 and not any(isinstance(a, Tensor) for a in scales)
         one_pair = kind not in (ALL, SAME) or (kind == ALL and self.V == 2 and not self.teacher)
-        if kind is None or not plain or (positive and not one_pair) or not fits_small_kernel(inputs.z, inputs.keys):
+        if kind is None or not plain or (attraction and not one_pair) or not fits_small_kernel(inputs.z, inputs.keys):
             return None
         arguments = Arguments(
             self.labels, self._all_labels, kind, self.V if places is None else len(places), 0, scales,
-            detach_weights, with_mean, not isinstance(scale, Sequence), positive,
+            detach_weights, with_mean, not isinstance(scale, Sequence), positive, attraction,
         )  # fmt: skip
         z, keys, similarities, *found = AnchorFunction.apply(inputs.z, inputs.keys, self._normalize, arguments)
         self._rows = UnitRows(z, keys, similarities)
-        return RowStatistics(*found)
+        return RowStatistics(*found[:2]), found[2]
 
     def _statistics(
         self, scale: Scale, keys: Tensor | None, links: list[Link] | None, **options: Unpack[StatisticsOptions]

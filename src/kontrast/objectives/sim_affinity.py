@@ -57,9 +57,8 @@ class SimAffinity(Objective):
         links, scale = pairs.one_way_links(self.symmetric), self.scale(pairs)
         penalized = not is_zero(self.symmetry_weight)
         asymmetry = pairs.asymmetries(pairs.one_way_links()).mean() if penalized else None
-        repulsion = pairs.link_others(scale, links)
-        attraction = pairs.sum_by_query(-scale * pairs.similarity(links), links)
-        terms = Terms(attraction=attraction, repulsion=pairs.sum_by_query(repulsion, links))
+        attraction, repulsion = pairs.attraction_and_others(scale, links)
+        terms = Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))
         if asymmetry is not None:
             factor = (scale if self.symmetry_on_scaled else 1.0) / (pairs.N if self.normalize_by_n else 1)
             terms["symmetry"] = self.symmetry_weight * factor * asymmetry
