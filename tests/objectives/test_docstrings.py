@@ -18,6 +18,7 @@ DOCUMENTED = {
     **{name: OBJECTIVES[name] for name in NAMES},
     "Objective": objectives.Objective,
     "Terms": objectives.Terms,
+    "LearnedTemperature": objectives.LearnedTemperature,
     "objective": objectives.objective,
     "row_statistics": kernels.row_statistics,
     "merge": kernels.merge,

@@ -46,10 +46,11 @@ TRAINED = [(name, argument) for name, argument in NUMBERS if not constant(name, 
 
 
 def calls(name: str) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """Return two views and three views, each alone, with keys, and with keys and a bank."""
+    """Return two views and three views, each alone, with keys, with keys and a bank, and with labels."""
     keys, bank = draw(2, 5, 4, seed=8), normalize(draw(9, 4, seed=9), dim=-1)
     given: list[dict[str, Tensor]] = [{}, {"keys": keys}]
     given += [{"keys": keys, "bank": bank}] * OBJECTIVES[name].takes_bank
+    given += [{"labels": torch.tensor([3, 1, 3, 0, 1])}] * OBJECTIVES[name].takes_labels
     return [(draw(views, 5, 4, seed=views), each) for views in (2, 3) for each in given]
 
 

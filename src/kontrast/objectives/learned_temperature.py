@@ -17,7 +17,7 @@ BOUNDS = (0.01, 1.0)
 
 
 class LearnedTemperature(nn.Module):
-    """tau = exp(-log_scale), where log_scale is a parameter, as in CLIP.
+    """A temperature that is a parameter of the loss: tau = exp(-log_scale), as in CLIP.
 
     Before each use the parameter is moved into its bounds in place, so that its gradient never vanishes at a bound and
     it doesn't wander off beyond it. Its optimizer should not decay it; kontrast's don't decay single numbers.
