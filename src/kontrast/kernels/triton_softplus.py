@@ -38,14 +38,12 @@ def softplus_rows(
             PARTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, D_BLOCKS,
         )  # fmt: skip
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        x = a * s + b
-        small = tl.exp(-tl.abs(x))
+        x = drop_pairs(a * s + b, float("-inf"), row_ids, key_ids, column, columns, HAS_IDS, RAGGED)
+        small = tl.exp2(tl.abs(x) * -1.4426950408889634)
         # log(1 + small), exact for a tiny `small` too, where 1 + small would be rounded to 1.
-        softplus = tl.maximum(x, 0.0) + tl.where(small < 1e-3, small - 0.5 * small * small, tl.log(1.0 + small))
+        log = tl.where(small < 1e-3, small - 0.5 * small * small, 0.6931471805599453 * tl.log2(1.0 + small))
+        total += tl.sum(tl.maximum(x, 0.0) + log, 1)
         sigmoid = tl.where(x >= 0, 1.0, small) / (1.0 + small)
-        softplus = drop_pairs(softplus, 0.0, row_ids, key_ids, column, columns, HAS_IDS, RAGGED)
-        sigmoid = drop_pairs(sigmoid, 0.0, row_ids, key_ids, column, columns, HAS_IDS, RAGGED)
-        total += tl.sum(softplus, 1)
         weights += tl.sum(sigmoid, 1)
         weighted += tl.sum(sigmoid * s, 1)
     place = split.to(tl.int64) * 3 * rows + row
