@@ -16,8 +16,8 @@ together. Some objectives need a little more, which tests/test_distributed.py co
     with labels                         the labels [B] forward
     align-uniform, cacr with rbf        a statistic per anchor [V,B] forward, its gradient backward: the log of a mean
     dclw                                the similarities of positives [V,B] forward, for weights over all images
-    sim-affinity, sim-whitening         a sum [P] forward and backward, for the norm of A - A^T
-    barlow-twins, vicreg, w-mse,        no keys: sums [D] and [D,D] of each view or pair of views, forward and backward
+    sim-affinity, sim-whitening         a number per pair of views forward and backward, for the norm of A - A^T
+    barlow-twins, vicreg, w-mse,        no keys: sums [V,D] and [V,D,D] of views or pairs of views, forward and backward
     sim-trace, sim-whitening
 """
 

@@ -55,7 +55,7 @@ def link_statistics(
         # By the quotient, because -1 can't be inferred for an empty mean.
         return RowStatistics(*(x.view(*x.shape[:-1], len(queries), x.shape[-1] // len(queries)) for x in rows))
     if keys is None and list(links) == [(0, 1), (1, 0)] and not isinstance(scale, Sequence) and not is_per_row(scale):
-        return both_directions(queries[0], queries[1], scale, query_ids, with_mean, detach_weights)
+        return both_directions(queries[0], queries[1], scale, query_ids, unit, options)
     if len(links) > 1 and fits_one_matrix(queries, keys, len(links)):
         both = queries if keys is None else keys
         lse, mean = from_one_matrix(queries, both, links, scales, query_ids, key_ids, detach_weights, with_mean)
@@ -73,11 +73,11 @@ def link_statistics(
 
 
 def both_directions(
-    first: Tensor, second: Tensor, scale: float | Tensor, ids: Tensor, with_mean: bool, detach_weights: bool
+    first: Tensor, second: Tensor, scale: float | Tensor, ids: Tensor, unit: bool, options: dict[str, Any]
 ) -> RowStatistics:
     """Return the statistics of the first view against the second, and of the second against the first: [2,B]."""
     rows, columns = two_way_statistics(
-        first, second, scale=scale, query_ids=ids, key_ids=ids, with_mean=with_mean, detach_weights=detach_weights,
+        first, second, scale=scale, query_ids=ids, key_ids=ids, unit=unit, **options,
         implementation="dense" if is_small(first, len(first) * len(second)) else "auto",
     )  # fmt: skip
     return RowStatistics(torch.stack([rows.lse, columns.lse]), torch.stack([rows.mean, columns.mean]))

@@ -44,6 +44,7 @@ WIDE = {
     "rows": {2: Shape(128, 128, 4, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
     "both": {2: Shape(128, 128, 4, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
     "tiles": {2: Shape(128, 128, 4, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
+    "softplus": {2: Shape(128, 128, 8, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
 }
 NARROW_WIDTH = 128
 """The widest rows for which a program keeps a block of rows and its gradient on the chip."""

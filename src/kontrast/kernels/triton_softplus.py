@@ -84,7 +84,7 @@ def triton_softplus_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums of softplus, of its weights, and of the weights times s: [M] each."""
     rows, columns = Operand(queries, query_ids), Operand(keys, key_ids)
-    shape, piece, pieces = shape_of("tiles", rows.rows)
+    shape, piece, pieces = shape_of("softplus", rows.rows)
     blocks, tiles = triton.cdiv(rows.count, shape.rows), triton.cdiv(columns.count, shape.columns)
     splits, each = splits_of(blocks, tiles, queries.device)
     sums = queries.new_empty(splits, 3, rows.count, dtype=torch.float32)

@@ -119,11 +119,15 @@ def multiply_panels(
 
 
 def triton_two_way_forward(
-    queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor, with_mean: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return lse and mean of the rows [M] and of the columns [K]; empty means if they are not wanted."""
+    queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor, with_mean: bool,
+    number: float | None, unit: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return lse and mean of the rows [M] and of the columns [K]; empty means if they are not wanted.
+
+    `number` is the scale if the host knows it.
+    """
     rows, columns = Operand(queries, query_ids), Operand(keys, key_ids)
-    guard = Guard(rows, columns, [1.0], unit=False, scale=scale)
+    guard, scales = guard_of(rows, columns, scale, number, unit)
     sides = []
     for side in (rows, columns):
         lse = queries.new_empty(1, side.count, dtype=torch.float32)
@@ -131,10 +135,10 @@ def triton_two_way_forward(
     for bounded in guard.variants:
         # Atomic sums have no fixed order, so a program that needs deterministic bits computes each side by itself.
         if bounded and not torch.are_deterministic_algorithms_enabled():
-            launch_both(rows, columns, guard, [1.0], *sides)
+            launch_both(rows, columns, guard, scales, *sides)
         else:
-            launch_rows(rows, columns, guard, [1.0], *sides[0], bounded)
-            launch_rows(columns, rows, guard, [1.0], *sides[1], bounded)
+            launch_rows(rows, columns, guard, scales, *sides[0], bounded)
+            launch_rows(columns, rows, guard, scales, *sides[1], bounded)
     (lse, mean), (column_lse, column_mean) = sides
     return lse[0], mean[0], column_lse[0], column_mean[0]
 
@@ -143,13 +147,14 @@ def triton_two_way_backward(
     grads: Sequence[Tensor | None], outputs: Sequence[Tensor],
     queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor,
     detach_weights: bool, need_queries: bool, need_keys: bool, need_scale: bool,
+    number: float | None, unit: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     r"""Return the gradients of queries, keys and scale.
 
     With G = d loss / d s, sum_ij G_ij s_ij = <q, dq> = a da + sum_i g_mean mean_i, over rows and columns, gives da.
     """
     rows, columns = Operand(queries, query_ids), Operand(keys, key_ids)
-    guard = Guard(rows, columns, [1.0], unit=False, scale=scale)
+    guard, scales = guard_of(rows, columns, scale, number, unit)
     terms: list[RowTerms | None] = []
     for n in (0, 2):
         grad_lse, grad_mean = (None if grad is None else grad[None].contiguous() for grad in grads[n : n + 2])
@@ -157,12 +162,12 @@ def triton_two_way_backward(
         missing = grad_lse is None and grad_mean is None
         lse, mean = outputs[n][None], outputs[n + 1][None]
         terms.append(
-            None if missing else launch_coefficients(grad_lse, grad_mean, lse, mean, guard, [1.0], detach_weights)
+            None if missing else launch_coefficients(grad_lse, grad_mean, lse, mean, guard, scales, detach_weights)
         )
     row_terms, column_terms = terms
     if row_terms is not None and column_terms is not None and row_terms.with_beta != column_terms.with_beta:
         row_terms, column_terms = (with_beta(side) for side in (row_terms, column_terms))
-    launch = launch_gradient_tiles(rows, columns, (row_terms, column_terms), guard, [1.0])
+    launch = launch_gradient_tiles(rows, columns, (row_terms, column_terms), guard, scales)
     to_queries, to_keys = multiply_panels(rows, columns, launch, need_queries or need_scale, need_keys)
     to_scale = None
     if need_scale:
@@ -173,6 +178,15 @@ def triton_two_way_backward(
                 to_scale = to_scale - (grad * mean).sum()
         to_scale = to_scale / scale
     return cast(to_queries if need_queries else None, queries), cast(to_keys, keys), to_scale
+
+
+def guard_of(
+    rows: Operand, columns: Operand, scale: Tensor, number: float | None, unit: bool
+) -> tuple[Guard, list[float]]:
+    """Return the guard and the scales of a launch: the number, or 1 if only the device knows the scale."""
+    if number is not None:
+        return Guard(rows, columns, [number], unit), [number]
+    return Guard(rows, columns, [1.0], unit, scale=scale), [1.0]
 
 
 def with_beta(terms: RowTerms) -> RowTerms:

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from kontrast.kernels.custom_gradient import Operation
 from kontrast.kernels.dense import accumulation_type, affinity, affinity_statistics, equal_ids, in_torch_func
-from kontrast.kernels.row_statistics import RowStatistics, as_scalar, check_arguments, choose_implementation
+from kontrast.kernels.row_statistics import (
+    RowStatistics,
+    as_constant,
+    as_scalar,
+    check_arguments,
+    choose_implementation,
+)
 from kontrast.kernels.tiled import Affinity, RunningSums
 
 Statistics = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -23,7 +29,7 @@ Statistics = tuple[Tensor, Tensor, Tensor, Tensor]
 def two_way_statistics(
     queries: Tensor, keys: Tensor, *, scale: float | Tensor,
     query_ids: Tensor | None = None, key_ids: Tensor | None = None,
-    detach_weights: bool = False, with_mean: bool = True, implementation: str = "auto",
+    detach_weights: bool = False, with_mean: bool = True, unit: bool = False, implementation: str = "auto",
 ) -> tuple[RowStatistics, RowStatistics]:  # fmt: skip
     r"""Compute the statistics of the rows and of the columns of the affinity matrix together, with exact gradients.
 
@@ -38,6 +44,7 @@ def two_way_statistics(
         key_ids: an int64 per key.
         detach_weights: treat the weights w as constant in the gradient of the means.
         with_mean: compute the means too. Without it, they are empty and the result is ready sooner.
+        unit: promise that no row is longer than one, so that the CUDA kernels need not find out.
         implementation: `dense` (the definition), `tiled` (plain torch), `triton` (CUDA), or `auto` by device.
 
     Shape:
@@ -54,13 +61,14 @@ def two_way_statistics(
         found: tuple[Tensor, ...] = dense_both_ways(queries, keys, query_ids, key_ids, a, detach_weights, with_mean)
     else:
         how = choose_implementation(implementation, queries)
-        found = operation(queries, keys, query_ids, key_ids, a, detach_weights, with_mean, how)
+        number = None if isinstance(scale, Tensor) else as_constant("scale", scale)
+        found = operation(queries, keys, query_ids, key_ids, a, detach_weights, with_mean, how, number, unit)
     return RowStatistics(*found[:2]), RowStatistics(*found[2:])
 
 
 def dense_both_ways(
     queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor,
-    detach_weights: bool, with_mean: bool, implementation: str = "dense",
+    detach_weights: bool, with_mean: bool, *rest: Any,
 ) -> Statistics:  # fmt: skip
     """Return the statistics by definition."""
     s, excluded = affinity(queries, keys), equal_ids(query_ids, key_ids)
@@ -72,20 +80,20 @@ def dense_both_ways(
 
 def forward(
     queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor,
-    detach_weights: bool, with_mean: bool, implementation: str,
+    detach_weights: bool, with_mean: bool, implementation: str, number: float | None, unit: bool,
 ) -> Statistics:  # fmt: skip
     """Return lse and mean of the rows [M] and of the columns [K]; the means are [0] if they are not wanted."""
     if implementation == "triton":
         from kontrast.kernels.triton_wide_launch import triton_two_way_forward
 
-        return triton_two_way_forward(queries, keys, query_ids, key_ids, scale, with_mean)
+        return triton_two_way_forward(queries, keys, query_ids, key_ids, scale, with_mean, number, unit)
     return tiled_forward(queries, keys, query_ids, key_ids, scale, with_mean)
 
 
 def backward(
     grads: list[Tensor | None], outputs: list[Tensor], needs: list[bool],
     queries: Tensor, keys: Tensor, query_ids: Tensor | None, key_ids: Tensor | None, scale: Tensor,
-    detach_weights: bool, with_mean: bool, implementation: str,
+    detach_weights: bool, with_mean: bool, implementation: str, number: float | None, unit: bool,
 ) -> list[Tensor]:  # fmt: skip
     """Return the needed gradients of queries [M,D], keys [K,D] and scale."""
     if implementation == "triton":
@@ -94,14 +102,14 @@ def backward(
         need_queries, need_keys, _, _, need_scale, *_ = needs
         found = triton_two_way_backward(
             grads, outputs, queries, keys, query_ids, key_ids, scale, detach_weights, need_queries, need_keys,
-            need_scale,
+            need_scale, number, unit,
         )  # fmt: skip
         return [part for part in found if part is not None]
     return tiled_backward(grads, outputs, needs, queries, keys, query_ids, key_ids, scale, detach_weights, with_mean)
 
 
 def shapes(
-    queries: Tensor, keys: Tensor, query_ids: Any, key_ids: Any, scale: Any, detach: Any, with_mean: bool, how: str
+    queries: Tensor, keys: Tensor, query_ids: Any, key_ids: Any, scale: Any, detach: Any, with_mean: bool, *rest: Any
 ) -> Statistics:
     kind = accumulation_type(queries)
     rows, columns = (side.new_empty(side.shape[0], dtype=kind) for side in (queries, keys))
@@ -112,7 +120,7 @@ def shapes(
 operation = Operation(
     "two_way_statistics",
     "Tensor queries, Tensor keys, Tensor? query_ids, Tensor? key_ids, Tensor scale, bool detach_weights, "
-    "bool with_mean, str implementation",
+    "bool with_mean, str implementation, float? number, bool unit",
     4, forward=forward, backward=backward, definition=dense_both_ways, shapes=shapes,
 )  # fmt: skip
 
