@@ -12,7 +12,7 @@ import os
 import torch
 
 from kontrast.kernels.triton_launch import triton_backward, triton_forward
-from kontrast.kernels.triton_operands import Shape
+from kontrast.kernels.triton_operands import NARROW, WIDE, Shape
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 VARIANTS: dict[tuple[str, torch.dtype], list[Shape]] = {

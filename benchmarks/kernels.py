@@ -3,8 +3,8 @@
     python benchmarks/kernels.py [--quick] [--pairs N ...] [--widths D ...] [--tune] [--json FILE]
 
 Times are of a forward and a backward pass. Peers that are not installed are skipped, and so are sizes at which a peer's
-matrices don't fit. Errors are relative to float64 on the same inputs, of at most 2,048 pairs. Memory is what a call adds
-at its peak. On CUDA, "captured" replays the same call as a CUDA graph, and "share" is the share of the bf16 matrix rate
+matrices don't fit. Errors are relative to float64 on the same inputs, of at most 2,048 pairs. Memory is what a call
+adds at its peak. On CUDA, "captured" replays the same call as a CUDA graph, and "share" is the share of the bf16 matrix rate
 measured here, counting 6 M^2 D operations (three products of M rows by M rows at width D; the triangle needs five).
 """
 
@@ -150,7 +150,7 @@ def matrix_rate() -> float:
 
 
 LIMITS = {"pytorch-metric-learning": 256, "lightly": 32768, "plain torch": 32768}
-"""The most pairs of each contender: pytorch-metric-learning's memory is cubic in the batch, the others store matrices."""
+"""The most pairs of each contender: pytorch-metric-learning's memory is cubic in the batch, others store matrices."""
 
 
 def race(
