@@ -4,8 +4,8 @@
 
 Times are of a forward and a backward pass. Peers that are not installed are skipped, and so are sizes at which a peer's
 matrices don't fit. Errors are relative to float64 on the same inputs, of at most 2,048 pairs. Memory is what a call
-adds at its peak. On CUDA, "captured" replays the same call as a CUDA graph, and "share" is the share of the bf16 matrix rate
-measured here, counting 6 M^2 D operations (three products of M rows by M rows at width D; the triangle needs five).
+adds at its peak. On CUDA, "captured" replays the same call as a CUDA graph, and "share" is the share of the bf16 matrix
+rate measured here, counting 6 M^2 D operations: three products of M rows by M rows at width D.
 """
 
 from __future__ import annotations

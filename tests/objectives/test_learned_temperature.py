@@ -131,9 +131,9 @@ def test_torch_func_leaves_the_parameter_unchanged() -> None:
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_where_it_makes_no_sense_the_word_is_refused_with_the_reason(name) -> None:
     for argument in OBJECTIVES.arguments(name):
-        if (name, argument) in [(learned, "temperature") for learned in LEARNED]:
+        if (name, argument) in [("siglip", "bias"), *((learned, "temperature") for learned in (*LEARNED, "siglip"))]:
             continue
-        reason = REASONS.get((name, argument), "only nt-xent and info-nce" if argument == "temperature" else "")
+        reason = REASONS.get((name, argument), "only nt-xent, info-nce and siglip" if argument == "temperature" else "")
         with pytest.raises(ValueError, match=f"{argument} is 'learned': .*{reason}"):
             objective(name, **{argument: "learned"})
 

@@ -13,6 +13,16 @@ from torch import Tensor
 from kontrast.kernels.triton_operands import interpreting
 
 
+def ceil_div(a: int, b: int) -> int:
+    """Return a / b, rounded up. Triton's own function takes microseconds on the host."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
 class FastKernel:
     """A Triton kernel whose compiled variants are found by a key.
 
@@ -30,11 +40,12 @@ class FastKernel:
         if interpreting():
             self.kernel[grid](*arguments, **constants)
             return
-        aligned = tuple(x.data_ptr() % 16 == 0 for x in arguments if isinstance(x, Tensor))
+        aligned = tuple([x.data_ptr() % 16 == 0 for x in arguments if isinstance(x, Tensor)])
         key = key, aligned, torch.cuda.current_device()
         compiled = self.compiled.get(key)
         if compiled is None:
+            names = self.kernel.arg_names[len(arguments) :]
+            assert list(constants)[: len(names)] == names, "the constants are not in the order of the signature"
             self.compiled[key] = self.kernel[grid](*arguments, **constants)
             return
-        names = self.kernel.arg_names[len(arguments) :]
-        compiled[grid](*arguments, *(constants[name] for name in names))
+        compiled[grid](*arguments, *list(constants.values())[: len(self.kernel.arg_names) - len(arguments)])

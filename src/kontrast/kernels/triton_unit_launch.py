@@ -5,23 +5,24 @@ V query views, W key views, B images, D width, L pairs of views.  z [V,B,D], key
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kontrast.kernels import triton_unit as kernels
-from kontrast.kernels.triton_fast_launch import FastKernel
+from kontrast.kernels.triton_fast_launch import FastKernel, ceil_div, power_of_two
 
 UNIT_FORWARD, UNIT_BACKWARD = FastKernel(kernels.unit_forward), FastKernel(kernels.unit_backward)
 
 
+@functools.cache
 def block_sizes(B: int, D: int) -> tuple[int, dict[str, Any]]:
     """Return the number of programs per view, and the block sizes: about 512 numbers per program."""
-    width = triton.next_power_of_2(D)
+    width = power_of_two(D)
     block = max(1, 512 // width)
-    return triton.cdiv(B, block), {"BLOCK": block, "BLOCK_D": width, "num_warps": 4 if width * block <= 1024 else 8}
+    return ceil_div(B, block), {"BLOCK": block, "BLOCK_D": width, "num_warps": 4 if width * block <= 1024 else 8}
 
 
 def triton_unit_forward(z: Tensor, keys: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor | None, Tensor]:

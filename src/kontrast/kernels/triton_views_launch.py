@@ -6,16 +6,16 @@ and [N];  statistics and their gradients [S,P,B].
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kontrast.kernels import triton_views as kernels
-from kontrast.kernels.triton_fast_launch import FastKernel
+from kontrast.kernels.triton_fast_launch import FastKernel, ceil_div, power_of_two
 from kontrast.kernels.triton_operands import interpreting
 
 VIEWS_FORWARD, VIEWS_BACKWARD = FastKernel(kernels.views_forward), FastKernel(kernels.views_backward)
@@ -27,8 +27,9 @@ LOG2_E = math.log2(math.e)
 PRECISIONS = {torch.float32: ("tf32x3", "tf32x3"), torch.float16: ("ieee", "tf32"), torch.bfloat16: ("ieee", "ieee")}
 
 
+@functools.cache
 def block_sizes(D: int, dtype: torch.dtype) -> dict[str, Any]:
-    width = max(16, triton.next_power_of_2(D))
+    width = max(16, power_of_two(D))
     columns = 64 if width * dtype.itemsize <= 256 else 32
     return {"BLOCK_M": 16, "BLOCK_N": columns, "BLOCK_D": width, "num_warps": 4, "num_stages": 2}
 
@@ -59,7 +60,7 @@ def triton_views_forward(
     lse = queries.new_empty(len(scales), count, B, dtype=torch.float32)
     mean = torch.empty_like(lse) if with_mean else lse.new_empty(len(scales), count, 0)
     blocks = block_sizes(D, queries.dtype) if matrix is None else STORED_BLOCKS
-    grid = triton.cdiv(B, blocks["BLOCK_M"]), V if links == 0 else V * W, 1
+    grid = ceil_div(B, blocks["BLOCK_M"]), V if links == 0 else V * W, 1
     attraction = lse if similarities is None else lse.new_empty(count, B)
     arguments = [
         queries, others, queries if matrix is None else matrix, lse if similarities is None else similarities,
@@ -117,7 +118,7 @@ def triton_views_backward(
             "HAS_LSE": grad_lse is not None, "HAS_MEAN": grad_mean is not None, "DETACHED": detach_weights,
             "PRECISION": precision, "SECOND_PRECISION": second_precision, "WIDE": rows.dtype == torch.float16, **blocks,
         }  # fmt: skip
-        grid = triton.cdiv(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0], 1
+        grid = ceil_div(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0], 1
         VIEWS_BACKWARD.launch(grid, (rows.dtype, kind, D, *constants.values()), arguments, constants)
         return out
 
@@ -147,6 +148,6 @@ def triton_stored_gradient(
         "HAS_LSE": grad_lse is not None, "HAS_MEAN": grad_mean is not None, "DETACHED": detach_weights,
         "BLOCK_M": 16, "BLOCK_N": 128, "num_warps": 4,
     }  # fmt: skip
-    grid = triton.cdiv(B, 16), triton.cdiv(N, 128), V * W
+    grid = ceil_div(B, 16), ceil_div(N, 128), V * W
     STORED_GRADIENT.launch(grid, (dtype, *constants.values()), arguments, constants)
     return out

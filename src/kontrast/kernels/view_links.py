@@ -6,6 +6,7 @@ V query views of B images, W key views of N images, D width, S scales, P links (
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -32,6 +33,7 @@ def kind_of_links(queries: Tensor, keys: Tensor | None, links: Sequence[Link] | 
     return next((kind for kind, case in cases_of_links(V, W).items() if case == list(links)), None)
 
 
+@functools.cache
 def cases_of_links(V: int, W: int) -> dict[int, list[Link]]:
     every = [(v, w) for v in range(V) for w in range(W)]
     same, later = [link for link in every if link[0] == link[1]], [link for link in every if link[0] < link[1]]

@@ -27,7 +27,7 @@ Number = float | Tensor
 LARGEST = 1e18
 """The largest argument, and the inverse of the smallest: products of two of them stay within float32."""
 
-NT_XENT_ALONE = "only nt-xent and info-nce learn theirs"
+NT_XENT_ALONE = "only nt-xent, info-nce and siglip learn theirs"
 
 
 def refuse(name: str, value: Any, allowed: str) -> NoReturn:

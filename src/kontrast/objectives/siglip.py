@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import logsigmoid
 
-from kontrast.objectives.arguments import number, positive
+from kontrast.objectives.arguments import Number, number
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.learned_temperature import current, temperature_argument
 from kontrast.objectives.pairs import Pairs
+
+BOUNDS = (0.001, 10.0)
 
 
 @OBJECTIVES.register("siglip")
@@ -26,8 +29,11 @@ class SigLIP(Objective):
     Reference: Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023.
 
     Args:
-        temperature: tau, divides the similarities. `learned` trains the parameter t' = log(1/tau), from log 10.
-        bias: b, any number. `learned` trains the parameter b, from -10, so that few pairs match at the start.
+        temperature: tau, divides the similarities. A tensor or parameter gets its gradient; "learned" makes t' = log t
+            a parameter of the loss.
+        bias: b, any number. "learned" makes it a parameter that starts at -10, so that few pairs match at first.
+        initial_temperature: where a learned temperature starts. None: 0.1.
+        temperature_bounds: the least and the largest learned temperature. None: 0.001 and 10.
         normalize: scale the rows of z and keys to length one. False takes them as they are.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
@@ -45,20 +51,21 @@ class SigLIP(Objective):
     takes_labels = True
 
     def __init__(
-        self, temperature: float | str = "learned", bias: float | str = "learned", *,
+        self, temperature: Number | str = "learned", bias: Number | str = "learned", *,
+        initial_temperature: float | None = None, temperature_bounds: Sequence[float] | None = None,
         normalize: bool = True, reduction: str = "mean",
     ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = temperature if temperature == "learned" else positive("temperature", temperature)
-        self.bias = bias if bias == "learned" else number("bias", bias)
-        if self.temperature == "learned":
-            self.t_prime = nn.Parameter(torch.tensor(math.log(10)))
-        if self.bias == "learned":
-            self.b = nn.Parameter(torch.tensor(-10.0))
+        learned = isinstance(temperature, str) and temperature == "learned"
+        bounds = BOUNDS if temperature_bounds is None and learned else temperature_bounds
+        self.temperature = temperature_argument(temperature, initial_temperature, bounds, default=0.1)
+        self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
+        if isinstance(bias, str) and bias == "learned":
+            self.bias: Number = nn.Parameter(torch.tensor(-10.0))
+        else:
+            self.bias = number("bias", bias)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        t: float | Tensor = self.t_prime.exp() if isinstance(self.temperature, str) else 1 / self.temperature
-        b: float | Tensor = self.b if isinstance(self.bias, str) else self.bias
-        links = pairs.one_way_links()
+        t, b, links = 1 / current(self.temperature), self.bias, pairs.one_way_links()
         attraction, repulsion = -logsigmoid(t * pairs.similarity(links) + b), pairs.link_softplus_sums(t, b, links)
         return Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))
