@@ -16,10 +16,11 @@ import kontrast
 ROOT = Path(kontrast.__file__).parent
 TESTS = Path(__file__).parent
 
-BASE = {"registry", "errors", "files", "counters", "sharding"}
+BASE = {"registry", "errors", "files", "counters", "sharding", "import_path"}
 MAY_IMPORT = {
     "errors": set(),
     "counters": set(),
+    "import_path": set(),
     "sharding": {"errors"},
     "files": {"errors"},
     "registry": {"errors"},

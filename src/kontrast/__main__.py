@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-from types import FrameType
+from kontrast.import_path import drop_current_folder
+
+drop_current_folder()  # before any import that a file beside the data could take over
+
+import contextlib  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+from types import FrameType  # noqa: E402
 
 
 def exit_early(number: int, frame: FrameType | None) -> None:

@@ -10,14 +10,6 @@ import pytest
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "promises.md"
-ROWS = range(1, 41)
-
-
-def marked_rows(path: Path) -> set[int]:
-    """Return the rows named by `@pytest.mark.fault(...)` in a test file."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    marks = [c for c in calls if ast.unparse(c.func) == "pytest.mark.fault"]
-    return {ast.literal_eval(argument) for mark in marks for argument in mark.args}
 
 
 def promises() -> dict[int, list[str]]:
@@ -27,6 +19,16 @@ def promises() -> dict[int, list[str]]:
     return {int(number): re.findall(r"\]\(([^)]+)\)", text) for number, text in rows}
 
 
+ROWS = sorted(promises())
+
+
+def marked_rows(path: Path) -> set[int]:
+    """Return the rows named by `@pytest.mark.fault(...)` in a test file."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    marks = [c for c in calls if ast.unparse(c.func) == "pytest.mark.fault"]
+    return {ast.literal_eval(argument) for mark in marks for argument in mark.args}
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_promise_links_to_a_test_that_causes_the_fault(row):
     links = promises().get(row, [])
@@ -34,6 +36,10 @@ def test_promise_links_to_a_test_that_causes_the_fault(row):
     files = [(PAGE.parent / link).resolve() for link in links]
     assert all(path.is_file() and path.parent == HERE for path in files), links
     assert all(row in marked_rows(path) for path in files), f"a linked file has no test marked fault({row}): {links}"
+
+
+def test_rows_are_numbered_without_gaps():
+    assert list(range(1, len(ROWS) + 1)) == ROWS
 
 
 def test_every_marked_row_is_a_promise():

@@ -26,6 +26,7 @@ from typing import TypeVar
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.listing import Item
 from kontrast.errors import EnvironmentFault
+from kontrast.import_path import python_environment
 
 T = TypeVar("T")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -113,8 +114,6 @@ class Worker:
     """One decoding process, used by one thread at a time."""
 
     def __init__(self) -> None:
-        # Pass sys.path on, so that a source tree that is not installed works too.
-        paths = os.pathsep.join(p for p in sys.path if p)
         # Block signals until the worker ignores them: one may arrive while it still imports.
         old = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
@@ -122,7 +121,7 @@ class Worker:
                 [sys.executable, "-c", "from kontrast.data.decode_workers import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                env={**python_environment("numpy", "PIL"), "OMP_NUM_THREADS": "1"},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
