@@ -21,8 +21,13 @@ def exit_early(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command line."""
+    launcher = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, exit_early)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun started this process as a rank
+        from kontrast.training.signals import end_with_launcher
+
+        end_with_launcher(launcher)
     from kontrast.cli.main import main as run_command
 
     run_command()

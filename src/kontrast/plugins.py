@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def files_in_variable() -> list[str]:
 def command_start() -> list[str]:
     """Return how a command starts that knows the same names: `kontrast --import FILE.py ...`."""
     return ["kontrast", *(word for path in dict.fromkeys(files_in_variable()) for word in ("--import", path))]
+
+
+def own_line(error: BaseException) -> str:
+    """Return the last line of an imported file, or of a file beside it, that an error passed through; "" if none."""
+    folders = {os.path.dirname(path) for path in files_in_variable()}
+    calls = traceback.extract_tb(error.__traceback__)
+    own = [call for call in calls if os.path.dirname(os.path.abspath(call.filename)) in folders]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def import_file(path: Path) -> None:

@@ -38,9 +38,5 @@ def test_promise_links_to_a_test_that_causes_the_fault(row):
     assert all(row in marked_rows(path) for path in files), f"a linked file has no test marked fault({row}): {links}"
 
 
-def test_rows_are_numbered_without_gaps():
-    assert list(range(1, len(ROWS) + 1)) == ROWS
-
-
 def test_every_marked_row_is_a_promise():
     assert set().union(*(marked_rows(path) for path in HERE.glob("test_*.py"))) == set(ROWS)
