@@ -219,6 +219,15 @@ def missing_ranks(error: BaseException) -> list[int] | None:
         return [0]  # the store is gone, and without torchrun the first rank hosts it
 
 
+def launcher() -> list[str]:
+    """Return how a command line begins that starts as many ranks as there are; empty for a single process."""
+    if world() == 1:
+        return []
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world()))
+    nodes = ["--nnodes", str(world() // local)] if world() > local else []
+    return ["torchrun", *nodes, "--nproc-per-node", str(local), "-m"]
+
+
 def initialize(timeout_seconds: float = START_SECONDS) -> torch.device:
     """Join the ranks that torchrun started, if any, and return the device of this rank."""
     local = int(os.environ.get("LOCAL_RANK", "0"))

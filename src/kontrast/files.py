@@ -12,11 +12,12 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kontrast.errors import CheckpointError, EnvironmentFault
+from kontrast.errors import CheckpointError, EnvironmentFault, printable
 
 
 @contextlib.contextmanager
@@ -75,13 +76,18 @@ def _temporary(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written (`.tmp-*`) or half-deleted (`.del-*`). Call it under a lock."""
+    """Remove what is half-written (`.tmp-*`) or half-deleted (`.del-*`), by a killed process or because the system did
+    not allow it (EBUSY, as on network storage while another process reads). Call it under a lock.
+
+    What still can't be removed is left for the next call: it is in nobody's way.
+    """
     for path in folder.glob(".*"):
         if path.name.startswith((".tmp-", ".del-")):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def sync(path: Path) -> None:
@@ -112,17 +118,28 @@ class LockHeld(Exception):
     """Another process has the lock."""
 
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""How file systems without locks answer, as some network mounts do."""
+_unlocked: set[int] = set()
+"""The devices without locks that the user was warned about."""
+
+
 def take_lock(path: Path, wait: bool = True) -> int:
     """Lock a file, which is created, or a folder; returns the descriptor, whose closing releases the lock.
 
     The system releases the lock of a process that dies. If the file was removed while this process waited, a new one is
     created: a lock on a removed file excludes nobody. Raises `LockHeld` if it may not wait and another process has the
-    lock.
+    lock. A file system without locks is used without, after one warning.
     """
     while True:
         handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                _warn_of_no_locks(path, os.fstat(handle).st_dev, error)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.stat(path)):
                     return handle
@@ -130,6 +147,16 @@ def take_lock(path: Path, wait: bool = True) -> int:
         except BlockingIOError:
             os.close(handle)
             raise LockHeld from None
+
+
+def _warn_of_no_locks(path: Path, device: int, error: OSError) -> None:
+    """Say once per file system that it has no locks."""
+    if device not in _unlocked:
+        _unlocked.add(device)
+        problem = f"{path.parent} is on a file system without locks ({error.strerror})"
+        with contextlib.suppress(OSError):  # nobody reads it, which is no reason to stop
+            advice = "nothing keeps two processes apart that write there at once"
+            print(printable(f"warning: {problem}: {advice}"), file=sys.stderr, flush=True)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

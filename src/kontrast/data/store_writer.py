@@ -65,6 +65,19 @@ def pack_split(
     return out
 
 
+def remove_split(out: Path) -> None:
+    """Remove a split that its source no longer has. It is renamed first, so that half of one is never opened."""
+    old, doomed = replaced_folder(out), out.with_name(f".del-{out.name}")
+    if not any(path.exists() for path in (out, old, doomed)):
+        return
+    with _locked(out):
+        shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+        if is_store(out):
+            os.rename(out, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
 def _write_listing(listing: Listing, out: Path, facts: Facts, options: Options) -> None:
     """Decode what an interrupted packing has not decoded yet, and finish the store."""
     journal = Journal(_work_folder(out), facts["key"])

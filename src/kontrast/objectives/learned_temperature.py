@@ -78,7 +78,7 @@ def temperature_argument(value: Any, initial: Any, bounds: Any, *, default: floa
     if not learned:
         return positive("temperature", value)
     bounds = BOUNDS if bounds is None else bounds
-    numbers = bounds if isinstance(bounds, Sequence) else []
+    numbers = bounds if isinstance(bounds, Sequence) and not isinstance(bounds, str | bytes) else []
     limits = [fixed("temperature_bounds", positive("temperature_bounds", bound)) for bound in numbers]
     if len(limits) != 2 or limits[0] >= limits[1]:
         refuse("temperature_bounds", bounds, "give the least and the largest temperature, for example [0.01, 1.0]")

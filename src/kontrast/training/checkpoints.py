@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import CheckpointError
-from kontrast.files import atomic_folder, disk_faults, write_atomic
+from kontrast.files import atomic_folder, disk_faults, sweep, write_atomic
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
@@ -66,6 +66,7 @@ def prune(folder: Path, keep: int, best: int | None = None, step: int | None = N
         if best is None or path.name != name_of(best):
             with contextlib.suppress(OSError):
                 discard(path)
+    sweep(folder)  # what could not be removed before, or the disk would fill up
 
 
 def discard(path: Path) -> None:

@@ -206,12 +206,22 @@ class Loop:
             epochs = max(1, -(-position.total // position.per_epoch))
             value = joint_weight(position.epoch, epochs=epochs, weight=self.learner.ramp_end, ramp=True)
             setattr(self.learner.objective, recipe.objective.ramp, value)
-        if self.device.type == "cpu":  # for encoders with dropout; torch.manual_seed itself takes 200 times as long
-            draw = position.step * distributed.world() + distributed.rank()
-            torch.default_generator.manual_seed((recipe.seed * GOLDEN + draw) % 2**63)
+        self.seed_dropout()
         view_keys = keys(recipe.seed, position.epoch, batch.indices)
         self.step(batch.images, view_keys, batch.sizes, self.learning_rate(position.step), momentum)
         position.step += 1
+
+    def seed_dropout(self) -> None:
+        """Let encoders with dropout draw numbers that depend only on the seed, the step and the rank.
+
+        This holds for a captured graph too: it reads the seed of the device's generator whenever it is replayed.
+        """
+        draw = self.position.step * distributed.world() + distributed.rank()
+        generator = torch.default_generator  # torch.manual_seed itself, for all devices, takes 200 times as long
+        if self.device.type == "cuda":
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            generator = torch.cuda.default_generators[index]
+        generator.manual_seed((self.recipe.seed * GOLDEN + draw) % 2**63)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
