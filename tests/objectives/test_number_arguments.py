@@ -21,12 +21,18 @@ ARGUMENTS = [(name, argument) for name in sorted(OBJECTIVES) for argument in OBJ
 NUMBERS = [
     (name, argument)
     for name, argument in ARGUMENTS
-    if isinstance(OBJECTIVES.arguments(name)[argument].default, float) or argument in ("clamp", "ridge")
+    if isinstance(OBJECTIVES.arguments(name)[argument].default, float)
+    or argument in ("clamp", "ridge", "bias")
+    or (name, argument) == ("siglip", "temperature")
 ]
 CONSTANT = {"ridge", "covariance_weight"}
 """Arguments that get no gradient where they are not `VICReg`'s; a tensor that requires grad is refused."""
-GIVEN_WITH = {"rbf_t": {"cost": "rbf"}, "clamp": {"detach": False}}
-"""Further arguments, without which an argument has no effect."""
+GIVEN_WITH = {"rbf_t": {"cost": "rbf"}, "clamp": {"detach": False}, "bias": {"temperature": 0.1}}
+"""Further arguments, without which an argument has no effect, or with which it is the only parameter."""
+
+
+def given_with(name: str, argument: str) -> dict:
+    return {"bias": -5.0} if (name, argument) == ("siglip", "temperature") else GIVEN_WITH.get(argument, {})
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -35,7 +41,9 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def default(name: str, argument: str) -> float:
     value = OBJECTIVES.arguments(name)[argument].default
-    return value if value is not None else {"clamp": 1.1, "ridge": 0.01}[argument]
+    return (
+        value if isinstance(value, float) else {"clamp": 1.1, "ridge": 0.01, "temperature": 0.1, "bias": -5.0}[argument]
+    )
 
 
 def constant(name: str, argument: str) -> bool:
@@ -57,7 +65,7 @@ def calls(name: str) -> list[tuple[Tensor, dict[str, Tensor]]]:
 @pytest.mark.parametrize(("name", "argument"), TRAINED)
 def test_the_gradient_of_a_tensor_is_the_slope_of_the_loss(name, argument) -> None:
     value, step = 1.07 * default(name, argument), 1e-6
-    settings = [GIVEN_WITH.get(argument, {})]
+    settings = [given_with(name, argument)]
     settings += [{"repulsion": "uniform", "cost": "rbf"}] if argument == "rbf_t" else []
     settings += [{"negatives": "same-view"}, {"attraction": "reversed"}] if argument in ("t_plus", "t_minus") else []
     settings += [{"variant": "mocov3"}, {"symmetric": True}] if name == "sim-whitening" else []
@@ -79,7 +87,7 @@ def test_the_gradient_of_a_tensor_is_the_slope_of_the_loss(name, argument) -> No
 def test_a_parameter_is_part_of_the_module(name, argument) -> None:
     """It is trained, saved and moved with the objective, and a tensor that requires grad is used as it is."""
     parameter = nn.Parameter(torch.tensor(default(name, argument)))
-    loss = objective(name, **{argument: parameter}, **GIVEN_WITH.get(argument, {}))
+    loss = objective(name, **{argument: parameter}, **given_with(name, argument))
     assert dict(loss.named_parameters()) == {argument: parameter} and argument in loss.state_dict()
     assert loss.learned_numbers() == {argument: pytest.approx(default(name, argument))}
     assert f"{argument}=tensor(" in repr(loss)
@@ -123,7 +131,8 @@ def test_everything_else_is_refused_by_name(name, argument) -> None:
     wrong += [np.bool_(True), torch.tensor(True), np.array(True), torch.tensor(math.inf), object(), torch]
     wrong += [torch.tensor(math.nan, requires_grad=True), torch.ones(2, requires_grad=True)]
     wrong += [nn.Parameter(torch.tensor(-300.0)), nn.Parameter(torch.ones(1))]
-    wrong += [True, False] if (name, argument) in NUMBERS or argument == "seed" else [1, 0.0, torch.tensor(1)]
+    number = (name, argument) in [*NUMBERS, ("siglip", "initial_temperature")] or argument == "seed"
+    wrong += [True, False] if number else [1, 0.0, torch.tensor(1)]
     for value in wrong:
         if argument in ("clamp", "bias") and isinstance(value, nn.Parameter) and not value.ndim:
             continue  # it may be negative
@@ -146,7 +155,7 @@ def test_torch_func_differentiates_arguments(name) -> None:
         value = torch.tensor(default(name, argument), dtype=torch.float64)
 
         def loss(number, argument=argument) -> Tensor:
-            return objective(name, **{argument: number}, **GIVEN_WITH.get(argument, {}))(z)
+            return objective(name, **{argument: number}, **given_with(name, argument))(z)
 
         leaf = value.clone().requires_grad_()
         expected = torch.autograd.grad(loss(leaf), leaf)[0]

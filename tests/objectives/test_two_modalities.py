@@ -85,7 +85,7 @@ def test_siglip_starts_where_its_paper_does() -> None:
     at_start = math.log1p(math.exp(10)) + 4095 * math.log1p(math.exp(-10))
     assert round(at_start, 2) == 10.19
     loss = objective("siglip")
-    assert (loss.temperature.log_scale.item(), loss.bias.item()) == (pytest.approx(math.log(10)), -10.0)
+    assert (loss.temperature.log_scale.item(), loss.b.item()) == (pytest.approx(math.log(10)), -10.0)
     images, texts = torch.eye(8).chunk(2)
     expected = math.log1p(math.exp(10)) + 3 * math.log1p(math.exp(-10))
     assert loss(images, texts).item() == pytest.approx(expected, rel=1e-6)
@@ -94,17 +94,17 @@ def test_siglip_starts_where_its_paper_does() -> None:
 
 def test_siglip_learns_temperature_and_bias(projections) -> None:
     loss = objective("siglip").double()
-    parameters = [loss.temperature.log_scale, loss.bias]
-    expected = siglip(projections, loss.temperature.log_scale.exp(), loss.bias)
+    parameters = [loss.temperature.log_scale, loss.b]
+    expected = siglip(projections, loss.temperature.log_scale.exp(), loss.b)
     value = loss(projections)
     torch.testing.assert_close(value, expected)
     slopes = torch.autograd.grad(value, parameters)
     torch.testing.assert_close(slopes, torch.autograd.grad(expected, parameters))
     # d loss / d b is the mean over images of the sum of the row's probabilities, minus one.
     x, y = normalize(projections, dim=-1)
-    sigma = torch.sigmoid(loss.temperature.log_scale.exp() * x @ y.T + loss.bias)
+    sigma = torch.sigmoid(loss.temperature.log_scale.exp() * x @ y.T + loss.b)
     torch.testing.assert_close(slopes[1], (sigma.sum() - 7) / 7)
-    assert set(loss.state_dict()) == {"temperature.log_scale", "bias"}
+    assert set(loss.state_dict()) == {"temperature.log_scale", "b"}
 
 
 def test_siglip_takes_any_number_as_bias(projections) -> None:

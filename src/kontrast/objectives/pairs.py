@@ -22,6 +22,7 @@ from kontrast.kernels.links import link_statistics
 from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.kernels.row_statistics import Scale, as_list
 from kontrast.kernels.small_batch import AnchorFunction, Arguments, fits_small_kernel
+from kontrast.kernels.stored_batch import StoredBatchFunction, fits_stored_batch
 from kontrast.kernels.symmetry import asymmetry
 from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
 from kontrast.kernels.view_links import ALL, SAME, Link, image_indices, kind_of_links
@@ -354,6 +355,11 @@ class Pairs:
         kind, scales = kind_of_links(inputs.z, inputs.keys, places), as_list(scale)
         plain = len(scales) <= 2 and not any(isinstance(a, Tensor) for a in scales)
         one_pair = kind not in (ALL, SAME) or (kind == ALL and self.V == 2 and not self.teacher)
+        stored = kind == ALL and not with_mean and self.labels is None and (one_pair or not attraction)
+        if stored and fits_stored_batch(inputs.z, inputs.keys, self._normalize, scales):
+            z, similarities, lse, pull = StoredBatchFunction.apply(inputs.z, scales[0], positive)
+            self._rows = UnitRows(z, None, similarities)
+            return RowStatistics(lse[None] if isinstance(scale, Sequence) else lse, lse.new_empty(0)), pull
         if kind is None or not plain or (attraction and not one_pair) or not fits_small_kernel(inputs.z, inputs.keys):
             return None
         arguments = Arguments(

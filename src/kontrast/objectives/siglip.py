@@ -60,12 +60,14 @@ class SigLIP(Objective):
         bounds = BOUNDS if temperature_bounds is None and learned else temperature_bounds
         self.temperature = temperature_argument(temperature, initial_temperature, bounds, default=0.1)
         self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
+        self.bias: Number | str = "learned"
         if isinstance(bias, str) and bias == "learned":
-            self.bias: Number = nn.Parameter(torch.tensor(-10.0))
+            self.b = nn.Parameter(torch.tensor(-10.0))
         else:
             self.bias = number("bias", bias)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        t, b, links = 1 / current(self.temperature), self.bias, pairs.one_way_links()
+        t, links = 1 / current(self.temperature), pairs.one_way_links()
+        b = self.b if isinstance(self.bias, str) else self.bias
         attraction, repulsion = -logsigmoid(t * pairs.similarity(links) + b), pairs.link_softplus_sums(t, b, links)
         return Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))
