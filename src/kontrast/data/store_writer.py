@@ -128,6 +128,7 @@ def _is_complete(out: Path, key: str) -> bool:
         os.rename(old, out)
     if not out.exists():
         return False
+    shutil.rmtree(old, ignore_errors=True)  # what the last exchange could not remove
     if not is_store(out):
         raise EnvironmentFault(f"{out} exists and is not a packed store: give another place, or remove it")
     with contextlib.suppress(DamagedStore):
@@ -189,4 +190,5 @@ def _locked(out: Path) -> Iterator[None]:
                 lock.unlink()
                 if created:
                     out.parent.rmdir()
-        os.close(handle)
+        with contextlib.suppress(OSError):  # it is closed even if an error is reported
+            os.close(handle)
