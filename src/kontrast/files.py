@@ -75,7 +75,7 @@ def atomic_folder(path: Path, needed: int = 0, synced: bool = True) -> Iterator[
     temporary = _temporary(path)
     with disk_faults(path, needed):
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
             temporary.mkdir()
             yield temporary
             for inside in (*temporary.rglob("*"), temporary) if synced else ():
@@ -87,7 +87,7 @@ def atomic_folder(path: Path, needed: int = 0, synced: bool = True) -> Iterator[
                     raise
             sync(path.parent)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
 
 
 def _temporary(path: Path) -> Path:
@@ -116,7 +116,7 @@ def sync(path: Path) -> None:
 def exchange_folder(new: Path, path: Path) -> None:
     """Rename the folder `new` to `path`. A folder that is there is removed only after the new one has its name."""
     old = replaced_folder(path)
-    shutil.rmtree(old, ignore_errors=True)
+    remove_folder(old)
     if path.exists():
         os.rename(path, old)
     try:
@@ -125,7 +125,13 @@ def exchange_folder(new: Path, path: Path) -> None:
         if old.exists():
             os.rename(old, path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    remove_folder(old)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, if it is there, as far as the file system allows."""
+    with contextlib.suppress(OSError):  # rmtree raises some errors although they are to be ignored
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def replaced_folder(path: Path) -> Path:

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import ctypes
 import errno
+import gc
 import importlib.util
 import io
 import json
@@ -66,11 +67,16 @@ def compile_library(folder: Path) -> Path | None:
     return library
 
 
-def environment_with(library: Path) -> dict[str, str]:
-    """Return an environment in which a Python process loads the library and can import kontrast and the tests."""
+def environment() -> dict[str, str]:
+    """Return an environment in which a Python process can import kontrast and the tests, and uses one thread."""
     paths = os.pathsep.join(str(Path(__file__).resolve().parents[n] / name) for n, name in ((1, ""), (2, "src")))
     single = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return {**os.environ, **single, "LD_PRELOAD": str(library), LIBRARY: str(library), "PYTHONPATH": paths}
+    return {**os.environ, **single, "PYTHONPATH": paths}
+
+
+def environment_with(library: Path) -> dict[str, str]:
+    """Return the same environment, in which the process also loads the library."""
+    return {**environment(), "LD_PRELOAD": str(library), LIBRARY: str(library)}
 
 
 class FailingCalls:
@@ -435,9 +441,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commands", nargs="*", help="default: all")
     parser.add_argument("--limit", type=int, default=ALL, help=f"the most calls of {', '.join(MAIN)}, evenly spread")
     parser.add_argument("--more", type=int, default=ALL, help="the most calls of each other kind")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; every kind gets its share")
+    parser.add_argument("--points", type=int, default=ALL, help="stop after so many; every kind gets its share")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the points")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each of which takes some of the commands")
+    parser.add_argument("--serve", action="store_true", help="run commands that stdin asks for, as FaultyCommands does")
     parser.add_argument("--results", type=Path, help="where injected.json and injected.md are written")
     words = list(sys.argv[1:] if arguments is None else arguments)
     asked = parser.parse_args(words)
@@ -449,9 +457,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print("needs Linux and a C compiler (cc)", file=sys.stderr)
                 return 2
             return subprocess.run([sys.executable, __file__, *words], env=environment_with(library)).returncode
-        return run_jobs(folder, asked)
+        return serve(folder) if asked.serve else run_jobs(folder, asked)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve(folder: Path) -> int:
+    """Run a command, with a failing call, for every line of standard input: the other end of `FaultyCommands`."""
+    import torch
+
+    torch.set_num_threads(1)
+    injection = Injection(folder)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        injection.place = Path(asked["below"])
+        ended = injection.run(asked["argv"], Point(*asked["point"]) if asked["point"] else None)
+        print(json.dumps(ended._asdict()), flush=True)
+    return 0
+
+
+class FaultyCommands:
+    """A process that runs commands in which one call fails. It imports torch once and forks for every command."""
+
+    def __init__(self, library: Path):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment_with(library),
+        )  # fmt: skip
+
+    def run(self, argv: Sequence[object], below: Path, point: Point | None = None) -> Ended:
+        """Run a command; the call of `point` is counted among those on files below a folder, or on one file."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        request = {"argv": [str(word) for word in argv], "below": str(below), "point": point}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return Ended(**json.loads(self.process.stdout.readline()))
+
+    def close(self) -> None:
+        self.process.communicate()
 
 
 def run_jobs(folder: Path, asked: argparse.Namespace) -> int:
@@ -476,7 +519,9 @@ def run_jobs(folder: Path, asked: argparse.Namespace) -> int:
                 os._exit(code)
         children[child] = number
     options = [
-        f"--{name} {getattr(asked, name)}" for name in ("limit", "more", "minutes") if getattr(asked, name) < ALL
+        f"--{name} {getattr(asked, name)}"
+        for name in ("limit", "more", "points", "minutes")
+        if getattr(asked, name) < ALL
     ]
     about = {
         "command": " ".join(["python tests/support/inject_faults.py", *options]), "date": time.strftime("%Y-%m-%d"),
@@ -516,10 +561,11 @@ def run_job(folder: Path, job: int, asked: argparse.Namespace) -> None:
         injection.count(case)
         ranked += rank_points(case, injection.points(case, asked.limit, asked.more), asked.seed)
     points = sorted(ranked, key=lambda one: one[0])
+    gc.freeze()  # a collection in a fork would copy every page that has an object
     for number, (_, case, point) in enumerate(points, 1):
         injection.inject(case, point)
         minutes = (time.monotonic() - begin) / 60
-        ending = minutes > asked.minutes or number == len(points)
+        ending = minutes > asked.minutes or number == min(len(points), asked.points)
         if number % 20 == 0 or ending:
             print(f"{minutes:6.1f} min  {number} of {len(points)} points, {len(injection.broken)} broken", flush=True)
             found_so_far = {"table": injection.table(), "broken": injection.broken}

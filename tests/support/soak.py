@@ -91,23 +91,25 @@ def mine(path: Path) -> bool:
 
 @dataclass
 class Soak:
-    """Rounds of work in `folder`, with what the process held after each of them."""
+    """Rounds of work in `folder`, with what the process held after each of them.
+
+    The caller sees to it that temporary files are created in the folder `temporary`, which is created here.
+    """
 
     folder: Path
+    temporary: Path
+    images: int = 640  # enough that embedding them starts decoding processes
     samples: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.pictures, self.shards = make_pictures(self.folder / "data", images=640)
-        self.temporary = self.folder / "temporary"
+        self.pictures, self.shards = make_pictures(self.folder / "data", self.images)
         self.temporary.mkdir()
-        tempfile.tempdir = str(self.temporary)
-        os.environ |= {"TMPDIR": tempfile.tempdir, "KONTRAST_CACHE": str(self.folder / "cache")}
-        self.images = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8)
+        self.pixels = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8)
 
     def round(self) -> None:
         """Do everything once, in a folder that is removed afterwards, and take a sample."""
         number, place = len(self.samples), self.folder / "round"
-        sources: list[tuple[Any, list[str]]] = [(self.pictures, []), (self.shards, LAZY), (self.images, [])]
+        sources: list[tuple[Any, list[str]]] = [(self.pictures, []), (self.shards, LAZY), (self.pixels, [])]
         source, options = sources[number % len(sources)]  # in memory, decoded by other processes, packed
         quiet: dict[str, Any] = {"device": "cpu", "say": lambda _: None}
         settings = dict(text.split("=") for text in [*STEPS, *options])
@@ -115,7 +117,7 @@ class Soak:
         run = kontrast.pretrain(source, "quickstart", out=place / "run", **quiet, **overrides)
         kontrast.probe(run, "knn" if number % 2 else "linear", data=self.pictures, **quiet)
         kontrast.lens(run, images=32, augmentations=2, **quiet)
-        kontrast.embed(run, self.pictures, place / "vectors.npy", **quiet)  # enough images for decoding processes
+        kontrast.embed(run, self.pictures, place / "vectors.npy", **quiet)
         image = next(self.pictures.rglob("*.png"))
         kontrast.neighbors(run, image, embeddings=place / "vectors.npy", k=3, **quiet)
         kontrast.report(run)
@@ -154,7 +156,9 @@ def main() -> int:
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
-        soak = Soak(folder)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "temporary")
+        os.environ["KONTRAST_CACHE"] = str(folder / "cache")
+        soak = Soak(folder, Path(tempfile.tempdir))
         soak.go_on(asked.minutes, lambda line: print(line, flush=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import CheckpointError, StorageFault
-from kontrast.files import atomic_folder, disk_faults, read_bytes, read_faults, write_atomic
+from kontrast.files import atomic_folder, disk_faults, read_bytes, read_faults, remove_folder, write_atomic
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
@@ -72,7 +71,7 @@ def discard(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that half of one is never taken for a checkpoint."""
     doomed = path.with_name(f".del-{os.getpid()}-{path.name}")
     os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    remove_folder(doomed)
 
 
 def name_of(step: int) -> str:
