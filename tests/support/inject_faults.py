@@ -228,7 +228,7 @@ class Injection:
         problems = judge_end(first, self.place)
         problems += [f"half-written: {problem}" for problem in half_written(self.place)]
         last = first
-        if first.code or leftovers(self.place):
+        if first.code or leftovers(self.place) or set(contents(self.place)) - case.names:
             last = self.run((case.again or case.argv)(self.place))
             if last.code and not (first.code == 0 and last.code == 2):  # 2: the output is there already
                 problems.append(f"the second run ends with {last.code}: {last.line or last.said[-300:]}")

@@ -150,9 +150,10 @@ def lock_parts(parts: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        finished = (read_part(path) for path in sorted(parts.glob("part-*.json")))
-        if not any(part and part.ids for part in finished):
-            remove_folder(parts)
+        with contextlib.suppress(OSError):  # the vectors may be complete, and parts that stay do no harm
+            finished = (read_part(path) for path in sorted(parts.glob("part-*.json")))
+            if not any(part and part.ids for part in finished):
+                remove_folder(parts)
         folder.release()
 
 
