@@ -225,7 +225,7 @@ class Injection:
         """Run the command with a failing call, then again without; return what is wrong."""
         self.fill(case)
         first = self.run(case.argv(self.place), point)
-        problems = judge_end(first, self.place)
+        problems = judge_end(first, self.place) + ([] if first.failed else ["no call failed: there are fewer of them"])
         problems += [f"half-written: {problem}" for problem in half_written(self.place)]
         last = first
         if first.code or leftovers(self.place) or set(contents(self.place)) - case.names:
