@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kontrast.errors import CheckpointError, EnvironmentFault, printable
+from kontrast.errors import CheckpointError, StorageFault, printable
 
 
 @contextlib.contextmanager
@@ -31,7 +31,25 @@ def disk_faults(path: Path, needed: int = 0, advice: str = "choose another place
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             size = f" ({needed:,} bytes needed)" if needed else ""
             text = f"no space left to write {path}{size}: free some, then repeat the command (pretrain: add --resume)"
-        raise EnvironmentFault(text) from None
+        raise StorageFault(text) from None
+
+
+@contextlib.contextmanager
+def read_faults(path: Path) -> Iterator[None]:
+    """Turn an `OSError` while a file or folder is read into one line that names it; the system's own error names it
+    only if it can't be opened. A missing one stays a `FileNotFoundError`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageFault(f"can't read {path}: {error.strerror or error}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file, with an error that names it."""
+    with read_faults(path):
+        return path.read_bytes()
 
 
 @contextlib.contextmanager
@@ -43,8 +61,10 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
             yield temporary
             sync(temporary)
             os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -56,7 +76,7 @@ def atomic_folder(path: Path, needed: int = 0, synced: bool = True) -> Iterator[
     temporary = _temporary(path)
     with disk_faults(path, needed):
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
             temporary.mkdir()
             yield temporary
             for inside in (*temporary.rglob("*"), temporary) if synced else ():
@@ -68,7 +88,7 @@ def atomic_folder(path: Path, needed: int = 0, synced: bool = True) -> Iterator[
                     raise
             sync(path.parent)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
 
 
 def _temporary(path: Path) -> Path:
@@ -102,11 +122,22 @@ def sync(path: Path) -> None:
 def exchange_folder(new: Path, path: Path) -> None:
     """Rename the folder `new` to `path`. A folder that is there is removed only after the new one has its name."""
     old = replaced_folder(path)
-    shutil.rmtree(old, ignore_errors=True)
+    remove_folder(old)
     if path.exists():
         os.rename(path, old)
-    os.rename(new, path)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        os.rename(new, path)
+    except OSError:
+        if old.exists():
+            os.rename(old, path)
+        raise
+    remove_folder(old)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, if it is there, as far as the file system allows."""
+    with contextlib.suppress(OSError):  # rmtree raises some errors although they are to be ignored
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def replaced_folder(path: Path) -> Path:
@@ -174,13 +205,11 @@ def write_json(path: Path, tree: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except (FileNotFoundError, ValueError, RecursionError) as error:
         missing = isinstance(error, FileNotFoundError)
         why = f"missing: is {path.parent} a finished run?" if missing else "damaged: not JSON"
         raise CheckpointError(f"{path} is {why}") from None
-    except OSError as error:
-        raise EnvironmentFault(f"can't read {path}: {error.strerror}") from None
 
 
 class JsonLines:
@@ -200,7 +229,7 @@ class JsonLines:
         damaged = 0
         if self.path.exists():
             records = read_json_lines(self.path)
-            damaged = max(0, self.path.read_bytes().count(b"\n") - len(records))
+            damaged = max(0, read_bytes(self.path).count(b"\n") - len(records))
             kept = [r for r in records if keep_until_step is None or _step(r) <= keep_until_step]
             kept = [r for r in kept if not owed or "loss" in r or _step(r) != keep_until_step]
             write_atomic(self.path, "".join(map(_line, kept)))
@@ -237,7 +266,7 @@ def _line(record: dict[str, Any]) -> str:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read the records of a JSON-lines file; lines that are cut or not objects are skipped."""
     records = []
-    for line in path.read_bytes().splitlines():
+    for line in read_bytes(path).splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):

@@ -206,6 +206,9 @@ def _kill(pool: ThreadPoolExecutor, workers: list[Worker]) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
         worker.process.kill()
+    for worker in workers:  # or they stay as zombies, with their pipes; one that waits for dead storage is left
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(timeout=1)
 
 
 def wait_for(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -> Chunk:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from kontrast.data.decode_workers import Chunk
 from kontrast.data.listing import Listing
-from kontrast.files import read_json_lines
+from kontrast.files import read_faults, read_json_lines
 
 
 class Journal:
@@ -42,7 +42,7 @@ class Journal:
     def _read(self) -> list[dict[str, Any]]:
         """The lines up to the first whose pixels are incomplete or changed."""
         good: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError, KeyError):
+        with contextlib.suppress(FileNotFoundError, KeyError), read_faults(self.work):
             lines = read_json_lines(self.work / "journal.jsonl")
             if lines[:1] != [{"key": self.key}]:
                 return []
@@ -75,9 +75,9 @@ class Journal:
         self.text.flush()
 
     def __exit__(self, *_: object) -> None:
-        for file in (self.pixels, self.text):
-            os.fsync(file.fileno())
-            file.close()
+        with self.pixels, self.text:
+            for file in (self.pixels, self.text):
+                os.fsync(file.fileno())
 
     def bad(self, listing: Listing, chunk: int) -> list[tuple[str, str]]:
         """Names and reasons of all bad images so far; `chunk` is the number of images per chunk."""

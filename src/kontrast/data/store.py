@@ -26,7 +26,7 @@ import torch
 
 from kontrast.data.image_set import ImageSet, RaggedImages
 from kontrast.errors import DataError, UsageError
-from kontrast.files import read_json_lines
+from kontrast.files import read_faults, read_json_lines
 
 VERSION = 1
 MANIFEST = "store.json"
@@ -92,6 +92,11 @@ def verify(path: Path, manifest: dict[str, Any], full: bool | None = None) -> No
 
 def open_store(path: Path, full: bool | None = None) -> ImageSet:
     """Open one split of a packed store; its pixels are memory-mapped."""
+    with read_faults(path):
+        return _read_store(path, full)
+
+
+def _read_store(path: Path, full: bool | None) -> ImageSet:
     manifest = read_manifest(path)
     verify(path, manifest, full)
     sizes = torch.from_numpy(np.fromfile(path / "sizes.i64", dtype="<i8").reshape(-1, 2))

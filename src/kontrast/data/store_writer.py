@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +25,7 @@ from kontrast.data.pack_journal import Journal
 from kontrast.data.source_files import Options
 from kontrast.data.store import MANIFEST, VERSION, DamagedStore, digest_of, is_store, open_store, read_manifest
 from kontrast.errors import DataError, EnvironmentFault
-from kontrast.files import disk_faults, exchange_folder, replaced_folder, sync, take_lock
+from kontrast.files import disk_faults, exchange_folder, remove_folder, replaced_folder, sync, take_lock
 
 CHUNK = 256
 Facts = dict[str, Any]
@@ -108,7 +107,7 @@ def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[t
         return bad
     finally:
         if not journal.kept(CHUNK):
-            shutil.rmtree(journal.work, ignore_errors=True)
+            remove_folder(journal.work)
 
 
 def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -> None:
@@ -116,7 +115,7 @@ def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -
     from safetensors.torch import save
 
     work = _work_folder(out)
-    shutil.rmtree(work, ignore_errors=True)
+    remove_folder(work)
     work.mkdir(parents=True)
     chunks, sizes, total = [], [], len(images)
     with open(work / "images.u8", "wb") as file:
@@ -141,6 +140,7 @@ def _is_complete(out: Path, key: str) -> bool:
         os.rename(old, out)
     if not out.exists():
         return False
+    remove_folder(old)  # what the last exchange could not remove
     if not is_store(out):
         raise EnvironmentFault(f"{out} exists and is not a packed store: give another place, or remove it")
     with contextlib.suppress(DamagedStore):
@@ -202,4 +202,5 @@ def _locked(out: Path) -> Iterator[None]:
                 lock.unlink()
                 if created:
                     out.parent.rmdir()
-        os.close(handle)
+        with contextlib.suppress(OSError):  # it is closed even if an error is reported
+            os.close(handle)

@@ -22,6 +22,10 @@ class ReportError(ValueError):
     """A report can't be written: there is no such folder, or it contains no run."""
 
 
+class UnreadableFile(Exception):
+    """The system can't read a file of a run."""
+
+
 @dataclass
 class ReportedRun:
     """The contents of one run folder. What is missing is empty; `problems` are sentences for the reader."""
@@ -58,7 +62,7 @@ def read_run(path: Path) -> ReportedRun:
     if not any((path / name).is_file() for name in FILES):
         raise ReportError(f"{str(path)!r} is not a run folder: it contains none of {', '.join(FILES)}")
     run = ReportedRun(path, path.resolve().name or str(path))
-    run.recipe_text = _read_bytes(path / "recipe.toml").decode("utf-8", "replace")[:MAX_RECIPE]
+    run.recipe_text = read_bytes(path / "recipe.toml").decode("utf-8", "replace")[:MAX_RECIPE]
     try:
         run.recipe = tomllib.loads(run.recipe_text)
     except (ValueError, RecursionError) as error:
@@ -131,16 +135,19 @@ def newer_version(tree: dict[str, Any], name: str) -> list[str]:
     return [f"{name} was written by a newer version of kontrast; what this version does not know is not shown."]
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Read a file; empty if it is missing."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        raise UnreadableFile(f"can't read {path}: {error.strerror}") from None
 
 
 def _read_table(run: ReportedRun, name: str) -> dict[str, Any]:
     """Read a JSON object; an empty one if the file is missing or damaged."""
-    content = _read_bytes(run.path / name)
+    content = read_bytes(run.path / name)
     if not content:
         return {}
     try:
@@ -156,7 +163,7 @@ def _read_table(run: ReportedRun, name: str) -> dict[str, Any]:
 
 def _read_lines(run: ReportedRun, name: str) -> list[dict[str, Any]]:
     """Read the complete lines of a JSON-lines file. A crash leaves an incomplete last line, which is not a problem."""
-    *lines, last = _read_bytes(run.path / name).split(b"\n")
+    *lines, last = read_bytes(run.path / name).split(b"\n")
     records = [_read_record(line) for line in lines if line.strip()]
     if damaged := records.count(None):
         run.problems.append(f"{name}: skipped {damaged} damaged line{'s' * (damaged > 1)}.")
@@ -176,7 +183,7 @@ def _is_probe(entry: Any) -> bool:
 
 
 def _read_gallery(run: ReportedRun) -> None:
-    gallery, sprite = _read_table(run, "gallery.json"), _read_bytes(run.path / "gallery.png")
+    gallery, sprite = _read_table(run, "gallery.json"), read_bytes(run.path / "gallery.png")
     if not gallery:
         return
     if not {"points", "queries", "tile", "columns", "count"} <= gallery.keys():

@@ -144,7 +144,17 @@ def safetensors_bytes(encoder: nn.Module, card: dict[str, Any]) -> bytes:
     from safetensors.torch import save
 
     tensors = {name: t.detach().cpu().contiguous() for name, t in encoder.state_dict().items()}
-    return save(tensors, metadata={"format": "pt", "kontrast": json.dumps(card)})
+    return sort_header(save(tensors, metadata={"format": "pt", "kontrast": json.dumps(card)}))
+
+
+def sort_header(content: bytes) -> bytes:
+    """Sort the metadata of a safetensors file: the library writes it in a random order, so the bytes would differ."""
+    length = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[length:]
 
 
 def real_images(run: Run, data: str | None) -> ImageSet:

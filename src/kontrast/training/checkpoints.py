@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.errors import CheckpointError
-from kontrast.files import atomic_folder, disk_faults, sweep, write_atomic
+from kontrast.errors import CheckpointError, StorageFault
+from kontrast.files import atomic_folder, disk_faults, read_bytes, read_faults, remove_folder, sweep, write_atomic
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
@@ -36,7 +35,7 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
         try:
             load(final)
             return final  # a resumed run reached the same step again, with the same bits
-        except CheckpointError:
+        except (CheckpointError, StorageFault):
             discard(final)
     with disk_faults(final):
         folder.mkdir(exist_ok=True)  # without parents, so that a removed run folder is not partly created again
@@ -73,7 +72,7 @@ def discard(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that half of one is never taken for a checkpoint."""
     doomed = path.with_name(f".del-{os.getpid()}-{path.name}")
     os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    remove_folder(doomed)
 
 
 def name_of(step: int) -> str:
@@ -82,7 +81,12 @@ def name_of(step: int) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints, oldest first."""
-    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+    try:
+        with read_faults(folder):  # glob takes a folder that it may not list for an empty one
+            paths = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return [path for path in paths if path.name.startswith("step-") and path.is_dir()]
 
 
 def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None = None) -> Checkpoint | None:
@@ -97,7 +101,7 @@ def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None 
     for path in reversed(checkpoints(folder)):
         try:
             return load(path, recipe)
-        except CheckpointError as error:
+        except (CheckpointError, StorageFault) as error:
             reasons.append(str(error))
             say(f"skipped {error}")
     if reasons:
@@ -106,13 +110,16 @@ def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None 
 
 
 def load(path: Path, recipe: str | None = None) -> Checkpoint:
-    """Read one checkpoint and verify every byte against its manifest, and its recipe if the fingerprint is given."""
+    """Read one checkpoint and verify every byte against its manifest, and its recipe if the fingerprint is given.
+
+    Raises `CheckpointError` if it is damaged, and `StorageFault` if the system can't read it.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load as load_tensors
 
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        content = {name: (path / name).read_bytes() for name in FILES}
+        manifest = json.loads(read_bytes(path / "manifest.json"))
+        content = {name: read_bytes(path / name) for name in FILES}
         problem = _damage(path.name, manifest, content)
         if not problem and recipe is not None and manifest.get("recipe") not in (None, recipe):
             problem = "it belongs to another recipe"
@@ -120,7 +127,7 @@ def load(path: Path, recipe: str | None = None) -> Checkpoint:
             return load_tensors(content["state.safetensors"]), json.loads(content["state.json"]), manifest
     except FileNotFoundError as error:
         problem = f"{Path(error.filename).name} is missing"
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"unreadable ({type(error).__name__})"
     raise CheckpointError(f"checkpoint {path.name}: {problem}")
 
@@ -150,7 +157,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load as load_tensors
 
     try:
-        return load_tensors(path.read_bytes())
+        return load_tensors(read_bytes(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):

@@ -243,6 +243,9 @@ def locked(folder: RunFolder) -> Iterator[None]:
                 sweep(place)
         yield
     finally:
+        if distributed.is_main():
+            with contextlib.suppress(OSError):  # checkpoints that the file system refused to remove
+                sweep(folder / "checkpoints")
         folder.abandon()
         folder.release()
 

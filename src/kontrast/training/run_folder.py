@@ -95,7 +95,8 @@ class RunFolder:
     def release(self) -> None:
         """Release the lock, if this process holds it."""
         if self._lock is not None:
-            os.close(self._lock)
+            with contextlib.suppress(OSError):  # it is closed even if an error is reported
+                os.close(self._lock)
             self._lock = None
 
     def update_info(self, **facts: Any) -> None:
