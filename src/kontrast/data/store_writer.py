@@ -70,11 +70,11 @@ def remove_split(out: Path) -> None:
     if not any(path.exists() for path in (out, old, doomed)):
         return
     with _locked(out):
-        shutil.rmtree(doomed, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_folder(doomed)
+        remove_folder(old)
         if is_store(out):
             os.rename(out, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            remove_folder(doomed)
 
 
 def _write_listing(listing: Listing, out: Path, facts: Facts, options: Options) -> None:
