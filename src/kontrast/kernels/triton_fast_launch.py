@@ -13,16 +13,6 @@ from torch import Tensor
 from kontrast.kernels.triton_operands import interpreting
 
 
-def ceil_div(a: int, b: int) -> int:
-    """Return a / b, rounded up. Triton's own function takes microseconds on the host."""
-    return -(-a // b)
-
-
-def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()
-
-
 class FastKernel:
     """A Triton kernel whose compiled variants are found by a key.
 

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kontrast.kernels import triton_gradient as gradient_kernels
 from kontrast.kernels import triton_rows as forward_kernels
-from kontrast.kernels.triton_operands import NARROW_WIDTH, PRECISIONS, Guard, Operand, Shape, shape_of
+from kontrast.kernels.triton_operands import NARROW_WIDTH, PRECISIONS, Guard, Operand, Shape, ceil_div, shape_of
 
 LOG2_E = math.log2(math.e)
 
@@ -29,9 +28,9 @@ def scale_groups(scales: Sequence[float]) -> Iterator[tuple[slice, list[float]]]
 def splits_of(blocks: int, tiles: int, device: torch.device) -> tuple[int, int]:
     """Return the number of splits of the columns, enough to fill the device with programs, and the tiles per split."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    splits = max(1, min(triton.cdiv(2 * processors, blocks), tiles // 4))
-    each = triton.cdiv(tiles, splits)
-    return triton.cdiv(tiles, each), each
+    splits = max(1, min(ceil_div(2 * processors, blocks), tiles // 4))
+    each = ceil_div(tiles, splits)
+    return ceil_div(tiles, each), each
 
 
 def launch_options(shape: Shape, piece: int, pieces: int | None, operand: Operand) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def launch_rows(
 ) -> None:
     """Compute row sums over all columns; the columns are split if there are too few rows to fill the device."""
     shape, piece, pieces = shape_of("rows", rows.rows)
-    blocks, tiles = triton.cdiv(rows.count, shape.rows), triton.cdiv(columns.count, shape.columns)
+    blocks, tiles = ceil_div(rows.count, shape.rows), ceil_div(columns.count, shape.columns)
     splits, each = splits_of(blocks, tiles, rows.rows.device)
     tops, totals, weighteds = lse, lse, mean
     if splits > 1:
@@ -98,9 +97,9 @@ def launch_triangle(rows: Operand, guard: Guard, scales: list[float], lse: Tenso
     """Compute row sums from the tiles on and above the diagonal, if the queries are the keys."""
     shape, piece, _ = shape_of("triangle", rows.rows)
     sums = lse.new_zeros(2 if mean.shape[1] else 1, *lse.shape)
-    blocks, tiles = triton.cdiv(rows.count, shape.columns), triton.cdiv(rows.count, shape.rows)
-    chunk = max(8, triton.cdiv(tiles, 8))
-    forward_kernels.triangle_forward[(blocks, triton.cdiv(tiles, chunk))](
+    blocks, tiles = ceil_div(rows.count, shape.columns), ceil_div(rows.count, shape.rows)
+    chunk = max(8, ceil_div(tiles, 8))
+    forward_kernels.triangle_forward[(blocks, ceil_div(tiles, chunk))](
         rows.described(shape.rows, piece), rows.described(shape.columns, piece),
         rows.pointer(guard.narrow(True)), guard.bound, sums[0], sums[-1],
         rows.count, rows.stride, chunk, scales[0] * LOG2_E, scales[-1] * LOG2_E, guard.limit,
@@ -116,7 +115,7 @@ def launch_finish(
 ) -> None:  # fmt: skip
     """Compute lse and mean from the sums of all splits; `summed` if the sums of all tiles are already added up."""
     splits = 1 if summed else len(tops)
-    forward_kernels.finish[(triton.cdiv(lse.numel(), 256),)](
+    forward_kernels.finish[(ceil_div(lse.numel(), 256),)](
         tops, totals, weighteds, guard.bound, lse, mean, lse.numel(), splits, guard.limit,
         WITH_MEAN=mean.shape[1] > 0, HAS_TOPS=not summed, BOUNDED=bounded, GUARDED=guard.used, BLOCK=256,
     )  # fmt: skip
@@ -179,7 +178,7 @@ def launch_coefficients(
     with_beta = grad_mean is not None and not detach_weights
     alpha, shift = torch.empty_like(lse), torch.empty_like(lse)
     beta = torch.empty_like(lse) if with_beta else alpha
-    gradient_kernels.gradient_coefficients[(triton.cdiv(lse.shape[1], 256), len(lse))](
+    gradient_kernels.gradient_coefficients[(ceil_div(lse.shape[1], 256), len(lse))](
         alpha if grad_lse is None else grad_lse, alpha if grad_mean is None else grad_mean, lse, mean, guard.bound,
         guard.scale, alpha, beta, shift, lse.shape[1], scales[0], scales[-1], guard.limit,
         HAS_LSE=grad_lse is not None, HAS_MEAN=grad_mean is not None, DETACHED=detach_weights,
@@ -194,7 +193,7 @@ def launch_gradient(
 ) -> Tensor:  # fmt: skip
     """Return the gradient of narrow rows [rows, D], through their statistics, those of their columns, or both."""
     shape, piece, _ = shape_of("gradient", rows.rows)
-    blocks, tiles = triton.cdiv(rows.count, shape.rows), triton.cdiv(columns.count, shape.columns)
+    blocks, tiles = ceil_div(rows.count, shape.rows), ceil_div(columns.count, shape.columns)
     splits, each = splits_of(blocks, tiles, rows.rows.device)
     out = rows.rows.new_empty(splits, rows.count, rows.width, dtype=rows.kind if splits == 1 else torch.float32)
     *coefficients, with_beta = terms

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kontrast.kernels.triton_operands import ceil_div
+
 BLOCK = 256
 
 
@@ -43,7 +45,7 @@ def triton_log_add_exp(lse: Tensor, similarity: Tensor, scale: float) -> Tensor:
     """Return log(exp(lse) + exp(scale * similarity))."""
     P, B = lse.shape
     total = torch.empty(P, B, dtype=lse.dtype, device=lse.device)
-    grid = (triton.cdiv(B, BLOCK), P)
+    grid = (ceil_div(B, BLOCK), P)
     forward_kernel[grid](lse, similarity, total, scale, B, *lse.stride(), *similarity.stride(), BLOCK=BLOCK)
     return total
 
@@ -52,7 +54,7 @@ def triton_log_add_exp_gradient(grad: Tensor, similarity: Tensor, total: Tensor,
     """Return the gradients of lse and similarity."""
     P, B = total.shape
     to_lse, to_similarity = torch.empty_like(total), torch.empty_like(total)
-    grid = (triton.cdiv(B, BLOCK), P)
+    grid = (ceil_div(B, BLOCK), P)
     backward_kernel[grid](
         grad, similarity, total, to_lse, to_similarity, scale, B, *grad.stride(), *similarity.stride(), BLOCK=BLOCK
     )

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kontrast.kernels.triton_launch import splits_of
-from kontrast.kernels.triton_operands import PRECISIONS, Operand, shape_of
+from kontrast.kernels.triton_operands import PRECISIONS, Operand, ceil_div, shape_of
 from kontrast.kernels.triton_rows import drop_pairs, wide_product
 
 
@@ -68,8 +68,8 @@ def triton_nearest(
     """Return the index of the nearest key [M], -1 for a row without pairs."""
     rows = Operand(queries, query_ids)
     columns = rows if keys is None else Operand(keys, key_ids)
-    shape, piece, pieces = shape_of("rows", rows.rows)
-    blocks, tiles = triton.cdiv(rows.count, shape.rows), triton.cdiv(columns.count, shape.columns)
+    shape, piece, pieces = shape_of("strips", rows.rows)
+    blocks, tiles = ceil_div(rows.count, shape.rows), ceil_div(columns.count, shape.columns)
     splits, each = splits_of(blocks, tiles, queries.device)
     tops = queries.new_empty(splits, rows.count, dtype=torch.float32)
     indices = queries.new_empty(splits, rows.count, dtype=torch.int64)
@@ -85,5 +85,5 @@ def triton_nearest(
     if splits == 1:
         return indices[0]
     index = torch.empty_like(indices[0])
-    nearest_of_splits[(triton.cdiv(rows.count, 256),)](tops, indices, index, rows.count, splits, BLOCK=256)
+    nearest_of_splits[(ceil_div(rows.count, 256),)](tops, indices, index, rows.count, splits, BLOCK=256)
     return index

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -44,7 +43,7 @@ WIDE = {
     "rows": {2: Shape(128, 128, 4, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
     "both": {2: Shape(128, 128, 4, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
     "tiles": {2: Shape(128, 128, 4, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
-    "softplus": {2: Shape(128, 128, 8, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
+    "strips": {2: Shape(128, 128, 8, 3, 64), 4: Shape(128, 128, 8, 3, 32)},
 }
 NARROW_WIDTH = 128
 """The widest rows for which a program keeps a block of rows and its gradient on the chip."""
@@ -54,12 +53,22 @@ NARROW_WIDTH = 128
 PRECISIONS = {torch.float32: ("ieee", "ieee"), torch.float16: ("ieee", "tf32"), torch.bfloat16: ("ieee", "ieee")}
 
 
+def ceil_div(a: int, b: int) -> int:
+    """Return a / b, rounded up. Triton's own function takes microseconds on the host."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
 def shape_of(kernel: str, tensor: Tensor) -> tuple[Shape, int, int]:
     """Return the shape of a kernel, the width of a piece of a row, and the number of pieces."""
     wide = tensor.shape[1] > NARROW_WIDTH or kernel not in NARROW
     shape = (WIDE if wide else NARROW)[kernel][tensor.element_size()]
-    piece = min(max(16, triton.next_power_of_2(tensor.shape[1])), shape.piece)
-    return shape, piece, triton.cdiv(tensor.shape[1], piece)
+    piece = min(max(16, power_of_two(tensor.shape[1])), shape.piece)
+    return shape, piece, ceil_div(tensor.shape[1], piece)
 
 
 class Operand:
@@ -80,11 +89,11 @@ class Operand:
 
     def cut(self) -> Tensor:
         """Split the rows into three parts of bf16 precision whose sum they are: [3 * stride, width]."""
-        self.stride = triton.cdiv(self.count, 128) * 128
+        self.stride = ceil_div(self.count, 128) * 128
         width = self.rows.shape[1]
         parts = self.rows.new_empty(3 * self.stride, width, dtype=torch.float32 if interpreting() else torch.bfloat16)
-        piece = min(128, triton.next_power_of_2(width))
-        grid = triton.cdiv(self.stride, 32), triton.cdiv(width, piece)
+        piece = min(128, power_of_two(width))
+        grid = ceil_div(self.stride, 32), ceil_div(width, piece)
         triton_prepare.cut[grid](self.rows, parts, self.count, self.stride, width, BLOCK=32, BLOCK_D=piece)
         return parts
 
@@ -97,7 +106,7 @@ class Operand:
         ids = self.pointer(narrow)
         if self.ids is None:
             return ids, ids, ids
-        low, high = ids.new_empty(2, triton.cdiv(self.count, block))
+        low, high = ids.new_empty(2, ceil_div(self.count, block))
         triton_prepare.id_spans[(len(low),)](ids, low, high, self.count, BLOCK=block)
         return ids, low, high
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kontrast.kernels.triton_launch import cast, launch_options, splits_of
-from kontrast.kernels.triton_operands import Operand, shape_of
+from kontrast.kernels.triton_operands import Operand, ceil_div, shape_of
 from kontrast.kernels.triton_rows import drop_pairs, wide_product
 from kontrast.kernels.triton_wide import tile_of
 from kontrast.kernels.triton_wide_launch import GROUP, multiply_panels
@@ -84,8 +84,8 @@ def triton_softplus_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums of softplus, of its weights, and of the weights times s: [M] each."""
     rows, columns = Operand(queries, query_ids), Operand(keys, key_ids)
-    shape, piece, pieces = shape_of("softplus", rows.rows)
-    blocks, tiles = triton.cdiv(rows.count, shape.rows), triton.cdiv(columns.count, shape.columns)
+    shape, piece, pieces = shape_of("strips", rows.rows)
+    blocks, tiles = ceil_div(rows.count, shape.rows), ceil_div(columns.count, shape.columns)
     splits, each = splits_of(blocks, tiles, queries.device)
     sums = queries.new_empty(splits, 3, rows.count, dtype=torch.float32)
     softplus_rows[(blocks, splits)](
@@ -108,7 +108,7 @@ def triton_softplus_backward(
     grad = grad.contiguous()
 
     def launch(first: int, end: int, panel: Tensor) -> None:
-        softplus_gradient[(triton.cdiv(end - first, shape.rows) * triton.cdiv(columns.count, shape.columns),)](
+        softplus_gradient[(ceil_div(end - first, shape.rows) * ceil_div(columns.count, shape.columns),)](
             rows.described(shape.rows, piece), columns.described(shape.columns, piece),
             rows.pointer(False), columns.pointer(False), scale, bias, grad, panel,
             first, end, columns.count, rows.stride, columns.stride, panel.stride(0),

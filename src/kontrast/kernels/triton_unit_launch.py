@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import triton_unit as kernels
-from kontrast.kernels.triton_fast_launch import FastKernel, ceil_div, power_of_two
+from kontrast.kernels.triton_fast_launch import FastKernel
+from kontrast.kernels.triton_operands import ceil_div, power_of_two
 
 UNIT_FORWARD, UNIT_BACKWARD = FastKernel(kernels.unit_forward), FastKernel(kernels.unit_backward)
 

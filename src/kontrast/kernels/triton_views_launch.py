@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import triton_views as kernels
-from kontrast.kernels.triton_fast_launch import FastKernel, ceil_div, power_of_two
-from kontrast.kernels.triton_operands import interpreting
+from kontrast.kernels.triton_fast_launch import FastKernel
+from kontrast.kernels.triton_operands import ceil_div, interpreting, power_of_two
 
 VIEWS_FORWARD, VIEWS_BACKWARD = FastKernel(kernels.views_forward), FastKernel(kernels.views_backward)
 STORED_GRADIENT = FastKernel(kernels.stored_gradient)

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-import triton
 from torch import Tensor
 
 from kontrast.kernels import triton_wide as wide_kernels
@@ -23,7 +22,7 @@ from kontrast.kernels.triton_launch import (
     launch_options,
     launch_rows,
 )  # fmt: skip
-from kontrast.kernels.triton_operands import Guard, Operand, shape_of
+from kontrast.kernels.triton_operands import Guard, Operand, ceil_div, shape_of
 
 Statistics = tuple[Tensor, Tensor]  # lse and mean, [S,M] or [S,K]
 TileLauncher = Callable[[int, int, Tensor], None]  # first row, end, panel [rows, K]
@@ -45,8 +44,8 @@ def launch_both(
     row_sums, column_sums = sums.split([count * len(scales) * n for n in (rows.count, columns.count if keyed else 0)])
     row_sums = row_sums.view(count, len(scales), rows.count)
     column_sums = column_sums.view(count, len(scales), columns.count) if keyed else row_sums
-    tiles, other_tiles = triton.cdiv(rows.count, shape.rows), triton.cdiv(columns.count, shape.columns)
-    groups = triton.cdiv(other_tiles, GROUP)
+    tiles, other_tiles = ceil_div(rows.count, shape.rows), ceil_div(columns.count, shape.columns)
+    groups = ceil_div(other_tiles, GROUP)
     programs = tiles * other_tiles if keyed else GROUP * GROUP // 2 * groups * (groups + 1)
     narrow = guard.narrow(True)
     wide_kernels.wide_both[(programs,)](
@@ -72,7 +71,7 @@ def launch_gradient_tiles(
 
     def launch(first: int, end: int, panel: Tensor) -> None:
         shape, piece, pieces = shape_of("tiles", rows.rows)
-        grid = (triton.cdiv(end - first, shape.rows) * triton.cdiv(columns.count, shape.columns),)
+        grid = (ceil_div(end - first, shape.rows) * ceil_div(columns.count, shape.columns),)
         for bounded in guard.variants:
             narrow = guard.narrow(bounded)
             wide_kernels.wide_gradient[grid](
@@ -100,7 +99,7 @@ def multiply_panels(
     block = shape_of("tiles", rows.rows)[0].rows
     half = rows.rows.dtype == torch.bfloat16
     kind = torch.bfloat16 if half else torch.float32
-    stride = triton.cdiv(columns.count, 8) * 8
+    stride = ceil_div(columns.count, 8) * 8
     height = even_panels(rows.count, max(1, PANEL_BYTES // (stride * kind.itemsize * block)) * block, block)
     panel = rows.rows.new_empty(height, stride, dtype=kind)[:, : columns.count]
     row_rows, column_rows = (side.rows[:, : side.width].to(kind) for side in (rows, columns))
@@ -196,8 +195,8 @@ def with_beta(terms: RowTerms) -> RowTerms:
 
 def even_panels(rows: int, height: int, block: int) -> int:
     """Return the height of the fewest panels of about equal height, a multiple of the block."""
-    panels = triton.cdiv(rows, height)
-    return min(height, triton.cdiv(triton.cdiv(rows, panels), block) * block)
+    panels = ceil_div(rows, height)
+    return min(height, ceil_div(ceil_div(rows, panels), block) * block)
 
 
 def add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

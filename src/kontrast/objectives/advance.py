@@ -23,19 +23,18 @@ def advance(x: Tensor, step: Tensor) -> Tensor:
 def step_on(device: torch.device, objective: nn.Module) -> Tensor:
     """Return the objective's buffer `step` on a device, and keep it there if it was on the CPU.
 
-    A captured graph can read and advance a counter on its own device alone. The buffer never moves away from such a
-    device, because the graph continues to use its memory.
+    A captured graph can read and advance a counter on its own device alone, and nothing can be moved there while it is
+    captured. The buffer never moves away from such a device, because the graph continues to use its memory.
     """
     step = objective.get_buffer("step")
     if step.device == device or step.device.type != "cpu" or torch.compiler.is_compiling() or in_torch_func():
         return step.to(device)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # Filled on another stream, which is not captured: the graph would set the counter back at each replay.
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            step = torch.full_like(step, step.item(), device=device)
-    else:
-        step = step.to(device)
-    objective.step = step
+        raise RuntimeError(
+            f"{type(objective).__name__} is on the CPU while a CUDA graph is captured: move it to {device}, or call it "
+            "once before the capture"
+        )
+    objective.step = step = step.to(device)
     return step
 
 
