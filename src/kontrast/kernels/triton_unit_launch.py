@@ -31,7 +31,9 @@ def triton_unit_forward(z: Tensor, keys: Tensor | None, normalize: bool) -> tupl
     V, B, D = z.shape
     W = V if keys is None else keys.shape[0]
     units = torch.empty_like(z) if normalize else z.view_as(z)
-    key_units = keys if keys is None or not normalize else torch.empty_like(keys)
+    key_units = None
+    if keys is not None:
+        key_units = torch.empty_like(keys, dtype=z.dtype) if normalize else keys.to(z.dtype)
     pairs = V * (V - 1) // 2 if keys is None else V * W
     similarities = z.new_empty(pairs, B, dtype=torch.float32)
     programs, blocks = block_sizes(B, D)
@@ -39,7 +41,7 @@ def triton_unit_forward(z: Tensor, keys: Tensor | None, normalize: bool) -> tupl
         z, z if keys is None else keys, units, units if key_units is None else key_units, similarities, V, W, B, D,
     ]  # fmt: skip
     constants = {"TEACHER": keys is not None, "NORMALIZE": normalize, **blocks}
-    UNIT_FORWARD.launch((programs, 1, 1), (z.dtype, D, *constants.values()), arguments, constants)
+    UNIT_FORWARD.launch((programs, 1, 1), D, arguments, constants)
     return units, key_units, similarities
 
 
@@ -82,5 +84,5 @@ def triton_unit_backward(
         "POSITIVE": grad_others is not None, "ATTRACTION": grad_attraction is not None,
         "LINKS": 0 if links is None else links.kind, "TEACHER": keys is not None, "NORMALIZE": normalize, **blocks,
     }  # fmt: skip
-    UNIT_BACKWARD.launch((programs, V, 1), (z.dtype, D, *constants.values()), arguments, constants)
+    UNIT_BACKWARD.launch((programs, V, 1), D, arguments, constants)
     return out

@@ -72,7 +72,7 @@ def triton_views_forward(
         "STORED": matrix is not None, "POSITIVE": positive, "ATTRACTION": similarities is not None,
         "TEACHER": keys is not None, "PRECISION": PRECISIONS[queries.dtype][0], **blocks,
     }  # fmt: skip
-    VIEWS_FORWARD.launch(grid, (queries.dtype, D, *constants.values()), arguments, constants)
+    VIEWS_FORWARD.launch(grid, D, arguments, constants)
     return lse, mean, attraction if similarities is not None else lse.new_empty(0)
 
 
@@ -119,7 +119,7 @@ def triton_views_backward(
             "PRECISION": precision, "SECOND_PRECISION": second_precision, "WIDE": rows.dtype == torch.float16, **blocks,
         }  # fmt: skip
         grid = ceil_div(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0], 1
-        VIEWS_BACKWARD.launch(grid, (rows.dtype, kind, D, *constants.values()), arguments, constants)
+        VIEWS_BACKWARD.launch(grid, D, arguments, constants)
         return out
 
     if keys is None:
@@ -149,5 +149,5 @@ def triton_stored_gradient(
         "BLOCK_M": 16, "BLOCK_N": 128, "num_warps": 4,
     }  # fmt: skip
     grid = ceil_div(B, 16), ceil_div(N, 128), V * W
-    STORED_GRADIENT.launch(grid, (dtype, *constants.values()), arguments, constants)
+    STORED_GRADIENT.launch(grid, 0, arguments, constants)
     return out
