@@ -65,8 +65,8 @@ def check_ridge(ridge: float, absolute: bool = False) -> None:
 class Pairs:
     """Anchors z, their positives among the keys k, and their negatives: the bank if given, else keys of other images.
 
-    Without a teacher k is z. With one query view, every key view is a positive. With
-    more, key view w shows the same crop as query view w, so the positives of view v are the keys w != v.
+    Without a teacher k is z. With one query view, every key view is a positive. With more, key view w shows the same
+    crop as query view w, so the positives of view v are the keys w != v.
     """
 
     def __init__(self, inputs: Inputs, *, normalize: bool):
