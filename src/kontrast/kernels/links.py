@@ -44,8 +44,9 @@ def link_statistics(
         arguments = query_ids, key_ids, kind, count, start, scales, detach_weights, with_mean, single
         return RowStatistics(*small_batch(queries, keys, *arguments))
     if query_ids is None or key_ids is None:
-        N = (queries if keys is None else keys).shape[1]
-        query_ids, key_ids = image_indices(queries.shape[1], start, queries.device), image_indices(N, 0, queries.device)
+        query_ids = key_ids = image_indices(queries.shape[1], start, queries.device)
+        if keys is not None:
+            key_ids = image_indices(keys.shape[1], 0, keys.device)
     if links is None:
         repeated = query_ids.repeat(len(queries))
         rows = row_statistics(
