@@ -171,20 +171,40 @@ def _read_record(line: bytes) -> Any:
 
 
 def _is_probe(entry: Any) -> bool:
-    accuracy = entry.get("accuracy") if isinstance(entry, dict) else None
-    return isinstance(accuracy, int | float) and 0 <= accuracy <= 1 and isinstance(entry.get("probe"), str)
+    """Whether an entry of probes.json can be shown."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("probe"), str):
+        return False
+    accuracy, bounds = entry.get("accuracy"), (entry.get(key) for key in ("low", "high", "n"))
+    known = is_finite(accuracy) and 0 <= accuracy <= 1 and all(bound is None or is_finite(bound) for bound in bounds)
+    return known and isinstance(entry.get("seed"), int | str | None)
 
 
 def _read_gallery(run: ReportedRun) -> None:
     gallery, sprite = _read_table(run, "gallery.json"), _read_bytes(run.path / "gallery.png")
     if not gallery:
         return
-    if not {"points", "queries", "tile", "columns", "count"} <= gallery.keys():
+    if not _is_gallery(gallery):
         run.problems.append("gallery.json is incomplete, so the map and the neighbors can't be shown.")
     elif gallery.get("sprite_sha256", "") not in ("", hashlib.sha256(sprite).hexdigest()):
         run.problems.append("gallery.json and gallery.png don't belong together: run `kontrast probe` again.")
     else:
         run.gallery, run.sprite = gallery, sprite
+
+
+def _is_gallery(gallery: dict[str, Any]) -> bool:
+    """Whether gallery.json has the entries that the page reads, with their types."""
+    numbers = [gallery.get(key) for key in ("tile", "columns", "count")]
+    classes, present = gallery.get("classes"), gallery.get("classes_present", 1)
+    points, queries = gallery.get("points"), gallery.get("queries")
+    if not isinstance(points, list) or not isinstance(queries, list) or not isinstance(classes, list | None):
+        return False
+    neighbors = [query.get("neighbours") for query in queries if isinstance(query, dict)]
+    if len(neighbors) < len(queries) or not all(isinstance(near, list) for near in neighbors):
+        return False
+    entries = [*points, *queries, *(one for near in neighbors for one in near)]
+    return all(isinstance(entry, dict) for entry in entries) and all(
+        isinstance(number, int) and 0 < number < 1e9 for number in (*numbers, present)
+    )
 
 
 def write_atomic(path: Path, content: bytes) -> Path:

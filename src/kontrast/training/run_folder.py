@@ -28,7 +28,7 @@ from kontrast.files import LockHeld, disk_faults, read_json, take_lock, write_at
 VERSION = 1
 KINDS: dict[str, Any] = {
     "version": int, "data": dict, "data_before": dict, "seconds": int | float, "steps": int, "resumed": list,
-    "recipe_sha256": list, "fingerprint": str,
+    "recipe_sha256": list, "fingerprint": str, "data_place": dict | None,
 }  # fmt: skip
 """The types of entries of run.json."""
 WRITTEN = (
