@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import CheckpointError
-from kontrast.files import atomic_folder, disk_faults, write_atomic
+from kontrast.files import atomic_folder, disk_faults, replaced_folder, write_atomic
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
@@ -30,12 +30,16 @@ Checkpoint = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], facts: dict[str, Any]) -> Path:
-    """Write a checkpoint and return its folder. A crash at any moment leaves the older ones untouched."""
+    """Write a checkpoint and return its folder. A crash at any moment leaves the older ones untouched.
+
+    A checkpoint of the same step, which a resumed run reached again, has the same tensors. It is replaced if its state
+    differs, because the evaluation of this step was repeated.
+    """
     final = folder / name_of(step)
     if final.exists():
         try:
-            load(final)
-            return final  # a resumed run reached the same step again, with the same bits
+            if load(final)[1] == json.loads(json.dumps(state)):
+                return final
         except CheckpointError:
             discard(final)
     with disk_faults(final):
@@ -46,6 +50,9 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
             (aside / name).write_bytes(data)
         manifest = {"schema": SCHEMA, "step": step, "files": {n: describe_file(d) for n, d in content.items()}, **facts}
         (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
+        if final.exists():
+            os.rename(final, replaced_folder(final))
+    shutil.rmtree(replaced_folder(final), ignore_errors=True)
     return final
 
 
@@ -81,7 +88,7 @@ def name_of(step: int) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints, oldest first."""
-    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+    return sorted(p for p in folder.glob("step-*") if p.is_dir() and p != replaced_folder(p.with_suffix("")))
 
 
 def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None = None) -> Checkpoint | None:
@@ -92,6 +99,11 @@ def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None 
         say: receives a line about each checkpoint that is skipped; by default, nobody does.
         recipe: the fingerprint of the run's recipe, if it is known; checkpoints of other recipes are skipped.
     """
+    for old in folder.glob(replaced_folder(Path("step-*")).name):  # a process was killed while it replaced one
+        if old.with_suffix("").exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(old, old.with_suffix(""))
     reasons = []
     for path in reversed(checkpoints(folder)):
         try:
