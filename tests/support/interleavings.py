@@ -241,9 +241,7 @@ def share_run_folder(seed: int, folder: Path) -> dict[str, int]:
     def begin(name: str, run: RunFolder, wrong: bool) -> None:
         inside.append(name)
         assert inside == [name], f"{inside} are inside at once"
-        if run.holds_run:
-            inside.remove(name)
-            raise UsageError("contains a run")
+        assert not run.holds_run, "a new run began in the folder of another run"
         for step in ("run.json", "images/store"):
             (run / step).parent.mkdir(exist_ok=True)
             (run / step).write_text(name)
@@ -279,8 +277,11 @@ def share_run_folder(seed: int, folder: Path) -> dict[str, int]:
         assert counts["began"] == 1
         owner = (folder / "runs" / "one" / "recipe.toml").read_text()
         assert (folder / "runs" / "one" / "run.json").read_text() == owner
-    elif not counts["killed"]:
-        assert not (folder / "runs" / "one").exists(), "a folder in which no run began was left behind"
+    else:  # nothing that is left hinders a new run
+        run = RunFolder(folder / "runs" / "one")
+        run.create()
+        with locked(run):
+            pass
     return counts
 
 

@@ -164,8 +164,10 @@ class Simulation:
         task = self.current
         assert task is not None
         task.ready, task.due = ready, due
+        generator = torch.get_rng_state()  # every process has its own
         self._idle.release()
         task.turn.acquire()
+        torch.set_rng_state(generator)
         task.ready, task.due = (lambda: True), None
         if task.killed:
             raise Killed
@@ -174,7 +176,7 @@ class Simulation:
         """Kill a task now: it changes nothing any more, and its locks are released."""
         task.killed = True
         for descriptor, opened in task.descriptors.items():
-            with contextlib.suppress(OSError):  # a file object closed it, and its number may be another file's by now
+            with contextlib.suppress(OSError):  # a file object closed it
                 if os.path.samestat(os.fstat(descriptor), opened):
                     _close(descriptor)
         if task is self.current:
@@ -209,6 +211,8 @@ class Simulation:
     def _open(self, *arguments: Any, **options: Any) -> int:
         self.point()
         descriptor = _open(*arguments, **options)
+        for task in self.tasks:  # a number that is given again was closed, perhaps by a file object
+            task.descriptors.pop(descriptor, None)
         if self.current is not None:
             self.current.descriptors[descriptor] = os.fstat(descriptor)
         return descriptor

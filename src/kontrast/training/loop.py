@@ -155,6 +155,9 @@ class Loop:
             self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:
             self.evaluate(evaluate, stop)
+            if self.owed:  # interrupted again: a further step would make it too late for this evaluation
+                raise stop.error(f"step {position.step} of {position.total}", resume_command)
+            self.save()
         with Progress("train", position.total * batch, done=position.step * batch, silent=not self.main) as bar:
             while not position.finished:
                 for images in self.batches():
@@ -253,7 +256,7 @@ class Loop:
         student = whole_student(self.learner, self.recipe, self.channels, self.device)
         distributed.wait_at_most(distributed.ALONE_SECONDS)
         improved = distributed.any_rank(evaluate is not None and self.measure(evaluate, student, stop))
-        self.owed = distributed.any_rank(self.owed)
+        self.owed = distributed.any_rank(self.owed and self.main)  # other ranks only know what the checkpoint said
         distributed.wait_at_most(distributed.training_seconds())
         return improved
 
