@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     temporary = _temporary(path)
     with disk_faults(path, needed):
         try:
+            temporary.unlink(missing_ok=True)  # in a folder of others, it may be a link to a file elsewhere
             yield temporary
             sync(temporary)
             os.replace(temporary, path)
@@ -78,7 +80,7 @@ def sweep(folder: Path) -> None:
     """Remove what a killed process left half-written (`.tmp-*`) or half-deleted (`.del-*`). Call it under a lock."""
     for path in folder.glob(".*"):
         if path.name.startswith((".tmp-", ".del-")):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
@@ -120,7 +122,8 @@ def take_lock(path: Path, wait: bool = True) -> int:
     lock.
     """
     while True:
-        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
+        # No link is followed: in a run folder of others, .lock may lead to a file of this user, which would be emptied.
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(FileNotFoundError):
@@ -144,10 +147,19 @@ def write_json(path: Path, tree: Any) -> None:
     write_atomic(path, json.dumps(tree, indent=1, allow_nan=False) + "\n")
 
 
+def read_file(path: Path) -> bytes:
+    """Read a regular file. In a folder of others there may be a named pipe, which would never end, or a link to a
+    device, which would fill the memory."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_file(path))
     except (FileNotFoundError, ValueError, RecursionError) as error:
         missing = isinstance(error, FileNotFoundError)
         why = f"missing: is {path.parent} a finished run?" if missing else "damaged: not JSON"
@@ -173,12 +185,12 @@ class JsonLines:
         damaged = 0
         if self.path.exists():
             records = read_json_lines(self.path)
-            damaged = max(0, self.path.read_bytes().count(b"\n") - len(records))
+            damaged = max(0, read_file(self.path).count(b"\n") - len(records))
             kept = [r for r in records if keep_until_step is None or _step(r) <= keep_until_step]
             kept = [r for r in kept if not owed or "loss" in r or _step(r) != keep_until_step]
             write_atomic(self.path, "".join(map(_line, kept)))
         with disk_faults(self.path):
-            self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115
+            self._file = open(self.path, "a", encoding="ascii", opener=_open_without_links)  # noqa: SIM115
         return damaged
 
     def write(self, **record: Any) -> None:
@@ -197,6 +209,11 @@ class JsonLines:
             self._file = None
 
 
+def _open_without_links(name: str, flags: int) -> int:
+    """Open a file that is written to. A link, in a folder of others, may lead to a file of this user."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
 def _step(record: dict[str, Any]) -> float:
     """The step of a record; infinity, so that it is dropped, if it is not a number."""
     step = record.get("step", 0)
@@ -210,7 +227,7 @@ def _line(record: dict[str, Any]) -> str:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read the records of a JSON-lines file; lines that are cut or not objects are skipped."""
     records = []
-    for line in path.read_bytes().splitlines():
+    for line in read_file(path).splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):

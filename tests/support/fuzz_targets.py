@@ -159,6 +159,7 @@ def restore_checkpoint(content: bytes, folder: Path) -> None:
     write_files(folder, {f"checkpoints/step-00000002/{name}": text for name, text in files.items()})
     write_files(folder, {"run.json": b'{"version": 1}'})
     loop = tiny_loop()
+    loop.best, loop.owed, loop.failures, loop.position.step = {}, False, [], 0
     loop.folder, loop.log.folder = RunFolder(folder), RunFolder(folder)
     loop.log.metrics = JsonLines(folder / "metrics.jsonl")
     loop.log.metrics.open()

@@ -81,12 +81,32 @@ def train(ranks: int, seed: int, folder: Path) -> dict[str, int]:
         end = _train_once(ranks, draw, path, [] if undisturbed else _events(draw, ranks))
         ends[end] += 1
         leftovers = [p.name for p in (path / "checkpoints").iterdir() if not p.name.startswith("step-")]
-        assert end in ("killed", "failed") or not leftovers, leftovers
+        assert end != "finished" or not leftovers, leftovers
         if end == "finished":
             break
     assert end == "finished"
     assert outcome(path) == expected, f"seed {seed}: other bits than an undisturbed run"
     return ends
+
+
+def interrupt_evaluations(ranks: int, times: int, folder: Path) -> None:
+    """Train, with a signal to the first rank in each of the first evaluations, and resume until the run is finished."""
+    expected = reference(ranks)
+    path, left = folder / "run", times
+    (path / "checkpoints").mkdir(parents=True)
+    (path / "run.json").write_text('{"version": 1}')
+
+    def interrupt(stop: StopSignals) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            stop._record(signal.SIGTERM, None)
+
+    ends = []
+    while not ends or ends[-1] != "finished":
+        ends.append(_train_once(ranks, random.Random(len(ends)), path, [], interrupt))
+        assert len(ends) <= times + 1, ends
+    assert not left and outcome(path) == expected, "other bits than an undisturbed run"
 
 
 def _events(draw: random.Random, ranks: int) -> list[tuple[int, int, str]]:
@@ -95,13 +115,20 @@ def _events(draw: random.Random, ranks: int) -> list[tuple[int, int, str]]:
     return [(draw.randrange(ranks), draw.randrange(1, 2_500), draw.choice(kinds)) for _ in range(draw.choice((1, 1, 2, 3)))]
 
 
-def _train_once(ranks: int, draw: random.Random, path: Path, events: Sequence[tuple[int, int, str]]) -> str:
+def _train_once(
+    ranks: int,
+    draw: random.Random,
+    path: Path,
+    events: Sequence[tuple[int, int, str]],
+    in_evaluation: Callable[[StopSignals], None] = lambda _: None,
+) -> str:
     """Start or resume the run with these events, check how it ended, and say how."""
     simulation = Simulation(draw.randrange(2**32), TRAINING if events or ranks > 1 else (), switching=0.02)
     world = SimulatedRanks(simulation, ranks)
     signals = [StopSignals() for _ in range(ranks)]
     for rank in range(ranks):
-        world.tasks.append(simulation.add(f"rank {rank}", functools.partial(_one_rank, path, signals[rank], world)))
+        work = functools.partial(_one_rank, path, signals[rank], world, in_evaluation)
+        world.tasks.append(simulation.add(f"rank {rank}", work))
     for rank, point, kind in events:
         task = world.tasks[rank]
         if kind == "kill":
@@ -140,7 +167,9 @@ def _how_it_ended(simulation: Simulation, signals: list[StopSignals]) -> str:
     return "finished"
 
 
-def _one_rank(path: Path, stop: StopSignals, world: SimulatedRanks) -> None:
+def _one_rank(
+    path: Path, stop: StopSignals, world: SimulatedRanks, in_evaluation: Callable[[StopSignals], None]
+) -> None:
     """One rank of a run, as `Pretraining.run` starts it."""
     folder, main = RunFolder(path), world.get_rank() == 0
     with locked(folder):
@@ -149,7 +178,7 @@ def _one_rank(path: Path, stop: StopSignals, world: SimulatedRanks) -> None:
         stop.patient = True
         loop.feeder.batches = functools.partial(_batches, loop.feeder.batches, world.simulation)  # type: ignore
         try:
-            loop.run(functools.partial(evaluate, loop) if main else None, stop, "resume")
+            loop.run(functools.partial(evaluate, stop, in_evaluation) if main else None, stop, "resume")
         except RuntimeError as error:
             if (fault := lost_rank(error)) is not None:
                 assert "rank" in str(fault)
@@ -165,8 +194,11 @@ def _batches(batches: Callable[..., Any], simulation: Simulation, *arguments: An
         yield batch
 
 
-def evaluate(loop: Loop, network: torch.nn.Module) -> dict[str, float]:
+def evaluate(
+    stop: StopSignals, in_evaluation: Callable[[StopSignals], None], network: torch.nn.Module
+) -> dict[str, float]:
     """Measure something that depends on every weight."""
+    in_evaluation(stop)
     total = sum(float(p.detach().double().abs().sum()) for p in network.parameters())
     return {"effective_rank": 3.0, "knn": total % 1}
 

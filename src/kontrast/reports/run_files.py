@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any, TypeGuard
 NEWEST_VERSION = 1
 MAX_NAME = 200
 MAX_RECIPE = 200_000
+MOST_DOTS = 2_000
+"""tomllib needs time that grows with the square of a dotted key's parts: minutes for 100,000 of them."""
 COLLAPSED_RANK = 1.5
 FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json")
 
@@ -58,8 +62,12 @@ def read_run(path: Path) -> ReportedRun:
     if not any((path / name).is_file() for name in FILES):
         raise ReportError(f"{str(path)!r} is not a run folder: it contains none of {', '.join(FILES)}")
     run = ReportedRun(path, path.resolve().name or str(path))
+    links = [name for name in (*FILES, "speed.jsonl", "gallery.png") if (path / name).is_symlink()]
+    run.problems += [f"{name} is a link and is not followed, so what it would show is missing." for name in links]
     run.recipe_text = _read_bytes(path / "recipe.toml").decode("utf-8", "replace")[:MAX_RECIPE]
     try:
+        if run.recipe_text.count(".") > MOST_DOTS:
+            raise ValueError(f"more than {MOST_DOTS:,} dots")
         run.recipe = tomllib.loads(run.recipe_text)
     except (ValueError, RecursionError) as error:
         run.problems.append(f"recipe.toml is only shown as text, because it is not valid TOML ({str(error)[:100]}).")
@@ -132,9 +140,19 @@ def newer_version(tree: dict[str, Any], name: str) -> list[str]:
 
 
 def _read_bytes(path: Path) -> bytes:
+    """Read a regular file of a run folder, which may come from others; b"" if there is none.
+
+    A page is shared, so a link is not followed: it may lead to a private file of this user. A named pipe would never
+    end.
+    """
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except (FileNotFoundError, IsADirectoryError):
+        return b""
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
         return b""
 
 
@@ -214,6 +232,7 @@ def write_atomic(path: Path, content: bytes) -> Path:
     """
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
+        temporary.unlink(missing_ok=True)  # in a folder of others, it may be a link to a file elsewhere
         temporary.write_bytes(content)
         os.replace(temporary, path)
     finally:

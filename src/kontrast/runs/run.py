@@ -14,6 +14,7 @@ from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import ImageSet
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickle
+from kontrast.files import read_file
 from kontrast.networks import Encoder
 from kontrast.training.build import evaluation_view
 from kontrast.training.checkpoints import read_weights
@@ -130,7 +131,7 @@ class Run:
         path = self.path / "encoder.safetensors"
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: the run has not finished; resume it first")
-        return sha256(path.read_bytes())
+        return sha256(read_file(path))
 
     def check_channels(self, images: ImageSet, name: str = "") -> ImageSet:
         """Return the images if they have as many channels as the encoder takes."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import CheckpointError
-from kontrast.files import atomic_folder, disk_faults, replaced_folder, write_atomic
+from kontrast.files import atomic_folder, disk_faults, read_file, replaced_folder, write_atomic
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
@@ -122,8 +122,8 @@ def load(path: Path, recipe: str | None = None) -> Checkpoint:
     from safetensors.torch import load as load_tensors
 
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        content = {name: (path / name).read_bytes() for name in FILES}
+        manifest = json.loads(read_file(path / "manifest.json"))
+        content = {name: read_file(path / name) for name in FILES}
         problem = _damage(path.name, manifest, content)
         if not problem and recipe is not None and manifest.get("recipe") not in (None, recipe):
             problem = "it belongs to another recipe"
@@ -161,7 +161,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load as load_tensors
 
     try:
-        return load_tensors(path.read_bytes())
+        return load_tensors(read_file(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):

@@ -17,7 +17,7 @@ from kontrast.data.imbalance import imbalance
 from kontrast.data.paths import describe_source
 from kontrast.data.sources import MENDED, Preview, preview_data
 from kontrast.errors import DataError
-from kontrast.files import write_atomic
+from kontrast.files import read_file, write_atomic
 from kontrast.training.progress import PackingBar, tell
 from kontrast.training.run_folder import RunFolder
 
@@ -51,7 +51,7 @@ def find_changes(folder: RunFolder, parts: Splits, whole: bool) -> Changes | Non
     listing, sets = folder / "files.txt.gz", parts.watched if whole else [parts.trained]
     if not listing.is_file() or all(part.stamps is None for part in sets):
         return None
-    return changes(listing.read_bytes(), *sets, placed=whole)
+    return changes(read_file(listing), *sets, placed=whole)
 
 
 def keep_listing(folder: RunFolder, parts: Splits) -> None:
