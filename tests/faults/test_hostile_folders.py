@@ -85,7 +85,9 @@ def test_planted_temporary_names(tmp_path, private):
 
 
 @pytest.mark.fault(76)
-@pytest.mark.parametrize("name", ["recipe.toml", "run.json", "metrics.jsonl", "speed.jsonl", "probes.json", "gallery.png"])
+@pytest.mark.parametrize(
+    "name", ["recipe.toml", "run.json", "metrics.jsonl", "speed.jsonl", "probes.json", "gallery.png"]
+)
 def test_report_does_not_show_what_links_lead_to(received, private, tmp_path, name):
     """The page says that a link was not followed; what it leads to is not on the page."""
     if name == "run.json":

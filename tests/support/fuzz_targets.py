@@ -98,7 +98,7 @@ def decode_image(content: bytes, folder: Path) -> None:
     (folder / "image").write_bytes(content)
     for limits in (Limits(max_pixels=1_000_000), Limits(bound=4, max_pixels=1_000_000, float_range=(0, 1))):
         try:
-            pixels, note = decode(content, limits)
+            pixels, _note = decode(content, limits)
         except BadImage:
             continue
         assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[0] == 3 and pixels.size
@@ -367,11 +367,9 @@ TARGETS: dict[str, Target] = {
         Target("checkpoints", restore_checkpoint, OWN, [*ALL_JSON, b'"names"', b'"count"', b'"best"', b'"owed"',
                b'"failures"', b'"world"', b'"I64"', b'"BOOL"']),
         Target("metrics", read_metrics, OWN, ALL_JSON),
-        Target("stores", read_store, OWN, ALL_JSON + [b'"files"', b'"chunks"', b'"channels"', b'"origin"',
-               b"../", b'"place"']),
-        Target("journals", continue_packing, OWN, ALL_JSON + [b'"bytes"', b'"sizes"', b'"kept"', b'"bad"', b'"notes"']),
-        Target("vectors", read_vectors, OWN, ALL_JSON + [b"<f4", b"|O", b">f8", b"'shape'", b"(,)", b"fortran_order",
-               b"True", b"(((", b"lambda:0", b"<U9", b"\x93NUMPY\x03\0"], ("/kontrast/", "/numpy/lib/")),
+        Target("stores", read_store, OWN, [*ALL_JSON, b'"files"', b'"chunks"', b'"channels"', b'"origin"', b"../", b'"place"']),
+        Target("journals", continue_packing, OWN, [*ALL_JSON, b'"bytes"', b'"sizes"', b'"kept"', b'"bad"', b'"notes"']),
+        Target("vectors", read_vectors, OWN, [*ALL_JSON, b"<f4", b"|O", b">f8", b"'shape'", b"(,)", b"fortran_order", b"True", b"(((", b"lambda:0", b"<U9", b"\x93NUMPY\x03\x00"], ("/kontrast/", "/numpy/lib/")),
         Target("parquet", read_parquet_vectors, OWN, [b"PAR1", b"vector", b"path", b"kontrast", *NUMBERS], needs="pyarrow"),
         Target("reports", write_report, (ReportError, *OWN), ALL_JSON),
     ]
@@ -404,7 +402,10 @@ def _recipes() -> dict[str, bytes]:
     names = ("quickstart", "cifar10/cacr-moco")
     texts = {name: (FOLDER / f"{name}.toml").read_bytes() for name in names}
     overrides = b"training.lr=0.1\nviews.crop_scale=[0.2, 1]\nteacher=false\nobjective.name=dcl"
-    inputs = {name.replace("/", "-"): join_files({"recipe.toml": text, "overrides": overrides}) for name, text in texts.items()}
+    inputs = {
+        name.replace("/", "-"): join_files({"recipe.toml": text, "overrides": overrides})
+        for name, text in texts.items()
+    }
     return inputs | {"tiny": join_files({"recipe.toml": TINY_RECIPE.encode(), "overrides": b""})}
 
 
@@ -427,7 +428,12 @@ def _shard(long: bool = False) -> bytes:
 
     with tempfile.TemporaryDirectory() as place:
         head = "a" * 101 + "/" if long else ""
-        members = [(f"{head}0.png", _pngs()[0]), (f"{head}0.cls", b"1"), (f"{head}1.png", _pngs()[1]), ("../1.txt", b"x")]
+        members = [
+            (f"{head}0.png", _pngs()[0]),
+            (f"{head}0.cls", b"1"),
+            (f"{head}1.png", _pngs()[1]),
+            ("../1.txt", b"x"),
+        ]
         content = write_tar(Path(place) / "s.tar", members).read_bytes()
     return content[: len(content.rstrip(b"\0")) // 512 * 512 + 512 * 3]
 
@@ -441,7 +447,12 @@ def _encoder_files(run: dict[str, Any]) -> dict[str, bytes]:
     listing = gzip.compress(b'0123456789abcdef "a.png"\n', mtime=0)
     weights = checkpoints.to_safetensors(encoder.state_dict())
     text = json.dumps(run).encode()
-    return {"recipe.toml": TINY_RECIPE.encode(), "run.json": text, "files.txt.gz": listing, "encoder.safetensors": weights}
+    return {
+        "recipe.toml": TINY_RECIPE.encode(),
+        "run.json": text,
+        "files.txt.gz": listing,
+        "encoder.safetensors": weights,
+    }
 
 
 def _checkpoint_files() -> dict[str, bytes]:
@@ -451,7 +462,12 @@ def _checkpoint_files() -> dict[str, bytes]:
     tensors["window"] = torch.zeros(2)
     state = {"step": 2, "names": ["attraction", "repulsion"], "count": 1, "best": {"step": 2, "knn": 0.5}, "owed": False,
              "failures": []}  # fmt: skip
-    manifest = {"schema": 1, "step": 2, "files": {name: {"sha256": "", "bytes": 1} for name in CHECKPOINT[1:]}, **loop.facts()}
+    manifest = {
+        "schema": 1,
+        "step": 2,
+        "files": {name: {"sha256": "", "bytes": 1} for name in CHECKPOINT[1:]},
+        **loop.facts(),
+    }
     texts = {"manifest.json": json.dumps(manifest).encode(), "state.json": json.dumps(state).encode()}
     return texts | {"state.safetensors": checkpoints.to_safetensors(tensors)}
 

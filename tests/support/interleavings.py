@@ -1,6 +1,6 @@
 """Interleavings that are tried: each function runs one seed, and raises an error if a promise is broken.
 
-    PYTHONPATH=src:tests python -m support.interleavings --seeds 0 2000 [SCENARIO ...]
+PYTHONPATH=src:tests python -m support.interleavings --seeds 0 2000 [SCENARIO ...]
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ def train(ranks: int, seed: int, folder: Path) -> dict[str, int]:
     Returns how often each kind of end occurred.
     """
     expected = reference(ranks)  # also imports what is imported on first use: it must not add points to a seed
-    path, draw, ends = folder / "run", random.Random(seed), dict.fromkeys(("finished", "stopped", "failed", "killed"), 0)
+    path, draw, ends = (
+        folder / "run",
+        random.Random(seed),
+        dict.fromkeys(("finished", "stopped", "failed", "killed"), 0),
+    )
     (path / "checkpoints").mkdir(parents=True)
     (path / "run.json").write_text('{"version": 1}')
     for start in range(ROUNDS):
@@ -112,7 +116,9 @@ def interrupt_evaluations(ranks: int, times: int, folder: Path) -> None:
 def _events(draw: random.Random, ranks: int) -> list[tuple[int, int, str]]:
     """Return what happens: (rank, number of the point, kind)."""
     kinds = ("SIGTERM", "SIGTERM", "SIGINT", "storage", "error", "kill")
-    return [(draw.randrange(ranks), draw.randrange(1, 2_500), draw.choice(kinds)) for _ in range(draw.choice((1, 1, 2, 3)))]
+    return [
+        (draw.randrange(ranks), draw.randrange(1, 2_500), draw.choice(kinds)) for _ in range(draw.choice((1, 1, 2, 3)))
+    ]
 
 
 def _train_once(
@@ -404,7 +410,7 @@ def feed(seed: int, folder: Path) -> dict[str, int]:
     expected = [b for n, b in enumerate(whole) if not early or n < early or b[0] > left_out]
     assert batches == expected[: len(batches)], f"seed {seed}: other batches"
     assert ended == "lost" or len(batches) == len(expected)
-    assert not [future for future in pool.waiting if not future.pool.workers == 3], "work is left in the feeder's pool"
+    assert not [future for future in pool.waiting if future.pool.workers != 3], "work is left in the feeder's pool"
     return {ended: 1, "early": bool(early)}
 
 
@@ -433,7 +439,10 @@ def _simulated_workers(pool: type[SimulatedPool], lost: int) -> Iterator[None]:
 def shards() -> Path:
     place = Path(tempfile.mkdtemp(prefix="kontrast-interleavings-"))
     members = shard_samples(0, 26)
-    damaged = [(name, content[:40] if name in ("00003.png", "00011.png", "00012.png") else content) for name, content in members]
+    damaged = [
+        (name, content[:40] if name in ("00003.png", "00011.png", "00012.png") else content)
+        for name, content in members
+    ]
     return write_tar(place / "set.tar", damaged)
 
 

@@ -96,9 +96,7 @@ class Outcome:
     answers: dict[str, int] = field(default_factory=dict)
 
 
-def fuzz_target(
-    target: Target, folder: Path, *, seed: int = 0, executions: int = 0, seconds: float = 0.0, seeds: Sequence[bytes] = ()
-) -> Outcome:
+def fuzz_target(target: Target, folder: Path, *, seed: int = 0, executions: int = 0, seconds: float = 0.0) -> Outcome:
     """Run the seeds of a target, then mutations of them and of every input that reaches new code.
 
     Args:
@@ -107,11 +105,10 @@ def fuzz_target(
         seed: decides the mutations.
         executions: stop after this many inputs; 0 for no limit.
         seconds: stop after this time; 0 for no limit.
-        seeds: further inputs to start from.
     """
     outcome, draw, begin = Outcome(target.name), random.Random(seed), time.monotonic()
     coverage = Coverage(target.traced)
-    pool = [*target.seeds(), *seeds]
+    pool = target.seeds()
     for content in pool:  # so that what is imported on first use is imported before anything is watched
         empty(folder)
         with contextlib.suppress(Exception):
@@ -119,9 +116,7 @@ def fuzz_target(
     for content in pool:
         _execute(target, content, folder, coverage, outcome)
     outcome.covered_by_seeds = len(coverage.pairs)
-    while (not executions or outcome.executions < executions) and (
-        not seconds or time.monotonic() - begin < seconds
-    ):
+    while (not executions or outcome.executions < executions) and (not seconds or time.monotonic() - begin < seconds):
         content = mutate(draw, pool, target.tokens)
         before = len(coverage.pairs)
         _execute(target, content, folder, coverage, outcome)
@@ -400,7 +395,9 @@ def _splice(draw: random.Random, content: bytearray, pool: Sequence[bytes], _: A
 def _change_json(draw: random.Random, content: bytearray, *_: Any) -> None:
     """Change one value of a line of JSON, or of the header of a safetensors file: the syntax stays right."""
     places = [at for at in (content.find(b"\n{"), content.find(b"\0{")) if at >= 0]
-    lines = [at for at in range(len(content)) if content[at : at + 1] == b"\n" and content[at + 1 : at + 2] in (b"{", b"[")]
+    lines = [
+        at for at in range(len(content)) if content[at : at + 1] == b"\n" and content[at + 1 : at + 2] in (b"{", b"[")
+    ]
     start = draw.choice([*places, *lines, -1]) + 1
     header = start >= 8 and content[start - 1 : start] == b"\0"
     end = start + int.from_bytes(content[start - 8 : start], "little") if header else content.find(b"\n", start)

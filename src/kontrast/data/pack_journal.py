@@ -52,7 +52,10 @@ class Journal:
                 return []
             with open(self.work / "images.u8", "rb") as file:
                 for number, line in enumerate(lines[1:]):
-                    if not self._is_sound(line, number) or hashlib.sha256(file.read(line["bytes"])).hexdigest() != line["sha256"]:
+                    if (
+                        not self._is_sound(line, number)
+                        or hashlib.sha256(file.read(line["bytes"])).hexdigest() != line["sha256"]
+                    ):
                         break
                     good.append(line)
         return good

@@ -216,7 +216,7 @@ def _is_gallery(gallery: dict[str, Any]) -> bool:
     points, queries = gallery.get("points"), gallery.get("queries")
     if not isinstance(points, list) or not isinstance(queries, list) or not isinstance(classes, list | None):
         return False
-    neighbors = [query.get("neighbours") for query in queries if isinstance(query, dict)]
+    neighbors = [query["neighbours"] for query in queries if isinstance(query, dict) and "neighbours" in query]
     if len(neighbors) < len(queries) or not all(isinstance(near, list) for near in neighbors):
         return False
     entries = [*points, *queries, *(one for near in neighbors for one in near)]
