@@ -257,7 +257,7 @@ def _store_digests(tree: dict[str, Any], files: dict[str, bytes]) -> None:
             tree["files"][name]["bytes"] = len(files[name])
             if name != "images.u8":
                 tree["files"][name]["sha256"] = hashlib.sha256(files[name]).hexdigest()
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+    with contextlib.suppress(KeyError, TypeError, ValueError, IndexError):
         start = 0
         for chunk in tree["chunks"]:
             length = chunk[0] if chunk[0] >= 0 else len(files["images.u8"])
@@ -367,10 +367,12 @@ TARGETS: dict[str, Target] = {
         Target("checkpoints", restore_checkpoint, OWN, [*ALL_JSON, b'"names"', b'"count"', b'"best"', b'"owed"',
                b'"failures"', b'"world"', b'"I64"', b'"BOOL"']),
         Target("metrics", read_metrics, OWN, ALL_JSON),
-        Target("stores", read_store, OWN, [*ALL_JSON, b'"files"', b'"chunks"', b'"channels"', b'"origin"', b"../", b'"place"']),
+        Target("stores", read_store, OWN, [*ALL_JSON, b'"files"', b'"chunks"', b'"channels"', b'"origin"', b"../"]),
         Target("journals", continue_packing, OWN, [*ALL_JSON, b'"bytes"', b'"sizes"', b'"kept"', b'"bad"', b'"notes"']),
-        Target("vectors", read_vectors, OWN, [*ALL_JSON, b"<f4", b"|O", b">f8", b"'shape'", b"(,)", b"fortran_order", b"True", b"(((", b"lambda:0", b"<U9", b"\x93NUMPY\x03\x00"], ("/kontrast/", "/numpy/lib/")),
-        Target("parquet", read_parquet_vectors, OWN, [b"PAR1", b"vector", b"path", b"kontrast", *NUMBERS], needs="pyarrow"),
+        Target("vectors", read_vectors, OWN, [*ALL_JSON, b"<f4", b"|O", b">f8", b"'shape'", b"(,)", b"fortran_order",
+               b"True", b"(((", b"lambda:0", b"<U9", b"\x93NUMPY\x03\x00"], ("/kontrast/", "/numpy/lib/")),
+        Target("parquet", read_parquet_vectors, OWN, [b"PAR1", b"vector", b"path", b"kontrast", *NUMBERS],
+               needs="pyarrow"),
         Target("reports", write_report, (ReportError, *OWN), ALL_JSON),
     ]
 }  # fmt: skip
@@ -460,8 +462,8 @@ def _checkpoint_files() -> dict[str, bytes]:
     tensors = {f"learner.{name}": tensor for name, tensor in loop.learner.state_dict().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in loop.optimizer.state_dict().items()}
     tensors["window"] = torch.zeros(2)
-    state = {"step": 2, "names": ["attraction", "repulsion"], "count": 1, "best": {"step": 2, "knn": 0.5}, "owed": False,
-             "failures": []}  # fmt: skip
+    state = {"step": 2, "names": ["attraction", "repulsion"], "count": 1, "best": {"step": 2, "knn": 0.5},
+             "owed": False, "failures": []}  # fmt: skip
     manifest = {
         "schema": 1,
         "step": 2,
@@ -545,7 +547,8 @@ def _report_files(run: dict[str, Any]) -> dict[str, bytes]:
     probe = {"probe": "knn", "features": "trained", "accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 9, "seed": 0,
              "protocol": {"k": 20}}  # fmt: skip
     plot = {"id": "spectrum", "name": "Spectrum", "title": "t", "note": "n", "kind": "line", "x": {"label": "i"},
-            "y": {"label": "v", "format": "number"}, "series": [{"name": "s", "x": [1, 2], "y": [0.5, 0.25]}]}  # fmt: skip
+            "y": {"label": "v", "format": "number"},
+            "series": [{"name": "s", "x": [1, 2], "y": [0.5, 0.25]}]}  # fmt: skip
     lens = {"version": 1, "plots": [plot], "numbers": [], "alignment": 0.5}
     trees = {"run.json": run, "probes.json": {"version": 1, "probes": [probe, {**probe, "seed": 1}]}, "lens.json": lens}
     texts = {name: json.dumps(tree).encode() for name, tree in (trees | {"gallery.json": gallery}).items()}

@@ -498,7 +498,8 @@ def main() -> None:
                     raise
                 failed.append(seed)
                 print(f"{scenario}, seed {seed}: {''.join(traceback.format_exception(error))}", flush=True)
-        line = {"scenario": scenario, **counts, "failing_seeds": failed, "minutes": round((time.monotonic() - begin) / 60, 1),
+        minutes = round((time.monotonic() - begin) / 60, 1)
+        line = {"scenario": scenario, **counts, "failing_seeds": failed, "minutes": minutes,
                 "python": platform.python_version(), "torch": torch.__version__,
                 "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M")}  # fmt: skip
         print(json.dumps(line), flush=True)

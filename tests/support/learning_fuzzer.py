@@ -140,6 +140,7 @@ def attempt(target: Target, content: bytes, folder: Path, coverage: Coverage | N
     empty(folder)
     memory, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     problem = place = ""
+    failure: Exception | None = None
     with Watch(folder) as watch:
         try:
             with coverage or contextlib.nullcontext(), mock.patch("os.fsync"):  # which takes most of the time
@@ -148,9 +149,10 @@ def attempt(target: Target, content: bytes, folder: Path, coverage: Coverage | N
         except target.errors as error:
             answer = type(error).__name__
         except Exception as error:
-            answer = "traceback"
-            problem = "".join(traceback.format_exception(error))
-            place = f"{type(error).__name__} in {_own_frame(error)}"
+            answer, failure = "traceback", error
+    if failure is not None:
+        problem = "".join(traceback.format_exception(failure))
+        place = f"{type(failure).__name__} in {_own_frame(failure)}"
     if watch.violations:
         place, problem = watch.violations[0]
     elif time.process_time() - begin > MOST_SECONDS:
@@ -287,7 +289,9 @@ class Watch:
             self._add(f"{what} {place!r}, outside of the folder")
 
     def _add(self, what: str) -> None:
+        _watching.remove(self)  # to format a stack, Python opens source files
         self.violations.append((what, "".join(traceback.format_stack())))
+        _watching.append(self)
 
 
 def _inside_import() -> bool:
@@ -310,7 +314,7 @@ def _install_hook() -> None:
     """Install the audit hook, which can't be removed again; it does nothing while nobody watches."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        for watch in _watching:
+        for watch in list(_watching):
             watch.note(event, arguments)
 
     sys.addaudithook(hook)
@@ -441,8 +445,8 @@ def _change_tree(draw: random.Random, tree: Any) -> Any:
 
 
 VALUES: Sequence[Any] = (
-    None, True, False, 0, 1, -1, 3, 0.5, 2**31, 2**63, -(2**63), 10**30, 1e308, float("nan"), float("inf"), "", "x", "0",
-    "../../x", "/etc/passwd", "\x00", "\ud800", "<b>", "\x1b[31m", [], {}, [[]], [None], {"": 1}, [1, 2, 3], ["x"],
+    None, True, False, 0, 1, -1, 3, 0.5, 2**31, 2**63, -(2**63), 10**30, 1e308, float("nan"), float("inf"), "", "x",
+    "0", "../../x", "/etc/passwd", "\x00", "\ud800", "<b>", "\x1b[31m", [], {}, [[]], [None], {"": 1}, [1, 2, 3], ["x"],
     functools.reduce(lambda inner, _: [inner], range(100), []), "9" * 5000, {"x": {"y": []}},
 )  # fmt: skip
 

@@ -1,10 +1,11 @@
 """Simulated time and order: several processes, ranks or threads as tasks, of which one seed decides who runs when.
 
-The code that runs is kontrast's own. Each task is a thread, but only the one whose turn it is runs. At every traced line
-of kontrast, and before every call that changes the disk, takes a lock, sleeps or meets other ranks, the seed decides
-whether another task continues, whether a signal arrives, and whether the task is killed. A killed task changes nothing
-on the disk any more, whatever its `finally` blocks try, and its locks are released, as the system does for a process.
-Time stands still until every task waits, and then moves to the next moment at which one continues.
+The code that runs is kontrast's own. Each task is a thread, but only the one whose turn it is runs. At every traced
+line of kontrast, and before every call that changes the disk, takes a lock, sleeps or meets other ranks, the seed
+decides whether another task continues, whether a signal arrives, and whether the task is killed. A killed task changes
+nothing on the disk any more, whatever its `finally` blocks try, and its locks are released, as the system does for a
+process. Time stands still until every task waits, and then moves to the next moment at which
+one continues.
 
 One seed gives one interleaving: `Simulation(seed)` with the same tasks repeats it.
 """
@@ -51,7 +52,7 @@ class Task:
         self.ended = self.killed = False
         self.events: dict[int, Callable[[], None]] = {}  # what happens at which of its points
         self.points = 0
-        self.descriptors: dict[int, os.stat_result] = {}
+        self.locks: set[int] = set()  # descriptors
         self.error: BaseException | None = None
         self.result: Any = None
 
@@ -175,10 +176,9 @@ class Simulation:
     def kill(self, task: Task) -> None:
         """Kill a task now: it changes nothing any more, and its locks are released."""
         task.killed = True
-        for descriptor, opened in task.descriptors.items():
-            with contextlib.suppress(OSError):  # a file object closed it
-                if os.path.samestat(os.fstat(descriptor), opened):
-                    _close(descriptor)
+        for descriptor in task.locks:
+            _close(descriptor)
+        task.locks.clear()
         if task is self.current:
             raise Killed
 
@@ -210,27 +210,25 @@ class Simulation:
 
     def _open(self, *arguments: Any, **options: Any) -> int:
         self.point()
-        descriptor = _open(*arguments, **options)
-        for task in self.tasks:  # a number that is given again was closed, perhaps by a file object
-            task.descriptors.pop(descriptor, None)
-        if self.current is not None:
-            self.current.descriptors[descriptor] = os.fstat(descriptor)
-        return descriptor
+        return _open(*arguments, **options)
 
     def _close_descriptor(self, descriptor: int) -> None:
         task = self.current
         if task is not None and task.killed:
             raise Killed
         if task is not None:
-            task.descriptors.pop(descriptor, None)
+            task.locks.discard(descriptor)
         _close(descriptor)
 
     def _getpid(self) -> int:
         return _getpid() if self.current is None else 100_000 + self.current.number
 
     def _flock(self, descriptor: int, operation: int) -> None:
-        if self.current is None or operation & (fcntl.LOCK_NB | fcntl.LOCK_UN):
-            self.point()
+        if self.current is None:
+            return _flock(descriptor, operation)
+        self.point()
+        self.current.locks.add(descriptor)
+        if operation & (fcntl.LOCK_NB | fcntl.LOCK_UN):
             return _flock(descriptor, operation)
 
         def take() -> bool:
@@ -240,7 +238,6 @@ class Simulation:
                 return False
             return True
 
-        self.point()
         if not take():
             self.wait(take)
         return None
