@@ -271,8 +271,10 @@ class Watch:
         elif event == "open":
             self._note_path("opened", arguments[0], writes=self._writes(arguments))
         elif event in _CHANGES:
-            for path in arguments[: 2 if event in ("os.rename", "os.link") else 1]:
-                self._note_path(event, path, writes=True)
+            both = event in ("os.rename", "os.link")  # the last arguments are descriptors of folders: two, or one
+            for path, inside in zip(arguments, arguments[-2:] if both else arguments[-1:]):
+                relative = isinstance(inside, int) and inside >= 0 and event not in ("os.truncate", "os.symlink")
+                self._note_path(event, f"/proc/self/fd/{inside}/{os.fsdecode(path)}" if relative else path, writes=True)
 
     @staticmethod
     def _writes(arguments: tuple[Any, ...]) -> bool:

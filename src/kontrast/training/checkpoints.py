@@ -179,7 +179,7 @@ def versions() -> dict[str, str]:
 
     from kontrast import __version__
 
-    return {"kontrast": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"kontrast": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def describe_file(data: bytes) -> dict[str, Any]:
