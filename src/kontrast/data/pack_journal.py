@@ -46,7 +46,7 @@ class Journal:
     def _read(self) -> list[dict[str, Any]]:
         """The lines up to the first whose pixels are incomplete or changed."""
         good: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+        with contextlib.suppress(OSError, KeyError, TypeError, ValueError, AttributeError):
             lines = read_json_lines(self.work / "journal.jsonl")
             if lines[:1] != [{"key": self.key}]:
                 return []
