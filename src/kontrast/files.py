@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,9 +48,18 @@ def read_faults(path: Path) -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a whole file, with an error that names it."""
-    with read_faults(path):
-        return path.read_bytes()
+    """Read a whole regular file, with an error that names it.
+
+    In a folder of others there may be a named pipe, which would never end, or a link to a device, which would fill the
+    memory.
+    """
+    with (
+        read_faults(path),
+        open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file,
+    ):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
 
 
 @contextlib.contextmanager
@@ -58,6 +68,7 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     temporary = _temporary(path)
     with disk_faults(path, needed):
         try:
+            temporary.unlink(missing_ok=True)  # in a folder of others, it may be a link to a file elsewhere
             yield temporary
             sync(temporary)
             os.replace(temporary, path)
@@ -103,7 +114,7 @@ def sweep(folder: Path) -> None:
     """
     for path in folder.glob(".*"):
         if path.name.startswith((".tmp-", ".del-")):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 with contextlib.suppress(OSError):
@@ -163,7 +174,8 @@ def take_lock(path: Path, wait: bool = True) -> int:
     lock. A file system without locks is used without, after one warning.
     """
     while True:
-        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
+        # No link is followed: in a run folder of others, .lock may lead to a file of this user, which would be emptied.
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,7 +246,7 @@ class JsonLines:
             kept = [r for r in kept if not owed or "loss" in r or _step(r) != keep_until_step]
             write_atomic(self.path, "".join(map(_line, kept)))
         with disk_faults(self.path):
-            self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115
+            self._file = open(self.path, "a", encoding="ascii", opener=_open_without_links)  # noqa: SIM115
         return damaged
 
     def write(self, **record: Any) -> None:
@@ -251,6 +263,11 @@ class JsonLines:
             with disk_faults(self.path):
                 self._file.close()
             self._file = None
+
+
+def _open_without_links(name: str, flags: int) -> int:
+    """Open a file that is written to. A link, in a folder of others, may lead to a file of this user."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _step(record: dict[str, Any]) -> float:

@@ -15,7 +15,7 @@ PAGE = HERE.parents[1] / "docs" / "promises.md"
 def promises() -> dict[int, list[str]]:
     """Return the links of each row of the table, by row number."""
     rows = re.findall(r"^\| (\d+) \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
-    assert [int(number) for number, _ in rows] == sorted({int(number) for number, _ in rows}), "twice or out of order"
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1)), "missing, twice or out of order"
     return {int(number): re.findall(r"\]\(([^)]+)\)", text) for number, text in rows}
 
 

@@ -14,7 +14,7 @@ from support import inject_faults, soak
 COUNTED = ("descriptors", "python_threads", "children", "shared_memory", "temporary_files")
 
 
-@pytest.mark.fault(70)
+@pytest.mark.fault(67)
 def test_rounds_leave_nothing_behind(tmp_path, monkeypatch):
     """After each round of all commands there are as many descriptors, threads, processes and files as before."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -27,7 +27,7 @@ def test_rounds_leave_nothing_behind(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.fault(70)
+@pytest.mark.fault(67)
 def test_soak_of_ten_minutes():
     """Memory and everything else that is counted stay flat."""
     environment = inject_faults.environment()

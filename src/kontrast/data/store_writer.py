@@ -79,9 +79,9 @@ def remove_split(out: Path) -> None:
 
 def _write_listing(listing: Listing, out: Path, facts: Facts, options: Options) -> None:
     """Decode what an interrupted packing has not decoded yet, and finish the store."""
-    journal = Journal(_work_folder(out), facts["key"])
+    journal = Journal(_work_folder(out), facts["key"], len(listing.items), CHUNK)
     bad = _decode_into(journal, listing, options)
-    kept = listing.take(np.array(journal.kept(CHUNK)))
+    kept = listing.take(np.array(journal.kept()))
     sizes = np.array([s for line in journal.lines for s in line["sizes"]])
     stamps = {"stamps.i64": kept.stamps.astype("<i8").tobytes()}
     facts = {**facts, "notes": journal.notes(listing)}
@@ -97,16 +97,16 @@ def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[t
             for number, chunk in decode_all(listing.items, options.limits, CHUNK, options.workers, start):
                 journal.append(chunk)
                 if chunk.bad:
-                    check_listing(listing, journal.bad(listing, CHUNK), options.max_bad)
+                    check_listing(listing, journal.bad(listing), options.max_bad)
                 if options.progress:
                     options.progress(min((number + 1) * CHUNK, total), total)
-        bad = journal.bad(listing, CHUNK)
+        bad = journal.bad(listing)
         check_listing(listing, bad, options.max_bad)
-        if not journal.kept(CHUNK):
+        if not journal.kept():
             raise none_readable(bad, listing.root)
         return bad
     finally:
-        if not journal.kept(CHUNK):
+        if not journal.kept():
             remove_folder(journal.work)
 
 

@@ -62,7 +62,8 @@ class Run:
     def __str__(self) -> str:
         data, recipe = self.info.get("data", {}), self.recipe
         state = f"{self.info.get('steps')} steps" if self.info.get("finished") else "not finished"
-        images = f"{data.get('name', '?')} ({data.get('images', 0):,} images)"
+        count = data.get("images")
+        images = f"{data.get('name', '?')} ({f'{count:,}' if isinstance(count, int) else '?'} images)"
         return f"{self.path}: {recipe.objective.name}, {recipe.encoder.name}, {images}, {state}"
 
     def __fspath__(self) -> str:

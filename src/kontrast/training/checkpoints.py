@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import CheckpointError, StorageFault
-from kontrast.files import atomic_folder, disk_faults, read_bytes, read_faults, remove_folder, sweep, write_atomic
+from kontrast.files import (
+    atomic_folder,
+    disk_faults,
+    read_bytes,
+    read_faults,
+    remove_folder,
+    replaced_folder,
+    sweep,
+    write_atomic,
+)
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
@@ -29,22 +38,33 @@ Checkpoint = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], facts: dict[str, Any]) -> Path:
-    """Write a checkpoint and return its folder. A crash at any moment leaves the older ones untouched."""
+    """Write a checkpoint and return its folder. A crash at any moment leaves the older ones untouched.
+
+    A checkpoint of the same step, which a resumed run reached again, has the same tensors. It is replaced if its state
+    differs, because the evaluation of this step was repeated.
+    """
     final = folder / name_of(step)
     if final.exists():
         try:
-            load(final)
-            return final  # a resumed run reached the same step again, with the same bits
+            if load(final)[1] == json.loads(json.dumps(state)):
+                return final
         except (CheckpointError, StorageFault):
             discard(final)
     with disk_faults(final):
         folder.mkdir(exist_ok=True)  # without parents, so that a removed run folder is not partly created again
-    with atomic_folder(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())) as aside:
-        content = dict(zip(FILES, (to_safetensors(tensors), json.dumps(state).encode())))
-        for name, data in content.items():
-            (aside / name).write_bytes(data)
-        manifest = {"schema": SCHEMA, "step": step, "files": {n: describe_file(d) for n, d in content.items()}, **facts}
-        (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
+    replaced = replaced_folder(final)
+    try:
+        with atomic_folder(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())) as aside:
+            content = dict(zip(FILES, (to_safetensors(tensors), json.dumps(state).encode())))
+            for name, data in content.items():
+                (aside / name).write_bytes(data)
+            files = {name: describe_file(data) for name, data in content.items()}
+            manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
+            (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
+            if final.exists():
+                os.rename(final, replaced)
+    finally:
+        _finish_replacing(replaced)
     return final
 
 
@@ -81,12 +101,32 @@ def name_of(step: int) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints, oldest first."""
+    return [path for path in _folders(folder) if not _is_replaced(path)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the checkpoints, and those that were being replaced when a process was killed."""
     try:
         with read_faults(folder):  # glob takes a folder that it may not list for an empty one
             paths = sorted(folder.iterdir())
     except FileNotFoundError:
         return []
     return [path for path in paths if path.name.startswith("step-") and path.is_dir()]
+
+
+def _is_replaced(path: Path) -> bool:
+    return path == replaced_folder(path.with_suffix(""))
+
+
+def _finish_replacing(old: Path) -> None:
+    """Remove a replaced checkpoint; if no new one has its name, because of a kill or an error, it gets it back."""
+    final = old.with_suffix("")
+    if final.exists():
+        with contextlib.suppress(OSError):
+            discard(old)
+    elif old.exists():
+        with disk_faults(final):
+            os.rename(old, final)
 
 
 def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None = None) -> Checkpoint | None:
@@ -97,6 +137,8 @@ def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None 
         say: receives a line about each checkpoint that is skipped; by default, nobody does.
         recipe: the fingerprint of the run's recipe, if it is known; checkpoints of other recipes are skipped.
     """
+    for old in filter(_is_replaced, _folders(folder)):
+        _finish_replacing(old)
     reasons = []
     for path in reversed(checkpoints(folder)):
         try:
@@ -175,7 +217,7 @@ def versions() -> dict[str, str]:
 
     from kontrast import __version__
 
-    return {"kontrast": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"kontrast": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def describe_file(data: bytes) -> dict[str, Any]:

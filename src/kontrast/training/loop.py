@@ -97,6 +97,8 @@ class Loop:
             self.say(f"no checkpoint yet in {self.folder.path}: starting from step 0")
             return
         tensors, state, manifest = newest
+        if not is_state(state):
+            raise CheckpointError(f"the checkpoint in {self.folder.path} is damaged: its state.json has wrong entries")
         for key, value in self.facts().items():
             if key not in ("kontrast", "python", "recipe") and manifest.get(key) not in (None, value):
                 self.say(f"not bit-exact: {key} was {manifest[key]} and is {value}")
@@ -107,6 +109,8 @@ class Loop:
             self.step.names, self.step.count, self.best = state["names"], state["count"], state["best"]
             self.step.sums = tensors["window"].to(self.device)
             self.owed, self.failures = state.get("owed", False), state.get("failures", [])
+            if self.step.sums.shape != (len(self.step.names),) or not self.step.sums.is_floating_point():
+                raise KeyError("window")
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
         note = ": there is nothing left to train" if self.position.step > self.position.total else ""
@@ -151,6 +155,9 @@ class Loop:
             self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:
             self.evaluate(evaluate, stop)
+            if self.owed:  # interrupted again: a further step would make it too late for this evaluation
+                raise stop.error(f"step {position.step} of {position.total}", resume_command)
+            self.save()
         with Progress("train", position.total * batch, done=position.step * batch, silent=not self.main) as bar:
             while not position.finished:
                 for images in self.batches():
@@ -260,7 +267,7 @@ class Loop:
         student = whole_student(self.learner, self.recipe, self.channels, self.device)
         distributed.wait_at_most(distributed.ALONE_SECONDS)
         improved = distributed.any_rank(evaluate is not None and self.measure(evaluate, student, stop))
-        self.owed = distributed.any_rank(self.owed)
+        self.owed = distributed.any_rank(self.owed and self.main)  # other ranks only know what the checkpoint said
         distributed.wait_at_most(distributed.training_seconds())
         return improved
 
@@ -300,6 +307,22 @@ class Loop:
             raise not_finite(self.failures[-1], self.folder)
         self.step.forget()
         self.say(f"skipped a step, {len(self.failures)} of {SKIPS} allowed: {failure_text(self.failures[-1])}")
+
+
+def is_state(state: Any) -> bool:
+    """Return whether the content of state.json is what `save` writes. A checkpoint may come from others."""
+    kinds = {"step": int, "names": list, "count": int, "best": dict, "owed": bool, "failures": list}
+    known = {"owed": False, "failures": [], **state} if isinstance(state, dict) else {}
+    if not all(type(known.get(key)) is kind for key, kind in kinds.items()):
+        return False
+    best = known["best"]
+    return (
+        0 <= known["step"] < 2**63
+        and 0 <= known["count"] < 2**63
+        and all(isinstance(name, str) for name in known["names"])
+        and all(isinstance(failure, dict) for failure in known["failures"])
+        and (not best or (type(best.get("step")) is int and type(best.get("knn")) is float))
+    )
 
 
 @dataclass

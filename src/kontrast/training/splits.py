@@ -137,7 +137,7 @@ def located(settings: DataSettings, info: dict[str, Any]) -> DataSettings:
     """The settings with the absolute path that run.json recorded, if it still exists: a relative path means something
     else in another working directory."""
     known = info.get("data_place") or {}
-    if known.get("source") != settings.source:
+    if known.get("source") != settings.source or not isinstance(known.get("place"), str):
         return settings
     prefix, pattern, _ = known["place"].partition("{")
     exists = os.path.exists(os.path.dirname(prefix) if pattern else prefix)
