@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypedDict
 
 import torch
 from torch import Tensor
@@ -26,6 +26,17 @@ class RowStatistics(NamedTuple):
 
     lse: Tensor
     mean: Tensor
+
+
+class StatisticsOptions(TypedDict, total=False):
+    """Options of the statistics.
+
+    with_mean: compute the mean too. Most objectives need `lse` alone, which is faster, and get an empty mean.
+    detach_weights: treat the weights of the mean as constants.
+    """
+
+    with_mean: bool
+    detach_weights: bool
 
 
 def row_statistics(

@@ -71,7 +71,7 @@ def compute_statistics(
     queries: Tensor, keys: Tensor | None, arguments: Arguments, similarities: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return lse and mean [S,P,B], the attraction [P,B], and the stored matrix if there is one."""
-    from kontrast.kernels.triton_views_launch import triton_views_forward
+    from kontrast.kernels.triton_small_launch import triton_views_forward
 
     query_ids, key_ids, kind, links, start, scales, _, with_mean, *_ = arguments
     matrix = store_matrix(queries, keys)
@@ -97,7 +97,7 @@ def compute_gradients(
     lse: Tensor, mean: Tensor, matrix: Tensor | None, arguments: Arguments, need_queries: bool, need_keys: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
-    from kontrast.kernels import triton_views_launch as launch
+    from kontrast.kernels import triton_small_launch as launch
     from kontrast.kernels.triton_wide_launch import exact_products
 
     query_ids, key_ids, kind, _, start, scales, detach_weights, *_ = arguments

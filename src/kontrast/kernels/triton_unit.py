@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kontrast.kernels.triton_views import link_index, pair_index
+from kontrast.kernels.triton_small_batch import link_index, pair_index
 
 
 @triton.jit

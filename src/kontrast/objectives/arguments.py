@@ -131,3 +131,9 @@ def switch(name: str, value: Any, *words: str) -> Any:
 def bits(value: float) -> int:
     """Return the bits of a float64 as an int64, which casting a module to another precision leaves unchanged."""
     return struct.unpack("q", struct.pack("d", value))[0]
+
+
+def check_ridge(ridge: float, absolute: bool = False) -> None:
+    """Check the ridge of a covariance: a share of the identity unless it is `absolute`."""
+    if ridge > 1 and not absolute:
+        raise UsageError(f"ridge is {ridge:g}: give the share of the identity in the covariance, from 0 to 1")

@@ -8,7 +8,8 @@ from torch import Tensor
 from kontrast import distributed
 from kontrast.objectives.arguments import Number, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
-from kontrast.objectives.pairs import Pairs, stack
+from kontrast.objectives.link_rows import stack
+from kontrast.objectives.pairs import Pairs
 
 
 @OBJECTIVES.register("barlow-twins")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import RowStatistics
-from kontrast.kernels.row_statistics import Scale
+from kontrast.kernels.row_statistics import Scale, StatisticsOptions
 from kontrast.objectives.arguments import Number
-from kontrast.objectives.pairs import Pairs, StatisticsOptions
+from kontrast.objectives.pairs import Pairs
 
 
 def conditional_mean(c: Tensor, t: Number, detach: bool) -> Tensor:

@@ -7,59 +7,27 @@ width, S scales.  z [V,B,D], k [W,B,D];  statistics [V,B] per anchor or [P,B] pe
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.errors import UsageError
 from kontrast.kernels import RowStatistics, merge, row_statistics, softplus_sums
 from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import link_statistics
 from kontrast.kernels.log_add_exp import log_add_exp
-from kontrast.kernels.row_statistics import Scale, as_list
+from kontrast.kernels.row_statistics import Scale, StatisticsOptions, as_list
 from kontrast.kernels.small_batch import AnchorFunction, Arguments, fits_small_kernel
 from kontrast.kernels.stored_batch import StoredBatchFunction, fits_stored_batch
 from kontrast.kernels.symmetry import asymmetry
 from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
 from kontrast.kernels.view_links import ALL, SAME, Link, image_indices, kind_of_links
+from kontrast.objectives.arguments import check_ridge
+from kontrast.objectives.cached_value import cached
 from kontrast.objectives.inputs import Inputs, may_read_values
-
-Value = TypeVar("Value")
-
-
-class StatisticsOptions(TypedDict, total=False):
-    """Options of the statistics.
-
-    with_mean: compute the mean too. Most objectives need `lse` alone, which is faster, and get an empty mean.
-    detach_weights: treat the weights of the mean as constants.
-    """
-
-    with_mean: bool
-    detach_weights: bool
-
-
-class cached(Generic[Value]):
-    """A property that is computed once. functools' has a lock on Python 3.11, which torch.compile can't follow."""
-
-    def __init__(self, compute: Callable[[Any], Value]):
-        self.compute = compute
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, pairs: Any, owner: type) -> Value:
-        value = self.compute(pairs)
-        setattr(pairs, self.name, value)
-        return value
-
-
-def check_ridge(ridge: float, absolute: bool = False) -> None:
-    if ridge > 1 and not absolute:
-        raise UsageError(f"ridge is {ridge:g}: give the share of the identity in the covariance, from 0 to 1")
+from kontrast.objectives.link_rows import links_per_query, select_rows, stack
 
 
 class Pairs:
@@ -277,10 +245,7 @@ class Pairs:
             # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
             return RowStatistics(*(torch.stack([x[..., v, :] for v, _ in links], -2) for x in rows))
         found = self._small_statistics(scale, links, **options)
-        if found is not None:
-            return found[0]
-        keys, places = self._link_keys(links)
-        return self._statistics(scale, keys, places, **options)
+        return self._statistics(scale, *self._link_keys(links), **options) if found is None else found[0]
 
     def link_others(self, scale: float | Tensor, links: Sequence[Link]) -> Tensor:
         """Return the log-sum-exp of each link's query view over its key view of all images, positives too: [P,B]."""
@@ -303,9 +268,7 @@ class Pairs:
     def attraction_and_negatives(self, scale: float | Tensor) -> tuple[Tensor, Tensor]:
         """Return -scale times the similarity to the positives, and the log-sum-exp over all negatives: [V,B]."""
         found = self._small_statistics(scale, None, attraction=True) if self._one_positive else None
-        if found is not None:
-            return found[1], found[0].lse
-        return -scale * self.positive, self.negatives(scale).lse
+        return (-scale * self.positive, self.negatives(scale).lse) if found is None else (found[1], found[0].lse)
 
     def link_softplus_sums(self, scale: float | Tensor, bias: float | Tensor, links: Sequence[Link]) -> Tensor:
         """Return sum_j softplus(scale s_ij + bias) of each link's query view with its key view of other images: [P,B].
@@ -483,23 +446,3 @@ class Pairs:
 
         self.replace_rows(*((white(self.z), white(self.k)) if self.teacher else (white(self.z),) * 2))
         return self
-
-
-def stack(scalars: list[Tensor]) -> Tensor:
-    """Stack scalars; a single one is not copied."""
-    return scalars[0][None] if len(scalars) == 1 else torch.stack(scalars)
-
-
-def select_rows(rows: Tensor, index: Sequence[int]) -> Tensor:
-    """Select rows by index, without copying them if possible, and without copying the index to the device."""
-    if list(index) == list(range(len(rows))):
-        return rows
-    if len(set(index)) == 1 and len(rows) == 1:
-        return rows.expand(len(index), *rows.shape[1:])
-    parts = rows.unbind()  # once, because each index would have a gradient of the size of all rows
-    return torch.stack([parts[n] for n in index])
-
-
-def links_per_query(links: Sequence[Link]) -> list[int]:
-    """Return the number of links of each query view that has any; links are sorted by query view."""
-    return list(Counter(v for v, _ in links).values())

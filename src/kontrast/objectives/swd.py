@@ -10,7 +10,8 @@ from kontrast.kernels.projections import PRIORS, directions_and_prior, sliced_wa
 from kontrast.objectives.advance import advance, step_on
 from kontrast.objectives.arguments import Number, choice, positive, weight, whole
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
-from kontrast.objectives.pairs import Pairs, stack
+from kontrast.objectives.link_rows import stack
+from kontrast.objectives.pairs import Pairs
 
 
 @OBJECTIVES.register("swd")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kontrast.kernels import triton_views as kernels
+from kontrast.kernels import triton_small_batch as kernels
 from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_operands import ceil_div, interpreting, power_of_two
 
