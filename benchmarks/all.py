@@ -28,13 +28,14 @@ Record = dict[str, Any]
 TITLES = {
     "kernels": "NT-Xent, forward and backward, compared with other libraries",
     "family": "The other objectives compared with NT-Xent",
+    "eager": "Every objective at a small batch, called from Python and captured",
     "links": "Several views at small batches: all pairs of views at once, or pair by pair",
     "views": "Views compared with torchvision and kornia",
     "data": "Reading images compared with torchvision's ImageFolder",
     "training": "Training end to end compared with the bare network step and with lightly",
     "probes": "Complete probes on the features of a run",
 }
-NEEDS_CUDA = {"family"}
+NEEDS_CUDA = {"family", "eager"}
 PEERS = {"kernels": ("lightly", "pytorch-metric-learning")}
 UNITS = {
     "ms": "ms",
@@ -55,7 +56,9 @@ def options(race: str, cuda: bool, full: bool) -> list[str]:
     """Return a race's command-line arguments: short timings unless `full`."""
     quick = [] if full else ["--quick"]
     if race == "kernels":
-        return [*quick, "--pairs", *(("512", "32768") if cuda else ("256", "512", "1024", "4096"))]
+        pairs = ("64", "256", "1024", "4096", "16384", "32768", "65536") if cuda else ("256", "512", "1024", "4096")
+        widths = ("64", "128", "256", "512", "1024", "2048") if cuda else ("128",)
+        return [*quick, "--pairs", *pairs, "--widths", *widths]
     if race == "training":
         peer = ["--peer"] if find_spec("lightly") else []
         if cuda:
@@ -63,7 +66,7 @@ def options(race: str, cuda: bool, full: bool) -> list[str]:
         return ["--encoder", "small-alexnet", "--batch", "64", "--steps", "3", "--images", "1024", *peer]
     if race == "views":
         return [*quick, "--device", "cuda" if cuda else "cpu"]
-    return {"family": [], "probes": ["--cached"]}.get(race, quick)
+    return {"family": [], "eager": [], "probes": ["--cached"]}.get(race, quick)
 
 
 def run_race(race: str, place: Path, cuda: bool, full: bool) -> str:
@@ -105,11 +108,12 @@ def with_ratios(race: str, rows: list[Record]) -> list[Record]:
         return [{**r, **{name: r["ours"] / r[p] for p, name in peers.items() if p in r}} for r in kept]
     if race != "kernels":
         return rows
-    ours = {(r["type"], r["pairs"]): r for r in rows if r["loss"] == "kontrast"}
+    ours = {(r["type"], r.get("width"), r["pairs"]): r for r in rows if r["loss"] == "kontrast"}
     made = []
     for r in rows:
-        mine = ours[r["type"], r["pairs"]]
-        captured = {"times ours, captured": r["ms"] / mine["captured ms"]} if "captured ms" in mine else {}
+        mine = ours[r["type"], r.get("width"), r["pairs"]]
+        both = "captured ms" in mine and "captured ms" in r
+        captured = {"times ours, captured": r["captured ms"] / mine["captured ms"]} if both else {}
         made.append({**r, "times ours": r["ms"] / mine["ms"], **captured})
     return made
 

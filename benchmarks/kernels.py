@@ -1,11 +1,11 @@
 """Compare NT-Xent with lightly, pytorch-metric-learning and plain torch: errors, time and memory.
 
-    python benchmarks/kernels.py [--quick] [--tune] [--json FILE]
+    python benchmarks/kernels.py [--quick] [--pairs N ...] [--widths D ...] [--tune] [--json FILE]
 
-Times are of a forward and a backward pass. Peers that are not installed are skipped. Errors are relative to float64 on
-the same inputs. Memory is what a call adds at its peak. On CUDA the last column is the share of the bf16 matrix rate
-measured here, counting 6 M^2 D operations (three products of M rows by M rows at width D); "captured" replays the same
-call as a CUDA graph.
+Times are of a forward and a backward pass. Peers that are not installed are skipped, and so are sizes at which a peer's
+matrices don't fit. Errors are relative to float64 on the same inputs, of at most 2,048 pairs. Memory is what a call
+adds at its peak. On CUDA, "captured" replays the same call as a CUDA graph, and "share" is the share of the bf16 matrix
+rate measured here, counting 6 M^2 D operations: three products of M rows by M rows at width D.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -24,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-TEMPERATURE, WIDTH = 0.1, 128
+TEMPERATURE = 0.1
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -59,9 +61,9 @@ def contenders() -> dict[str, Loss]:
     return found
 
 
-def views(pairs: int, kind: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+def views(pairs: int, width: int, kind: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     """Return two views with similar positives, as in training."""
-    z = torch.randn(pairs, WIDTH, device=device)
+    z = torch.randn(pairs, width, device=device)
     return tuple((z + torch.randn_like(z)).to(kind).requires_grad_() for _ in range(2))  # type: ignore[return-value]
 
 
@@ -72,10 +74,10 @@ def step(loss: Loss, z1: Tensor, z2: Tensor) -> Tensor:
     return value.detach()
 
 
-def errors(loss: Loss, pairs: int, kind: torch.dtype, device: str) -> tuple[float, float]:
+def errors(loss: Loss, pairs: int, width: int, kind: torch.dtype, device: str) -> tuple[float, float]:
     """Return the relative errors of the value and of the gradient."""
     torch.manual_seed(pairs)
-    z1, z2 = views(pairs, kind, device)
+    z1, z2 = views(pairs, width, kind, device)
     exact1, exact2 = (z.detach().double().requires_grad_() for z in (z1, z2))
     value, exact = step(loss, z1, z2), step(plain, exact1, exact2)
     gradient, exact_gradient = torch.cat([z1.grad, z2.grad]).double(), torch.cat([exact1.grad, exact2.grad])
@@ -113,26 +115,27 @@ def captured(loss: Loss, z1: Tensor, z2: Tensor, budget: float) -> float:
     return milliseconds(graph.replay, "cuda", budget)
 
 
-def peak_mib(name: str, loss: Loss, pairs: int, kind: torch.dtype, device: str) -> float:
+def peak_mib(name: str, loss: Loss, pairs: int, width: int, kind: torch.dtype, device: str) -> float:
     """Return the memory that one call adds at its peak. On the CPU a new process reads its own high-water mark."""
     if device == "cuda":
-        z1, z2 = views(pairs, kind, device)
+        z1, z2 = views(pairs, width, kind, device)
         gc.collect()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step(loss, z1, z2)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    command = [sys.executable, __file__, "--memory-of", name, "--pairs", str(pairs), "--type", str(kind).split(".")[1]]
+    command = [sys.executable, __file__, "--memory-of", name, "--type", str(kind).split(".")[1]]
+    command += ["--pairs", str(pairs), "--widths", str(width)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
-def own_peak_mib(loss: Loss, pairs: int, kind: torch.dtype) -> float:
+def own_peak_mib(loss: Loss, pairs: int, width: int, kind: torch.dtype) -> float:
     def high_water() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
-    step(loss, *views(64, kind, "cpu"))
-    z1, z2 = views(pairs, kind, "cpu")
+    step(loss, *views(64, width, kind, "cpu"))
+    z1, z2 = views(pairs, width, kind, "cpu")
     z1.sum().item()
     Path("/proc/self/clear_refs").write_text("5")
     before = high_water()
@@ -146,33 +149,66 @@ def matrix_rate() -> float:
     return 2 * 8192**3 / (1e-3 * milliseconds(lambda: a @ a, "cuda", 0.5))
 
 
-def race(sizes: list[int], kinds: list[torch.dtype], device: str, budget: float) -> list[dict[str, object]]:
+LIMITS = {"pytorch-metric-learning": 256, "lightly": 32768, "plain torch": 32768}
+"""The most pairs of each contender: pytorch-metric-learning's memory is cubic in the batch, others store matrices."""
+
+
+def race(
+    sizes: list[int], widths: list[int], kinds: list[torch.dtype], device: str, budget: float
+) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
     rate = matrix_rate() if device == "cuda" else None
+    if device == "cuda":
+        compile_kernels(kinds, widths, sizes)
     for kind in kinds:
-        for pairs in sizes:
-            for name, loss in contenders().items():
-                if name == "pytorch-metric-learning" and pairs > 256:
-                    continue  # its memory is cubic in the batch
-                if name != "kontrast" and pairs > 32768:
-                    continue  # the others store whole matrices
-                value_error, gradient_error = errors(loss, min(pairs, 2048), kind, device)
-                z1, z2 = views(pairs, kind, device)
-                line: dict[str, object] = {"type": str(kind), "pairs": pairs, "loss": name}
-                line |= {"value error": value_error, "gradient error": gradient_error}
-                line["ms"] = milliseconds(lambda loss=loss, z1=z1, z2=z2: step(loss, z1, z2), device, budget)
-                line["MiB"] = peak_mib(name, loss, pairs, kind, device)
-                if rate and name == "kontrast":
-                    line["captured ms"] = captured(loss, z1, z2, budget)
-                    line["share"] = 6e3 * (2 * pairs) ** 2 * WIDTH / (line["captured ms"] * rate)  # type: ignore[operator]
-                lines.append(line)
-                show(line, lines)
+        for width in widths:
+            for pairs in sizes:
+                if kind == torch.float32 and pairs * width > 2**24:
+                    continue  # minutes
+                for name, loss in contenders().items():
+                    if pairs > LIMITS.get(name, 2**30) or (
+                        kind == torch.float32 and name == "lightly" and pairs > 4096
+                    ):
+                        continue
+                    line = measure(name, loss, pairs, width, kind, device, budget, rate)
+                    lines.append(line)
+                    show(line, lines)
     return lines
 
 
+def measure(
+    name: str, loss: Loss, pairs: int, width: int, kind: torch.dtype, device: str, budget: float, rate: float | None
+) -> dict[str, object]:
+    """Return one line of the table."""
+    value_error, gradient_error = errors(loss, min(pairs, 2048), width, kind, device)
+    z1, z2 = views(pairs, width, kind, device)
+    line: dict[str, object] = {"type": str(kind), "width": width, "pairs": pairs, "loss": name}
+    line |= {"value error": value_error, "gradient error": gradient_error}
+    line["ms"] = milliseconds(lambda: step(loss, z1, z2), device, budget)
+    line["MiB"] = peak_mib(name, loss, pairs, width, kind, device)
+    if rate and name in ("kontrast", "plain torch"):
+        line["captured ms"] = captured(loss, z1, z2, budget)
+        line["share"] = 6e3 * (2 * pairs) ** 2 * width / (line["captured ms"] * rate)  # type: ignore[operator]
+    return line
+
+
+def compile_kernels(kinds: list[torch.dtype], widths: list[int], sizes: list[int]) -> None:
+    """Compile the Triton kernels of all cases in parallel; the processes share Triton's cache on disk."""
+    cases = [(kind, width, sizes) for kind in kinds for width in widths]
+    with multiprocessing.get_context("spawn").Pool(min(len(cases), max(2, (os.cpu_count() or 2) - 2))) as pool:
+        pool.map(compile_case, cases, chunksize=1)
+
+
+def compile_case(case: tuple[torch.dtype, int, list[int]]) -> None:
+    kind, width, sizes = case
+    for pairs in {min(pairs, 2100) for pairs in sizes}:
+        step(contenders()["kontrast"], *views(pairs, width, kind, "cuda"))
+
+
 def show(line: dict[str, object], lines: list[dict[str, object]]) -> None:
-    ours = next(o for o in lines if (o["type"], o["pairs"], o["loss"]) == (line["type"], line["pairs"], "kontrast"))
-    text = f"{str(line['type'])[6:]:9}{line['pairs']:>8} {line['loss']:24}"
+    same = ("type", "width", "pairs")
+    ours = next(o for o in lines if o["loss"] == "kontrast" and all(o[key] == line[key] for key in same))
+    text = f"{str(line['type'])[6:]:9}{line['width']:>6}{line['pairs']:>8} {line['loss']:24}"
     text += f"{line['value error']:9.1e}{line['gradient error']:9.1e}"
     text += f"{line['ms']:11.3f} ms{line['MiB']:10.1f} MiB"
     text += f"{line['ms'] / ours['ms']:9.2f}x time{line['MiB'] / max(ours['MiB'], 0.1):9.2f}x memory"  # type: ignore[operator]
@@ -187,28 +223,29 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="time block sizes of each Triton kernel instead (CUDA)")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--pairs", type=int, nargs="*", help="sizes to run")
+    parser.add_argument("--widths", type=int, nargs="*", default=[128], help="widths of the rows to run")
     parser.add_argument("--type", default="float32", help=argparse.SUPPRESS)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
-        print(own_peak_mib(contenders()[arguments.memory_of], arguments.pairs[0], getattr(torch, arguments.type)))
+        loss, kind = contenders()[arguments.memory_of], getattr(torch, arguments.type)
+        print(own_peak_mib(loss, arguments.pairs[0], arguments.widths[0], kind))
         return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = [512, 4096, 32768] if device == "cuda" else [256, 512, 1024, 2048, 4096]
     sizes = arguments.pairs or (sizes[::2] if arguments.quick else sizes)
     kinds = [torch.float32, torch.bfloat16] if device == "cuda" else [torch.float32]
     where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(
-        f"NT-Xent, temperature {TEMPERATURE}, width {WIDTH}, forward and backward; torch {torch.__version__}, {where}"
-    )
+    print(f"NT-Xent, temperature {TEMPERATURE}, forward and backward; torch {torch.__version__}, {where}")
     if arguments.tune:
         from _kernel_shapes import tune
 
         lines = tune(2 * max(sizes))
     else:
-        lines = race(sizes, kinds, device, 0.3 if arguments.quick else 1.0)
+        lines = race(sizes, arguments.widths, kinds, device, 0.1 if arguments.quick else 1.0)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"device": where, "torch": torch.__version__, "lines": lines}, indent=1))
+        facts = {"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+        arguments.json.write_text(json.dumps({**facts, "lines": lines}, indent=1))
 
 
 if __name__ == "__main__":

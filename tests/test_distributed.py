@@ -5,22 +5,26 @@ Ranks are forked from a server that has imported torch once. Each rank takes its
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.objectives import OBJECTIVES, metrics, objective
+from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
+from kontrast.objectives.inputs import values_unread
 
 N, WIDTH, D = 8, 6, 5
 WORLDS = (2, 4)
 
-# objective, its arguments, number of query views, arguments otherss z
+# objective, its arguments, number of query views, arguments besides z
 CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     *((name, {}, 2, ()) for name in OBJECTIVES),
     *((name, {}, 2, ("keys",)) for name in OBJECTIVES),
@@ -39,6 +43,14 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("swd", {"prior": "normal"}, 3, ()),
     ("barlow-twins", {}, 3, ()),
     ("vicreg", {}, 3, ()),
+    ("info-nce", {"symmetric": True}, 2, ()),
+    ("info-nce", {"symmetric": True}, 2, ("labels",)),
+    ("dcl", {"negatives": "cross-view"}, 2, ()),
+    ("dcl", {"negatives": "cross-view"}, 2, ("labels",)),
+    ("cacr", {"symmetric": True}, 2, ()),
+    ("cacr", {"symmetric": True, "cost": "rbf"}, 2, ("labels",)),
+    ("cacr", {"cost": "rbf"}, 2, ("keys",)),
+    ("siglip", {"temperature": 0.2, "bias": -2.0}, 2, ("labels",)),
 ]
 METRICS = ("conditional_entropy", "alignment", "uniformity")
 
@@ -58,8 +70,21 @@ def inputs(V: int) -> dict[str, Tensor]:
     }
 
 
+def with_parameters(name: str, arguments: dict) -> Objective:
+    """Return the objective with a parameter for every number that may be one."""
+    chosen: dict = dict(arguments)
+    for argument, parameter in OBJECTIVES.arguments(name).items():
+        if not isinstance(parameter.default, float):
+            continue
+        number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
+        with contextlib.suppress(ValueError):  # a number that gets no gradient here
+            chosen = objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
+    return objective(name, **chosen)
+
+
 def evaluate(images: slice) -> list[dict[str, Tensor]]:
-    """Return for each case on these images the terms and the gradients of z and of the weights that made z."""
+    """Return for each case on these images the terms and the gradients of z, of the weights that made z, and of the
+    objective's own numbers."""
     results = []
     for name, arguments, V, others in CASES:
         given = inputs(V)
@@ -67,9 +92,11 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         weights = given["weights"].requires_grad_()
         z = given["x"] @ weights
         z.retain_grad()
-        terms = objective(name, **arguments).terms(z, **{k: given[k] for k in others})
+        loss = with_parameters(name, arguments)
+        terms = loss.terms(z, **{k: given[k] for k in others})
         terms.total.backward()
         results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
+        results[-1] |= {f"of {k}": p.grad for k, p in loss.named_parameters() if p.grad is not None}
     z = inputs(2)["x"][:, images]
     results.append({name: getattr(metrics, name)(z) for name in METRICS})
     return results
@@ -86,6 +113,37 @@ def ddp_step(images: slice) -> dict[str, Tensor]:
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
     return {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
+
+
+# Of one case, the messages of the forward and of the backward pass, each as its name and the shape that a rank sends.
+Messages = tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str, tuple[int, ...]]]]
+
+
+def messages(images: slice) -> list[Messages]:
+    """Return what each case sends, without the check of equal shapes, which reads values."""
+    sent: list[tuple[str, tuple[int, ...]]] = []
+
+    def counted(name: str, send: Callable) -> Callable:
+        return lambda *tensors, **options: sent.append((name, tuple(tensors[-1].shape))) or send(*tensors, **options)
+
+    names, counts = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor"), []
+    originals = {name: getattr(dist, name) for name in names}
+    for name, send in originals.items():
+        setattr(dist, name, counted(name, send))
+    for name, arguments, V, others in CASES:
+        given = inputs(V)
+        given = {k: x[:, images] if k in ("x", "keys") else x[images] if k == "labels" else x for k, x in given.items()}
+        z = (given["x"] @ given["weights"]).requires_grad_()
+        with values_unread():
+            loss = objective(name, **arguments)(z, **{k: given[k] for k in others})
+            forward = list(sent)
+            sent.clear()
+            loss.backward()
+        counts.append((forward, list(sent)))
+        sent.clear()
+    for name, send in originals.items():
+        setattr(dist, name, send)
+    return counts
 
 
 def uneven_errors(number: int) -> list[str]:
@@ -117,6 +175,7 @@ def run_rank(number: int, world: int, port: int, folder: str) -> None:
         "ids": distributed.image_ids(share, torch.device("cpu")),
         "half": half.grad,
         "uneven": uneven_errors(number),
+        "messages": messages(images),
     }
     torch.save(result, Path(folder) / f"{number}.pt")
     distributed.finalize()
@@ -154,19 +213,56 @@ def label(case: tuple) -> str:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[label(case) for case in CASES])
 def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[dict[str, Tensor]]) -> None:
-    """Every rank has the terms of the joined batch and R times its gradient of z; weights' gradients average to it."""
+    """Every rank has the terms of the joined batch and R times its gradient of z; other gradients average to it."""
     world, expected = len(ranks), joined[number]
     ours = [rank["cases"][number] for rank in ranks]
     for name in expected:
         if name == "of z":
             found = torch.cat([rank[name] for rank in ours], dim=1) / world
             torch.testing.assert_close(found, expected[name], rtol=1e-6, atol=1e-9)
-        elif name == "of weights":
+        elif name.startswith("of "):
             average = torch.stack([rank[name] for rank in ours]).mean(0)
             torch.testing.assert_close(average, expected[name], rtol=1e-6, atol=1e-9)
         else:
             for rank in ours:
                 torch.testing.assert_close(rank[name], expected[name], rtol=1e-9, atol=1e-9)
+
+
+# Small messages besides the mean of the terms, forward and backward; distributed.py says what they are.
+MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0)}
+FEATURE_STATISTICS = {"barlow-twins", "vicreg", "w-mse", "sim-trace"}
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[label(case) for case in CASES])
+def test_keys_are_sent_once_in_each_direction(number: int, ranks: list[dict]) -> None:
+    name, arguments, views, others = CASES[number]
+    forward, backward = ranks[0]["messages"][number]
+    share = N // len(ranks)
+    keys = [shape for operation, shape in forward if "gather" in operation and len(shape) == 3]
+    gradients = [shape for _, shape in backward if len(shape) == 3 and shape[0] == N]
+    assert len(keys) <= 1 and len(gradients) <= len(keys)
+    assert all(shape[0] == share and shape[2] == D for shape in keys)
+    if name in FEATURE_STATISTICS or name == "sim-whitening":
+        assert not keys or name == "sim-whitening"
+        sums = [shape for _, shape in forward + backward if shape not in (*keys, *gradients)]
+        assert all(len(shape) < 2 or shape[-2:] in ((1, D), (D, D)) for shape in sums)
+        return
+    more_forward, more_backward = MORE_MESSAGES.get(name, (0, 0))
+    if name == "sim-affinity":
+        more_forward = more_backward = views * (views - 1)  # pairs of views, in both directions with a teacher
+    if arguments.get("detach") is False or arguments.get("cost") == "rbf":
+        more_forward, more_backward = 1, 1
+    assert len(forward) - len(keys) <= 1 + more_forward + ("labels" in others)
+    assert len(backward) - len(gradients) <= more_backward
+
+
+def test_only_the_keys_that_are_used_are_sent(ranks: list[dict]) -> None:
+    """One direction between two views sends one of them; both directions send both in one message."""
+    share = N // len(ranks)
+    for name, arguments, views in (("info-nce", {}, 1), ("info-nce", {"symmetric": True}, 2), ("siglip", {}, 1)):
+        forward, backward = ranks[0]["messages"][CASES.index((name, arguments, 2, ()))]
+        assert [shape for _, shape in forward if len(shape) == 3] == [(share, views, D)]
+        assert [shape for _, shape in backward] == [(N, views, D)]
 
 
 def test_every_objective_is_compared() -> None:

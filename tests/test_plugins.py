@@ -88,9 +88,9 @@ def test_registered_names_can_be_trained_and_used_again(place, monkeypatch):
 
 
 def test_a_process_that_a_command_starts_knows_the_names(place):
-    """Another process reads the variable, which the option sets; a file may import one beside it."""
+    """Another process reads the variable, which the option sets; a file may import one beside it with a dot."""
     written(place / "neighbor_1.py", "from kontrast.objectives import positive\n")
-    network = written(place / "second.py", "import neighbor_1\nneighbor_1.positive('x', 1)\n" + NETWORK)
+    network = written(place / "second.py", "from . import neighbor_1\nneighbor_1.positive('x', 1)\n" + NETWORK)
     plugins.import_files([network])
     done = real("explain", "my-net")
     assert done.returncode == 0 and done.stdout.startswith("encoder my-net"), done.stderr
@@ -104,6 +104,7 @@ def test_a_process_that_a_command_starts_knows_the_names(place):
         ("broken_1.py", "1 / 0", "ZeroDivisionError: division by zero"),
         ("broken_2.py", "def", "SyntaxError"),
         ("broken_3.py", "import no_such_library", "No module named 'no_such_library'"),
+        ("broken_4.py", "import broken_3", "write `from . import broken_3`"),
         ("leaving_1.py", "raise SystemExit(3)", "SystemExit: 3"),
         ("twice_1.py", "from kontrast.objectives import *\nOBJECTIVES.register('dcl')(DCL)", "registered twice"),
         ("json.py", "", "name of another module"),
@@ -114,6 +115,7 @@ def test_a_process_that_a_command_starts_knows_the_names(place):
 def test_a_file_that_cannot_be_imported_gives_one_line(place, name, text, words):
     """The command exits with 2 and one line that names the file; a traceback appears only with --debug."""
     path = place / name
+    (place / "broken_3.py").write_text("")
     if text is not None:
         path.write_text(text)
     one_line(kontrast("--import", str(path), "recipes"), 2, f"--import {path}", words)

@@ -16,10 +16,11 @@ import kontrast
 ROOT = Path(kontrast.__file__).parent
 TESTS = Path(__file__).parent
 
-BASE = {"registry", "errors", "files", "counters", "sharding"}
+BASE = {"registry", "errors", "files", "counters", "sharding", "import_path"}
 MAY_IMPORT = {
     "errors": set(),
     "counters": set(),
+    "import_path": set(),
     "sharding": {"errors"},
     "files": {"errors"},
     "registry": {"errors"},
@@ -158,3 +159,13 @@ def test_training_does_not_import_the_compiler(tmp_path):
 def test_objectives_need_only_torch():
     loaded = loaded_after("import kontrast.objectives")
     assert not loaded & {"torchvision", "sklearn", "PIL", "typer", "rich", "safetensors", "timm"}
+
+
+def test_no_test_limits_the_seconds_that_a_process_may_take():
+    """On a busy machine everything takes longer: such limits fail, and say nothing about the program."""
+    waiting = {"run", "call", "check_call", "check_output", "communicate", "wait", "join", "get", "result"}
+    for path in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in waiting:
+                limits = [k.value for k in node.keywords if k.arg == "timeout" and isinstance(k.value, ast.Constant)]
+                assert all(limit.value >= 3600 for limit in limits), f"{path.relative_to(TESTS)}, line {node.lineno}"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-from types import FrameType
+from kontrast.import_path import drop_current_folder
+
+drop_current_folder()  # before any import that a file beside the data could take over
+
+import contextlib  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+from types import FrameType  # noqa: E402
 
 
 def exit_early(number: int, frame: FrameType | None) -> None:
@@ -17,8 +21,13 @@ def exit_early(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command line."""
+    launcher = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, exit_early)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun started this process as a rank
+        from kontrast.training.signals import end_with_launcher
+
+        end_with_launcher(launcher)
     from kontrast.cli.main import main as run_command
 
     run_command()

@@ -8,12 +8,24 @@ Each of R ranks has a share of the batch, with the same number of images. Every 
 DistributedDataParallel averages parameter gradients over ranks, so the factor R cancels and the step is exactly that of
 one process on the joined batch. Under this convention, each function below has its true derivative. Nothing is sent if
 torch.distributed is not initialized or has one rank.
+
+The loss of a contrastive objective sends at most one gather of its keys [W,B,D] and one mean of its terms forward, and
+one reduction of the gradient of the keys backward. If it contrasts z with a teacher's keys and with itself, both travel
+together. Some objectives need a little more, which tests/test_distributed.py counts:
+
+    with labels                         the labels [B] forward
+    align-uniform, cacr with rbf        a statistic per anchor [V,B] forward, its gradient backward: the log of a mean
+    dclw                                the similarities of positives [V,B] forward, for weights over all images
+    sim-affinity, sim-whitening         a number per pair of views forward and backward, for the norm of A - A^T
+    barlow-twins, vicreg, w-mse,        no keys: sums [V,D] and [V,D,D] of views or pairs of views, forward and backward
+    sim-trace, sim-whitening
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -59,6 +71,25 @@ def refuse_second_derivative() -> None:
     """Raise if a gradient will be differentiated again: it would silently lack the messages between ranks."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError("a loss over several ranks has no second derivative: avoid create_graph, or use one process")
+
+
+@torch.no_grad()
+def average_gradients(parameters: Sequence[Tensor]) -> None:
+    """Average the gradients of parameters over ranks in place, in one message: what DDP does for a network."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if world() == 1 or not gradients:
+        return
+    joined = mean(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient, average in zip(gradients, joined.split([gradient.numel() for gradient in gradients])):
+        gradient.copy_(average.view_as(gradient))
+
+
+@torch.no_grad()
+def copy_from_first_rank(tensors: Sequence[Tensor]) -> None:
+    """Overwrite tensors with those of the first rank."""
+    if world() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
 
 class _Gather(torch.autograd.Function):
@@ -186,6 +217,15 @@ def missing_ranks(error: BaseException) -> list[int] | None:
         return missing
     except RuntimeError:
         return [0]  # the store is gone, and without torchrun the first rank hosts it
+
+
+def launcher() -> list[str]:
+    """Return how a command line begins that starts as many ranks as there are; empty for a single process."""
+    if world() == 1:
+        return []
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world()))
+    nodes = ["--nnodes", str(world() // local)] if world() > local else []
+    return ["torchrun", *nodes, "--nproc-per-node", str(local), "-m"]
 
 
 def initialize(timeout_seconds: float = START_SECONDS) -> torch.device:

@@ -41,6 +41,10 @@ class EnvironmentFault(KontrastError):
     exit_code = 6
 
 
+class StorageFault(EnvironmentFault):
+    """A file or folder can't be read or written; once it can, the same command goes on."""
+
+
 class Stopped(KontrastError):
     """The process received SIGTERM; the work is saved and can be resumed."""
 

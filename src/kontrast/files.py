@@ -12,11 +12,13 @@ import fcntl
 import json
 import os
 import shutil
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kontrast.errors import CheckpointError, EnvironmentFault
+from kontrast.errors import CheckpointError, StorageFault, printable
 
 
 @contextlib.contextmanager
@@ -30,7 +32,34 @@ def disk_faults(path: Path, needed: int = 0, advice: str = "choose another place
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             size = f" ({needed:,} bytes needed)" if needed else ""
             text = f"no space left to write {path}{size}: free some, then repeat the command (pretrain: add --resume)"
-        raise EnvironmentFault(text) from None
+        raise StorageFault(text) from None
+
+
+@contextlib.contextmanager
+def read_faults(path: Path) -> Iterator[None]:
+    """Turn an `OSError` while a file or folder is read into one line that names it; the system's own error names it
+    only if it can't be opened. A missing one stays a `FileNotFoundError`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageFault(f"can't read {path}: {error.strerror or error}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a whole regular file, with an error that names it.
+
+    In a folder of others there may be a named pipe, which would never end, or a link to a device, which would fill the
+    memory.
+    """
+    with (
+        read_faults(path),
+        open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file,
+    ):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
 
 
 @contextlib.contextmanager
@@ -39,11 +68,14 @@ def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
     temporary = _temporary(path)
     with disk_faults(path, needed):
         try:
+            temporary.unlink(missing_ok=True)  # in a folder of others, it may be a link to a file elsewhere
             yield temporary
             sync(temporary)
             os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -55,7 +87,7 @@ def atomic_folder(path: Path, needed: int = 0, synced: bool = True) -> Iterator[
     temporary = _temporary(path)
     with disk_faults(path, needed):
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
             temporary.mkdir()
             yield temporary
             for inside in (*temporary.rglob("*"), temporary) if synced else ():
@@ -67,7 +99,7 @@ def atomic_folder(path: Path, needed: int = 0, synced: bool = True) -> Iterator[
                     raise
             sync(path.parent)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
 
 
 def _temporary(path: Path) -> Path:
@@ -75,13 +107,18 @@ def _temporary(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written (`.tmp-*`) or half-deleted (`.del-*`). Call it under a lock."""
+    """Remove what is half-written (`.tmp-*`) or half-deleted (`.del-*`), by a killed process or because the system did
+    not allow it (EBUSY, as on network storage while another process reads). Call it under a lock.
+
+    What still can't be removed is left for the next call: it is in nobody's way.
+    """
     for path in folder.glob(".*"):
         if path.name.startswith((".tmp-", ".del-")):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def sync(path: Path) -> None:
@@ -96,11 +133,22 @@ def sync(path: Path) -> None:
 def exchange_folder(new: Path, path: Path) -> None:
     """Rename the folder `new` to `path`. A folder that is there is removed only after the new one has its name."""
     old = replaced_folder(path)
-    shutil.rmtree(old, ignore_errors=True)
+    remove_folder(old)
     if path.exists():
         os.rename(path, old)
-    os.rename(new, path)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        os.rename(new, path)
+    except OSError:
+        if old.exists():
+            os.rename(old, path)
+        raise
+    remove_folder(old)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, if it is there, as far as the file system allows."""
+    with contextlib.suppress(OSError):  # rmtree raises some errors although they are to be ignored
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def replaced_folder(path: Path) -> Path:
@@ -112,17 +160,29 @@ class LockHeld(Exception):
     """Another process has the lock."""
 
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""How file systems without locks answer, as some network mounts do."""
+_unlocked: set[int] = set()
+"""The devices without locks that the user was warned about."""
+
+
 def take_lock(path: Path, wait: bool = True) -> int:
     """Lock a file, which is created, or a folder; returns the descriptor, whose closing releases the lock.
 
     The system releases the lock of a process that dies. If the file was removed while this process waited, a new one is
     created: a lock on a removed file excludes nobody. Raises `LockHeld` if it may not wait and another process has the
-    lock.
+    lock. A file system without locks is used without, after one warning.
     """
     while True:
-        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
+        # No link is followed: in a run folder of others, .lock may lead to a file of this user, which would be emptied.
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                _warn_of_no_locks(path, os.fstat(handle).st_dev, error)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.stat(path)):
                     return handle
@@ -130,6 +190,16 @@ def take_lock(path: Path, wait: bool = True) -> int:
         except BlockingIOError:
             os.close(handle)
             raise LockHeld from None
+
+
+def _warn_of_no_locks(path: Path, device: int, error: OSError) -> None:
+    """Say once per file system that it has no locks."""
+    if device not in _unlocked:
+        _unlocked.add(device)
+        problem = f"{path.parent} is on a file system without locks ({error.strerror})"
+        with contextlib.suppress(OSError):  # nobody reads it, which is no reason to stop
+            advice = "nothing keeps two processes apart that write there at once"
+            print(printable(f"warning: {problem}: {advice}"), file=sys.stderr, flush=True)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -147,13 +217,11 @@ def write_json(path: Path, tree: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except (FileNotFoundError, ValueError, RecursionError) as error:
         missing = isinstance(error, FileNotFoundError)
         why = f"missing: is {path.parent} a finished run?" if missing else "damaged: not JSON"
         raise CheckpointError(f"{path} is {why}") from None
-    except OSError as error:
-        raise EnvironmentFault(f"can't read {path}: {error.strerror}") from None
 
 
 class JsonLines:
@@ -173,12 +241,12 @@ class JsonLines:
         damaged = 0
         if self.path.exists():
             records = read_json_lines(self.path)
-            damaged = max(0, self.path.read_bytes().count(b"\n") - len(records))
+            damaged = max(0, read_bytes(self.path).count(b"\n") - len(records))
             kept = [r for r in records if keep_until_step is None or _step(r) <= keep_until_step]
             kept = [r for r in kept if not owed or "loss" in r or _step(r) != keep_until_step]
             write_atomic(self.path, "".join(map(_line, kept)))
         with disk_faults(self.path):
-            self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115
+            self._file = open(self.path, "a", encoding="ascii", opener=_open_without_links)  # noqa: SIM115
         return damaged
 
     def write(self, **record: Any) -> None:
@@ -197,6 +265,11 @@ class JsonLines:
             self._file = None
 
 
+def _open_without_links(name: str, flags: int) -> int:
+    """Open a file that is written to. A link, in a folder of others, may lead to a file of this user."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
 def _step(record: dict[str, Any]) -> float:
     """The step of a record; infinity, so that it is dropped, if it is not a number."""
     step = record.get("step", 0)
@@ -210,7 +283,7 @@ def _line(record: dict[str, Any]) -> str:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read the records of a JSON-lines file; lines that are cut or not objects are skipped."""
     records = []
-    for line in path.read_bytes().splitlines():
+    for line in read_bytes(path).splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):

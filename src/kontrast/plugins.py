@@ -1,7 +1,8 @@
 """Import Python files of the user before a command, for the names that they register: `kontrast --import FILE.py`.
 
 The option adds to the environment variable KONTRAST_IMPORT, which every process that the command starts reads too.
-Both come from the user alone: no run folder, recipe or data can name a file to import.
+Both come from the user alone: no run folder, recipe or data can name a file to import. Only the named file is loaded; a
+file beside it is found only by a relative import (`from . import helper`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,8 +40,16 @@ def command_start() -> list[str]:
     return ["kontrast", *(word for path in dict.fromkeys(files_in_variable()) for word in ("--import", path))]
 
 
+def own_line(error: BaseException) -> str:
+    """Return the last line of an imported file, or of a file beside it, that an error passed through; "" if none."""
+    folders = {os.path.dirname(path) for path in files_in_variable()}
+    calls = traceback.extract_tb(error.__traceback__)
+    own = [call for call in calls if os.path.dirname(os.path.abspath(call.filename)) in folders]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+
+
 def import_file(path: Path) -> None:
-    """Import a file under its own name, so that a file beside it that imports it gets the same module."""
+    """Import a file under its own name, as a package whose modules are the files beside it."""
     name, problem = re.sub(r"\W", "_", path.stem) or "_", ""
     imported = sys.modules.get(name)
     known = importlib.util.find_spec(name) if imported is None else imported.__spec__
@@ -54,9 +64,8 @@ def import_file(path: Path) -> None:
         raise UsageError(f"--import {path}: {problem}")
     if imported is not None:
         return
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # it may import files beside it; last, so that none of them hides a library
-    spec = importlib.util.spec_from_file_location(name, path)
+    # The folder is not added to sys.path, where every optional `import timm` of any library would find it.
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
     assert spec is not None and spec.loader is not None
     sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
@@ -64,4 +73,7 @@ def import_file(path: Path) -> None:
             spec.loader.exec_module(sys.modules[name])
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UsageError(f"--import {path} failed: {type(error).__name__}: {error} (--debug shows the line)") from error
+        advice = "--debug shows the line"
+        if isinstance(error, ModuleNotFoundError) and path.with_name(f"{error.name}.py").is_file():
+            advice = f"to import the file beside it, write `from . import {error.name}`"
+        raise UsageError(f"--import {path} failed: {type(error).__name__}: {error} ({advice})") from error

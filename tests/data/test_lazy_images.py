@@ -152,7 +152,7 @@ def test_many_decoding_processes_give_the_same_batches_and_exit(shards):
     assert len(children) == 3 and all(child.poll() is None for child in children)
     del images
     gc.collect()
-    assert all(child.wait(timeout=300) is not None for child in children)
+    assert all(child.wait() is not None for child in children)
 
 
 def test_a_killed_decoding_process_is_an_error_that_names_its_files(shards):
@@ -168,7 +168,7 @@ def test_hanging_storage_is_an_error_that_names_the_files(shards, monkeypatch):
     images = undecoded(shards)
     monkeypatch.setattr("kontrast.data.decode_workers.PATIENCE", 0.05)
     monkeypatch.setattr("kontrast.data.decode_workers.decode_chunk", lambda *_: time.sleep(0.5))
-    with pytest.raises(EnvironmentFault, match=r"no answer in 0.05 s while reading train-.*: storage hangs"):
+    with pytest.raises(EnvironmentFault, match=r"nothing was read in 0.05 s at train-.*: storage hangs"):
         next(Feeder(images, 24).batches(0))
 
 

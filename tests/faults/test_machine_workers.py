@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kontrast.cli import main as cli
 from kontrast.data import decode_workers as workers
 from kontrast.data import store_writer as packing
+from kontrast.data.decode import PLAIN
+from kontrast.data.listing import Item, scan_folder
 
 from support import kill_storm
 from support.commands import TINY, Command, ends, resumed_step, saved_step, steps_logged, until
@@ -59,12 +62,10 @@ def test_killed_decoding_process(shards, tmp_path):
 def run_impatiently(argv: list[str], hung: Path) -> int:
     """Run with a patience of 4 seconds from the moment `hung` exists: starting workers may take longer."""
     workers.IN_PROCESS, packing.CHUNK = 8, 16
-    result = Future.result
-    Future.result = lambda self, timeout=None: result(self, timeout and min(timeout, 0.1))
 
     def lose_patience() -> None:
         until(hung.exists)
-        workers.PATIENCE = 4.0
+        os.environ["KONTRAST_STORAGE_TIMEOUT"] = "4"
 
     threading.Thread(target=lose_patience, daemon=True).start()
     return cli.run(argv)
@@ -108,6 +109,77 @@ def test_hanging_decoding_process_while_packing(shards, tmp_path):
     said = Command(tmp_path / "log", instead=partial(run_with_hanging_workers, argv, tmp_path / "hung")).ended(6)
     assert re.search(r"\b4 s\b.*\.png", said), said
     Command(tmp_path / "log", instead=partial(cli.run, argv)).ended(0)
+
+
+HEAD = '{"pixels": 0, "sizes": [], "kept": [], "bad": [[0, "slow"]], "notes": {}, "lost": []}'
+BUSY = f"""#!{sys.executable}
+import sys, time
+sys.stdin.readline()
+while time.process_time() < 2:
+    pass
+print({HEAD!r})
+"""
+
+
+@pytest.mark.fault(45)
+def test_a_decoding_process_that_computes_does_not_hang(shards, tmp_path, monkeypatch):
+    """One image may take longer than the patience, on a busy machine for instance: the answer is awaited."""
+    items = scan_folder(str(tmp_path / "pictures")).items[:1]
+    (tmp_path / "busy.py").write_text(BUSY)
+    (tmp_path / "busy.py").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "busy.py"))
+    monkeypatch.setattr(workers, "PATIENCE", 1.0)
+    decoders = workers.Decoders(PLAIN, 2)
+    assert workers.wait_for(decoders.submit(items), items, decoders).bad == [[0, "slow"]]
+    decoders.close()
+
+
+@pytest.mark.fault(45)
+def test_a_thread_that_computes_does_not_hang(shards, tmp_path, monkeypatch):
+    """The same with a single core, on which a thread decodes."""
+    items = scan_folder(str(tmp_path / "pictures")).items[:1]
+
+    def compute(*_: object) -> tuple[np.ndarray, str]:
+        end = time.thread_time() + 1.5
+        while time.thread_time() < end:
+            pass
+        return np.zeros((3, 1, 1), np.uint8), ""
+
+    monkeypatch.setattr(workers, "decode_file", compute)
+    monkeypatch.setattr(workers, "PATIENCE", 0.5)
+    decoders = workers.Decoders(PLAIN, 1)
+    assert workers.wait_for(decoders.submit(items), items, decoders).kept == [0]
+    decoders.close()
+
+
+def stop_longer_than_the_patience(items: list[Item]) -> int:
+    """Stop this process, as Ctrl-Z does, while a worker that is stopped too has work."""
+    workers.PATIENCE = 2.0
+    decoders = workers.Decoders(PLAIN, 2)
+    decoders.submit(items).result()
+    worker = decoders._started[0].process
+    worker.send_signal(signal.SIGSTOP)
+    until(lambda: is_stopped(worker.pid))
+    future = decoders.submit(items)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    return 0 if len(workers.wait_for(future, items, decoders).kept) == len(items) else 1
+
+
+def is_stopped(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.fault(46)
+def test_time_in_which_the_job_was_stopped_does_not_count(shards, tmp_path):
+    """Ctrl-Z, a pause longer than the patience, then `fg`: the work goes on."""
+    items = scan_folder(str(tmp_path / "pictures")).items[:4]
+    command = Command(tmp_path / "log", instead=partial(stop_longer_than_the_patience, items))
+    until(lambda: is_stopped(command.process))
+    children = children_of(command.process)
+    time.sleep(2.5)
+    for process in (*children, command.process):
+        os.kill(process, signal.SIGCONT)
+    command.ended(0)
 
 
 @two_cores

@@ -10,7 +10,16 @@ import pytest
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "promises.md"
-ROWS = range(1, 41)
+
+
+def promises() -> dict[int, list[str]]:
+    """Return the links of each row of the table, by row number."""
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1)), "missing, twice or out of order"
+    return {int(number): re.findall(r"\]\(([^)]+)\)", text) for number, text in rows}
+
+
+ROWS = sorted(promises())
 
 
 def marked_rows(path: Path) -> set[int]:
@@ -18,13 +27,6 @@ def marked_rows(path: Path) -> set[int]:
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     marks = [c for c in calls if ast.unparse(c.func) == "pytest.mark.fault"]
     return {ast.literal_eval(argument) for mark in marks for argument in mark.args}
-
-
-def promises() -> dict[int, list[str]]:
-    """Return the links of each row of the table, by row number."""
-    rows = re.findall(r"^\| (\d+) \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
-    assert [int(number) for number, _ in rows] == sorted({int(number) for number, _ in rows}), "twice or out of order"
-    return {int(number): re.findall(r"\]\(([^)]+)\)", text) for number, text in rows}
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import tarfile
+import time
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +21,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from kontrast.cli import main as cli
+from kontrast.training import signals
+from kontrast.training.signals import end_with_launcher
 from kontrast.training.step import Step
 
 from support import rank_storm
@@ -62,6 +69,116 @@ def test_hanging_rank(tmp_path):
     finally:
         ranks[1].send(signal.SIGKILL)
         ranks[1].wait()
+
+
+@pytest.mark.fault(49)
+def test_stopped_ranks_print_a_command_that_starts_as_many(tmp_path):
+    """Exit 75; the printed command starts torchrun with the right number of ranks."""
+    ranks = two_ranks(tmp_path, *LONG)
+    until(steps_logged(tmp_path / "run", 3))
+    ranks[1].send(signal.SIGTERM)
+    said = [rank.ended(75) for rank in ranks]
+    command = f"torchrun --nproc-per-node 2 -m kontrast pretrain --resume --out {tmp_path / 'run'} --device cpu"
+    assert said[0].strip().endswith(f"resume with: {command}"), said[0]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["resume"] == command
+
+
+@pytest.mark.slow
+@pytest.mark.fault(49)
+def test_the_printed_command_resumes_all_ranks(tmp_path):
+    """The command that stopped ranks print, given to a shell, trains to the end without a word about ranks."""
+    ranks = two_ranks(tmp_path, *LONG)
+    until(steps_logged(tmp_path / "run", 3))
+    ranks[0].send(signal.SIGTERM)
+    command = ranks[0].ended(75).rpartition("resume with: ")[2].strip()
+    ranks[1].ended(75)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    again = f"{command} --no-probes training.max_steps=60"
+    done = subprocess.run(again, shell=True, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert done.returncode == 0 and "not bit-exact" not in done.stderr, done.stderr[-2000:]
+
+
+def launch(rank: partial, log: Path) -> int:
+    """Be a launcher: start a rank that watches this process, and wait for it."""
+    return Command(log, instead=rank).wait()
+
+
+def train_under_a_launcher(argv: list[str]) -> int:
+    end_with_launcher(os.getppid())
+    return cli.run(["pretrain", *argv, "--device", "cpu", "--no-probes"])
+
+
+def is_locked(run: Path) -> bool:
+    with open(run / ".lock") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.mark.fault(47)
+def test_killed_launcher(tmp_path):
+    """The rank saves its step and ends with 75, and the run folder is free."""
+    run = tmp_path / "run"
+    rank = partial(train_under_a_launcher, [*LONG, "training.max_steps=100000", "--out", str(run)])
+    launcher = Command(tmp_path / "launcher", instead=partial(launch, rank, tmp_path / "log"))
+    until(steps_logged(run, 3))
+    assert is_locked(run)
+    launcher.send(signal.SIGKILL)
+    launcher.wait()
+    until(lambda: not is_locked(run))
+    until(lambda: "stopped and saved at step" in (tmp_path / "log").read_text())
+
+
+def ignore_the_end_of_the_launcher(marker: Path) -> int:
+    signals.GRACE_SECONDS = 0.2
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a rank that waits for another inside torch
+    end_with_launcher(os.getppid())
+    marker.write_text(str(os.getpid()))
+    while True:
+        time.sleep(1)
+
+
+@pytest.mark.fault(47)
+def test_rank_that_does_not_notice_the_end_of_its_launcher(tmp_path):
+    """It is killed after a while."""
+    marker = tmp_path / "pid"
+    rank = partial(ignore_the_end_of_the_launcher, marker)
+    launcher = Command(tmp_path / "launcher", instead=partial(launch, rank, tmp_path / "log"))
+    until(lambda: marker.exists() and marker.read_text())
+    launcher.send(signal.SIGKILL)
+    launcher.wait()
+    until(lambda: not is_running(int(marker.read_text())))
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and has not ended; nobody may have asked for its exit code yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.fault(47)
+@pytest.mark.parametrize("victim", ["torchrun", "ranks", "one rank"])
+def test_nothing_is_left_of_a_torchrun_job(tmp_path, victim):
+    """If torchrun, all of its ranks or one of them is killed, every process of the job ends and the folder is free."""
+    run = tmp_path / "run"
+    start = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "torch.distributed.run", *start, "-m", "kontrast", "pretrain", *LONG]
+    options = ["training.max_steps=100000", "--device", "cpu", "--no-probes", "--out", str(run)]
+    job = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
+    while job.poll() is None and not steps_logged(run, 3)():
+        time.sleep(0.05)
+    ranks = [int(pid) for pid in subprocess.check_output(["pgrep", "-P", str(job.pid)], text=True).split()]
+    for process in {"torchrun": [job.pid], "ranks": ranks, "one rank": ranks[1:]}[victim]:
+        os.kill(process, signal.SIGKILL)
+    assert job.wait() != 0
+    until(lambda: not any(is_running(rank) for rank in ranks))
+    assert not is_locked(run)
+    assert list((run / "checkpoints").glob("step-*"))
 
 
 def pictures(place: Path, seed: int) -> Path:

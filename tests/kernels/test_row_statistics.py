@@ -168,7 +168,8 @@ def test_merge_without_means():
 @pytest.mark.parametrize("keyed", [False, True])
 def test_operator_passes_torchs_opcheck(keyed):
     q, k = rows(40, 8), rows(36, 8) if keyed else None
-    given = (q, k, ids("one", 40), ids("one", 36) if keyed else None, [2.0, 3.0], False, True, "tiled")
+    bias = torch.randn(36, dtype=torch.float64, requires_grad=True) if keyed else None
+    given = (q, k, ids("one", 40), ids("one", 36) if keyed else None, [2.0, 3.0], False, True, "tiled", bias, False)
     torch.library.opcheck(statistics_operator, given)
 
 

@@ -10,8 +10,9 @@ from kontrast.kernels import row_statistics
 from support.interpreter import assert_tests_pass_interpreted
 
 
-def test_in_the_interpreter():
-    assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / "interpreted_rows.py")
+@pytest.mark.parametrize("cases", ["rows", "views", "two_way", "nearest"])
+def test_in_the_interpreter(cases):
+    assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / f"interpreted_{cases}.py")
 
 
 def test_float64_is_refused():

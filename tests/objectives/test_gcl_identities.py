@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
+from kontrast.kernels.projections import directions_and_prior, sliced_wasserstein
 from kontrast.objectives import SWD, DecoupledNTXent, NTXent
 
 ZERO = torch.zeros((), dtype=torch.int64)
@@ -49,8 +49,7 @@ def test_include_self_as_in_the_code(projections, keys) -> None:
 def test_swd_is_algorithm_1(projections, prior) -> None:
     z = projections.clone().requires_grad_()
     loss = SWD(prior, distribution_weight=5.0, loss_scale=10.0)
-    W = orthogonal_directions(5, 0, ZERO)
-    P = prior_rows(prior, 14, 5, 0, ZERO)
+    W, P = directions_and_prior(prior, 14, 5, 0, ZERO)
     h = normalize(z, dim=-1) if prior == "hypersphere" else z
     projected, aimed = h.reshape(14, 5) @ W, P @ W
     swd = sum((projected[:, j].sort().values - aimed[:, j].sort().values).square().sum() for j in range(5)) / (14 * 5)
@@ -79,10 +78,43 @@ def test_draws_change_with_the_backward_pass(projections) -> None:
 
 
 def test_distance_of_the_prior_to_itself_is_zero() -> None:
-    P = prior_rows("hypersphere", 16, 5, 0, ZERO)
+    W, P = directions_and_prior("hypersphere", 16, 5, 0, ZERO)
     shuffled = P[torch.randperm(16, generator=torch.Generator().manual_seed(0))].view(2, 8, 5)
     assert SWD().terms(shuffled).repulsion.item() < 1e-20
-    assert sliced_wasserstein(P, P, orthogonal_directions(5, 0, ZERO)).item() == 0
+    assert sliced_wasserstein(P, P, W).item() < 1e-30
+
+
+@pytest.mark.gpu
+def test_a_module_on_the_cpu_is_captured_with_z_on_the_gpu() -> None:
+    """Each replay draws anew and advances the counter, which stays a buffer that is saved and loaded."""
+    z = torch.randn(2, 32, 16, device="cuda", requires_grad=True)
+    loss, reference = SWD(seed=3), SWD(seed=3).cuda()
+    loss.load_state_dict({"step": torch.tensor(40)})
+    loss(z).backward()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        value = loss(z)
+        gradient = torch.autograd.grad(value, z)[0]
+    for number in range(41, 44):
+        assert loss.state_dict()["step"].item() == number
+        graph.replay()
+        reference.step.fill_(number)
+        expected = reference(z)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected, z)[0], rtol=1e-4, atol=1e-6)
+    resumed = SWD(seed=3)
+    resumed.load_state_dict(loss.state_dict())
+    torch.testing.assert_close(resumed(z), reference(z))
+
+
+@pytest.mark.gpu
+def test_a_module_on_the_cpu_can_not_be_captured_before_its_first_call() -> None:
+    z = torch.randn(2, 32, 16, device="cuda", requires_grad=True)
+    SWD()(z).backward()  # loads the libraries
+    with pytest.raises(RuntimeError, match=r"SWD is on the CPU .* call it once before the capture"):  # noqa: SIM117
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            SWD()(z)
 
 
 def test_loss_scale_multiplies_all_terms():

@@ -18,7 +18,7 @@ from kontrast.config.recipe_files import resolve
 from kontrast.data import open_data
 from kontrast.data.competing_features import random_bits
 from kontrast.errors import CheckpointError, DataError, NumbersError, UsageError
-from kontrast.kernels.projections import orthogonal_directions, prior_rows, sliced_wasserstein
+from kontrast.kernels.projections import directions_and_prior, sliced_wasserstein
 from kontrast.objectives import objective
 from kontrast.reports import report
 from kontrast.studies.audit.audit import audit, base_recipe, choose_learners, plan, standardize_pixels
@@ -428,9 +428,9 @@ def test_the_saturation_reference_has_the_values_of_the_paper():
 
 def test_the_saturation_distance_uses_as_many_draws_as_rows():
     z, step = normalize(torch.randn(128, 16, dtype=torch.float64), dim=-1), torch.tensor(0)
-    drawn = prior_rows("hypersphere", 128, 16, 0, step), orthogonal_directions(16, 0, step)
+    W, P = directions_and_prior("hypersphere", 128, 16, 0, step)
     found = wasserstein(objective("swd", distribution_weight=1.0), z)
-    torch.testing.assert_close(found, sliced_wasserstein(z, *drawn))
+    torch.testing.assert_close(found, sliced_wasserstein(z, P, W))
 
 
 def test_saturation_falls_with_bits(tmp_path):

@@ -82,6 +82,23 @@ def test_half_types(route):
     compare(130, None, 16, 2.0, 30, kind=torch.float16, tolerance=1e-3)
 
 
+@pytest.mark.parametrize("K", [None, 90])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_gradient_of_the_scale(route, K, per_row):
+    from kontrast.kernels import row_statistics
+
+    q, k = normalize(torch.randn(100, 16), dim=1), None if K is None else torch.randn(K, 16) / 4
+    given = {"query_ids": torch.arange(100) // 2, "key_ids": None if K is None else torch.arange(K)}
+    found = []
+    for implementation, kind in (("dense", torch.float64), ("triton", torch.float32)):
+        a = torch.full((100,) if per_row else (), 5.0, dtype=kind, requires_grad=True)
+        sides = [None if side is None else side.to(kind) for side in (q, k)]
+        lse, mean = row_statistics(*sides, scale=a, implementation=implementation, **given)
+        found.append([lse, mean, torch.autograd.grad((lse + mean).sum(), a)[0]])
+    for truth, part in zip(*found):
+        assert (part.double() - truth).norm() <= 1e-5 * truth.norm()
+
+
 def test_all_pairs_excluded(route):
     compare(70, None, 8, 3.0, 1)
 

@@ -123,12 +123,12 @@ class ChildStatus:
         loop.Loop.run, loop.Loop.take_step = run, take  # type: ignore[method-assign,assignment]
 
 
-def make_pictures(folder: Path) -> tuple[Path, Path]:
+def make_pictures(folder: Path, images: int = IMAGES) -> tuple[Path, Path]:
     """Write small images in two classes as a folder and as shards; return both paths."""
     pictures, shards = folder / "pictures", folder / "shards"
     shards.mkdir(parents=True)
     draw = np.random.default_rng(0)
-    for number in range(IMAGES):
+    for number in range(images):
         place = pictures / f"class{number % 2}"
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(place / f"{number:03d}.png")

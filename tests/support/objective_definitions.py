@@ -171,6 +171,45 @@ def w_mse(z: Tensor, ridge: float) -> Tensor:
     return (white[0] - white[1]).square().sum(-1).mean()
 
 
+def each_pair(x: Tensor, y: Tensor, labels: list[int] | None = None):
+    """Yield each image's matching similarity, and those with the texts of the images that have another label."""
+    labels = list(range(len(x))) if labels is None else labels
+    for i in range(len(x)):
+        yield x[i] @ y[i], [x[i] @ y[j] for j in range(len(y)) if labels[i] != labels[j]]
+
+
+def clip(z: Tensor, tau: float, labels: list[int] | None = None) -> Tensor:
+    x, y = normalize(z, dim=-1)
+    pairs = [*each_pair(x, y, labels), *each_pair(y, x, labels)]
+    return mean([-s / tau + lse([n / tau for n in [s, *others]]) for s, others in pairs])
+
+
+def info_loob(z: Tensor, tau: float, labels: list[int] | None = None) -> Tensor:
+    x, y = normalize(z, dim=-1)
+    pairs = [*each_pair(x, y, labels), *each_pair(y, x, labels)]
+    return mean([-s / tau + lse([n / tau for n in others]) for s, others in pairs])
+
+
+def symmetric_cacr(z: Tensor, t_minus: float, labels: list[int] | None = None) -> Tensor:
+    x, y = normalize(z, dim=-1)
+    losses = []
+    for (s, row), (_, column) in zip(each_pair(x, y, labels), each_pair(y, x, labels)):
+        means = [(torch.softmax(2 * t_minus * torch.stack(n), 0) * torch.stack(n)).sum() for n in (row, column)]
+        losses.append(-2 * s + means[0] + means[1])
+    return mean(losses)
+
+
+def siglip(z: Tensor, t: float | Tensor, b: float | Tensor, labels: list[int] | None = None) -> Tensor:
+    x, y = normalize(z, dim=-1)
+    total = [torch.log1p(torch.exp(-(t * s + b))) for s, _ in each_pair(x, y)]
+    total += [torch.log1p(torch.exp(t * n + b)) for _, others in each_pair(x, y, labels) for n in others]
+    return torch.stack(total).sum() / len(x)
+
+
+def siglip_of_views(z: Tensor, t: float, b: float) -> Tensor:
+    return mean([siglip(torch.stack([z[v], z[w]]), t, b) for v in range(len(z)) for w in range(v + 1, len(z))])
+
+
 CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("nt-xent", {"temperature": 0.3}, lambda z: nt_xent(z, 0.3), (2, 3)),
     ("info-nce", {"temperature": 0.3}, lambda z: info_nce(z, 0.3), (2, 3)),
@@ -220,4 +259,8 @@ CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("barlow-twins", {"off_diagonal_weight": 0.02}, lambda z: barlow(z, 0.02), (2,)),
     ("vicreg", {}, lambda z: vicreg(z, 25.0, 25.0, 1.0), (2,)),
     ("w-mse", {"ridge": 0.02}, lambda z: w_mse(z, 0.02), (2,)),
+    ("info-nce", {"temperature": 0.3, "symmetric": True}, lambda z: clip(z, 0.3), (2,)),
+    ("dcl", {"temperature": 0.3, "negatives": "cross-view"}, lambda z: info_loob(z, 0.3), (2,)),
+    ("cacr", {"t_minus": 1.5, "symmetric": True}, lambda z: symmetric_cacr(z, 1.5), (2,)),
+    ("siglip", {"temperature": 0.2, "bias": -1.5}, lambda z: siglip_of_views(z, 5.0, -1.5), (2, 3)),
 ]

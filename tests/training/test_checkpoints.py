@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 
 import pytest
 import torch
 
-from kontrast.errors import CheckpointError, EnvironmentFault
-from kontrast.files import sweep
+from kontrast.errors import CheckpointError, EnvironmentFault, StorageFault
+from kontrast.files import replaced_folder, sweep
 from kontrast.training import checkpoints
 
 TENSORS = {"learner.weight": torch.arange(6.0).view(2, 3), "window": torch.zeros(0), "learner.count": torch.tensor(7)}
@@ -31,6 +33,44 @@ def test_the_newest_is_loaded_and_older_ones_are_pruned(tmp_path):
     assert checkpoints.newest(tmp_path)[1] == {"step": 30}
     checkpoints.prune(tmp_path, 2)
     assert [p.name for p in checkpoints.checkpoints(tmp_path)] == ["step-00000004", "step-00000030"]
+
+
+def test_a_checkpoint_whose_state_differs_is_replaced(tmp_path):
+    """The evaluation of its step was repeated. Of the old checkpoint nothing is left."""
+    save(tmp_path, 1)
+    checkpoints.save(tmp_path, 1, TENSORS, {"step": 1, "owed": True}, {})
+    assert checkpoints.newest(tmp_path)[1] == {"step": 1, "owed": True}
+    assert os.listdir(tmp_path) == ["step-00000001"]
+
+
+def test_a_checkpoint_that_can_not_be_replaced_keeps_its_name(tmp_path, monkeypatch):
+    """If the new one can't be renamed, the path is named, and the old one is in its place at once."""
+    save(tmp_path, 1)
+    rename = os.rename
+
+    def fail(source, target):
+        if source.name.startswith(".tmp-"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(StorageFault, match="step-00000001"):
+        checkpoints.save(tmp_path, 1, TENSORS, {"step": 1, "owed": True}, {})
+    assert os.listdir(tmp_path) == ["step-00000001"]
+    assert checkpoints.load(tmp_path / "step-00000001")[1] == {"step": 1}
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_a_replacement_that_a_kill_interrupted_is_finished(tmp_path, new):
+    """The old checkpoint gets its name back, unless the new one has it. It is never taken for one of its own."""
+    final = save(tmp_path, 1)
+    final.rename(replaced_folder(final))
+    assert checkpoints.checkpoints(tmp_path) == []
+    if new:
+        checkpoints.save(tmp_path / "aside", 1, TENSORS, {"step": 1, "owed": True}, {}).rename(final)
+        (tmp_path / "aside").rmdir()
+    assert checkpoints.newest(tmp_path)[1] == ({"step": 1, "owed": True} if new else {"step": 1})
+    assert os.listdir(tmp_path) == ["step-00000001"]
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])

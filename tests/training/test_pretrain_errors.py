@@ -66,6 +66,9 @@ def test_a_mistake_removes_the_folders_it_made_and_no_other(tmp_path):
     folder.create()
     (tmp_path / "new" / "other").mkdir()
     folder.abandon()
+    assert (tmp_path / "new" / "run").exists()  # without the lock, the folder may be that of another process
+    folder.hold()
+    folder.abandon()
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["other"]
 
 

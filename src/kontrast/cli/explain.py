@@ -50,7 +50,7 @@ def explain(name: str) -> Explanation:
     Example:
         >>> import kontrast
         >>> print(str(kontrast.explain("dcl")).splitlines()[2])
-        DCL(temperature=0.1, *, normalize=True, reduction='mean')
+        DCL(temperature=0.1, negatives='all', *, normalize=True, reduction='mean')
     """
     found = [explain_recipe(name)] if name in recipe_names() else []
     for registry in registries():

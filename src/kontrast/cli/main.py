@@ -83,6 +83,8 @@ def report_error(error: Exception) -> int:
         return fail(f"{usage()} (see --help)", 2) if usage() else 2
     if type(error).__name__ == "Abort":
         return fail("stopped by Ctrl-C", 130)
+    if line := plugins.own_line(error):
+        return fail(f"{line}: {type(error).__name__}: {error} (in a file that was named with --import)", 2)
     return fail(f"unexpected {type(error).__name__}: {error} (run again with --debug and report it)", 1)
 
 

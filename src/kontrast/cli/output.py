@@ -94,9 +94,12 @@ def write_page(runs: list[Path], out: Path | None = None, study: Path | None = N
     """Write the report of some runs, with errors that have the command's exit codes."""
     from kontrast.files import disk_faults
     from kontrast.reports.report import ReportError, report
+    from kontrast.reports.run_files import UnreadableFile
 
     try:
         with disk_faults(out or runs[0]):
             return report(runs, out, study)
     except ReportError as error:
         raise UsageError(str(error)) from None
+    except UnreadableFile as error:
+        raise EnvironmentFault(str(error)) from None

@@ -9,6 +9,7 @@ from kontrast.config.overrides import Overrides, apply_overrides, merge_trees
 from kontrast.config.recipe import Recipe, read_recipe
 from kontrast.config.toml import LONGEST_TEXT, parse_toml
 from kontrast.errors import UsageError
+from kontrast.files import read_faults
 from kontrast.registry import nearest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -32,7 +33,7 @@ def recipe_path(name: str) -> Path:
 def recipe_text(path: Path) -> str:
     """Read a recipe file. Of one that is too long, only as much is read as `parse_toml` needs to refuse it."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with read_faults(path), path.open(encoding="utf-8", newline="") as file:
             return file.read(LONGEST_TEXT + 1)
     except UnicodeDecodeError:
         raise UsageError(f"recipe {path} is not UTF-8 text") from None

@@ -26,11 +26,13 @@ from typing import TypeVar
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.data.listing import Item
 from kontrast.errors import EnvironmentFault
+from kontrast.import_path import python_environment
 
 T = TypeVar("T")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PATIENCE = 120.0
-"""Seconds without an answer or a sign of life after which the storage is taken to hang."""
+"""Seconds in which no worker reads or computes anything, after which the storage is taken to hang.
+KONTRAST_STORAGE_TIMEOUT overrides it."""
 SIGN_EVERY = 1.0
 """Seconds between two signs of life: a chunk of large images may take minutes."""
 IN_PROCESS = 512
@@ -113,8 +115,6 @@ class Worker:
     """One decoding process, used by one thread at a time."""
 
     def __init__(self) -> None:
-        # Pass sys.path on, so that a source tree that is not installed works too.
-        paths = os.pathsep.join(p for p in sys.path if p)
         # Block signals until the worker ignores them: one may arrive while it still imports.
         old = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
@@ -122,7 +122,7 @@ class Worker:
                 [sys.executable, "-c", "from kontrast.data.decode_workers import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                env={**python_environment("numpy", "PIL"), "OMP_NUM_THREADS": "1"},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
@@ -163,7 +163,8 @@ class Decoders:
 
     def __init__(self, limits: Limits, workers: int | None = None):
         self.limits, self.workers = limits, workers or usable_cores()
-        self.last_sign = 0.0  # when a worker last showed a sign of life
+        self.signs = 0  # how often a worker showed a sign of life
+        self.tasks: list[str] = []  # the folders of the workers in /proc
         self._thread = threading.local()  # each thread of the pool has a worker
         self._started: list[Worker] = []
         self._pool = ThreadPoolExecutor(self.workers, "kontrast-decoder")
@@ -175,14 +176,20 @@ class Decoders:
 
     def _work(self, items: Sequence[Item]) -> Chunk:
         if self.workers == 1:
+            self.tasks = [f"self/task/{threading.get_native_id()}"]
             return decode_chunk(items, self.limits, self._note_life)
         if not hasattr(self._thread, "worker"):
             self._thread.worker = Worker()
             self._started.append(self._thread.worker)
+            self.tasks.append(str(self._thread.worker.process.pid))
         return self._thread.worker.decode(items, self.limits, self._note_life)
 
     def _note_life(self) -> None:
-        self.last_sign = time.monotonic()
+        self.signs += 1
+
+    def progress(self) -> tuple[object, ...]:
+        """Return something that differs from the last call if any worker did anything in between."""
+        return self.signs, *(activity(task) for task in self.tasks)
 
     def close(self) -> None:
         self._finalizer.detach()
@@ -199,17 +206,53 @@ def _kill(pool: ThreadPoolExecutor, workers: list[Worker]) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
         worker.process.kill()
+    for worker in workers:  # or they stay as zombies, with their pipes; one that waits for dead storage is left
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(timeout=1)
 
 
 def wait_for(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -> Chunk:
-    """Wait for a decoded chunk. If the workers show no sign of life for long, kill them and name the files."""
-    start = time.monotonic()
-    while (left := max(start, decoders.last_sign) + PATIENCE - time.monotonic()) > 0:
+    """Wait for a decoded chunk. If no worker reads or computes anything for long, kill them and name the files.
+
+    Silence is counted in short waits and not by the clock, so that the time in which this process itself was stopped
+    (Ctrl-Z) or got no CPU doesn't count.
+    """
+    silence, before = 0.0, decoders.progress()
+    while silence < patience():
+        wait = min(1.0, patience() / 10)
         with contextlib.suppress(TimeoutError):
-            return future.result(timeout=left)
+            return future.result(timeout=wait)
+        now = decoders.progress()
+        silence, before = silence + wait if now == before else 0.0, now
     decoders.kill()
     names = f"{items[0].name} .. {items[-1].name}"
-    raise EnvironmentFault(f"no answer in {PATIENCE:g} s while reading {names}: storage hangs?")
+    advice = "KONTRAST_STORAGE_TIMEOUT sets how long to wait"
+    raise EnvironmentFault(f"nothing was read in {patience():g} s at {names}: storage hangs? ({advice})")
+
+
+def patience() -> float:
+    """Return after how many seconds without any progress the storage is taken to hang."""
+    with contextlib.suppress(KeyError, ValueError):
+        return max(1.0, float(os.environ["KONTRAST_STORAGE_TIMEOUT"]))
+    return PATIENCE
+
+
+def activity(task: str) -> tuple[object, ...]:
+    """Return what changes if a process or thread runs, reads or writes; () if the system has no /proc.
+
+    A task that waits for a CPU on a busy machine never equals itself: it does not hang.
+
+    Args:
+        task: its folder in /proc.
+    """
+    found: list[object] = []
+    for name in ("schedstat", "io"):  # nanoseconds of CPU time; bytes that were read and written
+        with contextlib.suppress(OSError), open(f"/proc/{task}/{name}", "rb") as file:
+            found.append(file.read())
+    with contextlib.suppress(OSError), open(f"/proc/{task}/stat", "rb") as file:
+        state, *numbers = file.read().rpartition(b")")[2].split()
+        found += [object()] if state == b"R" else numbers[6:12]  # page faults and ticks of CPU time
+    return tuple(found)
 
 
 def decode_all(

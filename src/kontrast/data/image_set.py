@@ -221,6 +221,13 @@ class ImageSet:
         """The median of the shorter sides, in pixels."""
         return int(min(self.images[0:1].shape[-2:]))
 
+    @property
+    def largest_side(self) -> int:
+        """The largest of the shorter sides, in pixels, of images that are decoded."""
+        if isinstance(self.base, RaggedImages):
+            return int(self.base.sizes.min(dim=1).values.max())
+        return self.typical_side
+
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """uint8 [B,C,H,W]; for images of different sizes it is padded, and their sizes int64 [B,2] come with it."""
         if self.ragged:

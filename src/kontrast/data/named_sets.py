@@ -59,6 +59,10 @@ _ARCHIVES = {
 """The archive of a set, the folder inside it, and where it comes from."""
 
 
+LARGEST, LARGEST_IDX = 1 << 32, 1 << 28
+"""The most bytes that a file of a set has when it is unpacked: a small archive may unpack to any number."""
+
+
 def _read_member(name: str, root: str | Path | None, file: str) -> bytes:
     """The content of one file of a data set, found under the data root or inside the archive of the set."""
     place, (archive, folder, url) = data_root(root), _ARCHIVES[name]
@@ -70,6 +74,8 @@ def _read_member(name: str, root: str | Path | None, file: str) -> bytes:
             with tarfile.open(path) as tar:
                 for member in tar:
                     if member.isfile() and member.name.rsplit("/", 1)[-1] == file:
+                        if member.size > LARGEST:
+                            raise tarfile.ReadError(f"{file} has {member.size:,} bytes, more than {LARGEST:,}")
                         return tar.extractfile(member).read()  # type: ignore[union-attr]
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path} is damaged ({error}): fetch it again") from None
@@ -145,7 +151,10 @@ def _mnist(name: str, split: str, root: Path, folders: tuple[str, ...], url: str
         if path is None:
             raise _missing(name, root, f"{file}.gz", url)
         try:
-            content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as idx:
+                content = idx.read(LARGEST_IDX + 1)
+            if len(content) > LARGEST_IDX:
+                raise ValueError(f"more than {LARGEST_IDX:,} bytes")
             shape = np.frombuffer(content, dtype=">u4", count=rank, offset=4).astype(int)
             return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
         except (OSError, EOFError, ValueError, zlib.error) as error:

@@ -11,7 +11,7 @@ from kontrast.data.decode import Limits
 from kontrast.data.paths import describe_source
 from kontrast.data.source_files import Options, ProgressCallback, find_images, names_folder, origin_of
 from kontrast.data.store import check_destination, read_bad
-from kontrast.data.store_writer import pack_split
+from kontrast.data.store_writer import pack_split, remove_split
 
 
 def pack(
@@ -62,6 +62,7 @@ def pack(
         origin = {**origin_of(source, options), "place": names_folder(source, split, found)}
         folders.append(pack_split(found, out / split, facts, origin, options))
         if not has_test:
+            remove_split(out / "test")  # of an earlier packing, with another test_share for instance
             break
         options = dataclasses.replace(options, other_bad=read_bad(folders[0]))
     return folders

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -15,9 +16,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kontrast.data.decode import MAX_SIDE
 from kontrast.data.decode_workers import Chunk
 from kontrast.data.listing import Listing
-from kontrast.files import read_json_lines
+from kontrast.files import read_faults, read_json_lines
 
 
 class Journal:
@@ -26,10 +28,12 @@ class Journal:
     Args:
         work: the folder that is being written.
         key: identifies the files and options; a journal with another key is discarded.
+        total: the number of all images.
+        chunk: the number of images per chunk.
     """
 
-    def __init__(self, work: Path, key: str):
-        self.work, self.key = work, key
+    def __init__(self, work: Path, key: str, total: int, chunk: int):
+        self.work, self.key, self.total, self.chunk = work, key, total, chunk
         self.pixels: BinaryIO
         self.lines: list[dict[str, Any]] = []
         work.parent.mkdir(parents=True, exist_ok=True)
@@ -42,16 +46,35 @@ class Journal:
     def _read(self) -> list[dict[str, Any]]:
         """The lines up to the first whose pixels are incomplete or changed."""
         good: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError, KeyError):
+        wrong_entries = (KeyError, TypeError, ValueError, AttributeError)
+        with contextlib.suppress(FileNotFoundError, *wrong_entries), read_faults(self.work):
             lines = read_json_lines(self.work / "journal.jsonl")
             if lines[:1] != [{"key": self.key}]:
                 return []
             with open(self.work / "images.u8", "rb") as file:
-                for line in lines[1:]:
-                    if hashlib.sha256(file.read(line["bytes"])).hexdigest() != line["sha256"]:
+                for number, line in enumerate(lines[1:]):
+                    if (
+                        not self._is_sound(line, number)
+                        or hashlib.sha256(file.read(line["bytes"])).hexdigest() != line["sha256"]
+                    ):
                         break
                     good.append(line)
         return good
+
+    def _is_sound(self, line: dict[str, Any], number: int) -> bool:
+        """Whether a line is what `append` writes: it accounts for every image of its chunk."""
+        kept, bad, sizes, notes = line["kept"], line["bad"], line["sizes"], line["notes"]
+        images = min(self.chunk, self.total - number * self.chunk)
+        whole = [height * width for height, width in sizes if 0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE]
+        return (
+            sorted([*kept, *(position for position, _ in bad)]) == list(range(images))
+            and kept == sorted(kept)
+            and len(whole) == len(sizes) == len(kept)
+            and type(line["bytes"]) is int
+            and line["bytes"] == 3 * sum(whole)
+            and all(isinstance(reason, str) for _, reason in bad)
+            and all(type(count) is int for count in [*notes.values(), *kept, *itertools.chain(*sizes)])
+        )
 
     def __enter__(self) -> Journal:
         end = sum(line["bytes"] for line in self.lines)
@@ -75,14 +98,14 @@ class Journal:
         self.text.flush()
 
     def __exit__(self, *_: object) -> None:
-        for file in (self.pixels, self.text):
-            os.fsync(file.fileno())
-            file.close()
+        with self.pixels, self.text:
+            for file in (self.pixels, self.text):
+                os.fsync(file.fileno())
 
-    def bad(self, listing: Listing, chunk: int) -> list[tuple[str, str]]:
-        """Names and reasons of all bad images so far; `chunk` is the number of images per chunk."""
+    def bad(self, listing: Listing) -> list[tuple[str, str]]:
+        """Names and reasons of all bad images so far."""
         decoded = [
-            (listing.items[n * chunk + position].name, reason)
+            (listing.items[n * self.chunk + position].name, reason)
             for n, line in enumerate(self.lines)
             for position, reason in line["bad"]
         ]
@@ -94,9 +117,9 @@ class Journal:
             counts.update(line["notes"])
         return counts
 
-    def kept(self, chunk: int) -> list[int]:
+    def kept(self) -> list[int]:
         """Positions of the images that were decoded."""
-        return [n * chunk + position for n, line in enumerate(self.lines) for position in line["kept"]]
+        return [n * self.chunk + position for n, line in enumerate(self.lines) for position in line["kept"]]
 
     def chunks(self) -> list[tuple[int, str]]:
         """Length and SHA-256 of each chunk of pixels."""

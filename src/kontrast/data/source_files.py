@@ -83,8 +83,17 @@ def origin_of(source: Source, options: Options) -> dict[str, Any]:
 
 def options_of(origin: dict[str, Any], options: Options) -> Options:
     """The options that a store was packed with, according to its manifest."""
-    choices = {key: origin[key] for key in ("root", *CHOICES)}
-    return dataclasses.replace(options, **choices, limits=Limits(**origin["limits"]))
+    try:
+        root, follow = origin["root"], origin["follow_links"]
+        test_share, max_bad = float(origin["test_share"]), float(origin["max_bad"])
+        limits = Limits(**origin["limits"])
+        if isinstance(origin["spec"], str) and isinstance(root, str | None) and isinstance(follow, bool):
+            return dataclasses.replace(
+                options, root=root, test_share=test_share, max_bad=max_bad, follow_links=follow, limits=limits
+            )
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise DataError("its manifest does not say how it was packed")
 
 
 def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Listing:

@@ -275,7 +275,7 @@ def _find_origin(manifest: dict[str, Any], options: Options) -> tuple[ImageSet |
     origin = manifest.get("origin")
     if origin is None:
         raise DataError("the store does not say what it was made of")
-    spec, options = origin["spec"], options_of(origin, options)
+    options, spec = options_of(origin, options), origin["spec"]
     source = describe_source(spec) if origin["root"] is None else Source(spec, "named")
     found, _ = find_images(source, manifest["split"], options)
     if found.fingerprint != manifest["fingerprint"]:

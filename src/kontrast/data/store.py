@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from kontrast.data.decode import MAX_SIDE
 from kontrast.data.image_set import ImageSet, RaggedImages
 from kontrast.errors import DataError, UsageError
-from kontrast.files import read_json_lines
+from kontrast.files import read_faults, read_json_lines
 
 VERSION = 1
 MANIFEST = "store.json"
@@ -34,6 +35,13 @@ FULL_CHECK = 1 << 30
 """A store of up to this many bytes is verified completely when it is opened; of a larger one, only a sample of the
 pixels is."""
 SAMPLED_CHUNKS = 16
+FILES = ("images.u8", "sizes.i64", "labels.i64", "stamps.i64", "names.json", "bad.jsonl", "factors.safetensors")
+KINDS: dict[str, Any] = {
+    "name": str, "split": str, "has_test": bool, "classes": list | None, "notes": dict, "channels": int, "key": str,
+    "fingerprint": str, "origin": dict | None, "count": int, "files": dict, "chunks": list,
+}  # fmt: skip
+"""The types of the entries of a manifest."""
+MOST_CHANNELS = 4096
 
 
 class DamagedStore(DataError):
@@ -47,12 +55,32 @@ def is_store(path: Path) -> bool:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read and verify the manifest of a split."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         body = {k: v for k, v in manifest.items() if k != "self"}
-        if manifest["self"] == digest_of(body) and manifest["version"] == VERSION:
+        if manifest["self"] == digest_of(body) and manifest["version"] == VERSION and _is_sound(manifest):
             return manifest
     raise DamagedStore(f"{path / MANIFEST} is damaged or of another version: pack again")
+
+
+def _is_sound(manifest: dict[str, Any]) -> bool:
+    """Whether the entries have the right types, and files have known names, which can't lead out of the store. A store
+    may come from others: its digests say nothing about its author."""
+    files, chunks, classes = manifest["files"], manifest["chunks"], manifest.get("classes")
+    return (
+        all(isinstance(manifest.get(key), kind) for key, kind in KINDS.items())
+        and {"images.u8", "sizes.i64", "names.json"} <= files.keys() <= set(FILES)
+        and all(_is_count(known["bytes"]) for known in files.values())
+        and all(_is_count(length) and isinstance(known, str) for length, known in chunks)
+        and all(_is_count(number) for number in manifest["notes"].values())
+        and all(isinstance(name, str) for name in classes or [])
+        and isinstance((manifest.get("origin") or {}).get("place", ""), str)
+        and 1 <= manifest["channels"] <= MOST_CHANNELS
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**63
 
 
 def check_destination(spec: str, out: Path) -> None:
@@ -92,25 +120,30 @@ def verify(path: Path, manifest: dict[str, Any], full: bool | None = None) -> No
 
 def open_store(path: Path, full: bool | None = None) -> ImageSet:
     """Open one split of a packed store; its pixels are memory-mapped."""
+    with read_faults(path):
+        return _read_store(path, full)
+
+
+def _read_store(path: Path, full: bool | None) -> ImageSet:
     manifest = read_manifest(path)
     verify(path, manifest, full)
-    sizes = torch.from_numpy(np.fromfile(path / "sizes.i64", dtype="<i8").reshape(-1, 2))
+    there, channels = manifest["files"], manifest["channels"]
+    sizes = _read_numbers(path, manifest, "sizes.i64", 2).reshape(-1, 2)
+    if int(sizes.min()) < 1 or int(sizes.max()) > MAX_SIDE or channels * int(sizes.prod(1).sum()) != _length(manifest):
+        raise _damaged(path, "sizes.i64")
     # Copy-on-write, although nobody writes: torch warns about read-only memory.
     flat = torch.from_numpy(np.memmap(path / "images.u8", dtype=np.uint8, mode="c"))
-    there, factors = manifest["files"], {}
     labels, stamps = (
-        torch.from_numpy(np.fromfile(path / name, dtype="<i8")) if name in there else None
-        for name in ("labels.i64", "stamps.i64")
+        _read_numbers(path, manifest, name) if name in there else None for name in ("labels.i64", "stamps.i64")
     )
-    if "factors.safetensors" in there:
-        from safetensors.torch import load
-
-        factors = load((path / "factors.safetensors").read_bytes())
+    classes = manifest["classes"]
+    if labels is not None and (int(labels.min()) < 0 or (classes and int(labels.max()) >= len(classes))):
+        raise _damaged(path, "labels.i64")
     return ImageSet(
-        images=shape_images(flat, sizes, manifest["channels"]),
-        names=json.loads((path / "names.json").read_text()),
+        images=shape_images(flat, sizes, channels),
+        names=_read_names(path, manifest["count"]),
         labels=labels,
-        factors=factors,
+        factors=_read_factors(path, manifest["count"]) if "factors.safetensors" in there else {},
         bad=read_bad(path),
         stamps=stamps,
         place=(manifest.get("origin") or {}).get("place", manifest["split"]),
@@ -118,9 +151,51 @@ def open_store(path: Path, full: bool | None = None) -> ImageSet:
     )
 
 
+def _damaged(path: Path, name: str) -> DamagedStore:
+    return DamagedStore(f"{path / name} does not fit the other files of the store: pack again")
+
+
+def _length(manifest: dict[str, Any]) -> int:
+    return manifest["files"]["images.u8"]["bytes"]
+
+
+def _read_numbers(path: Path, manifest: dict[str, Any], name: str, columns: int = 1) -> torch.Tensor:
+    """int64 [N * columns] of a file, which must have as many numbers as the store has images."""
+    content = (path / name).read_bytes()
+    if not content or len(content) != 8 * columns * manifest["count"]:
+        raise _damaged(path, name)
+    return torch.from_numpy(np.frombuffer(content, dtype="<i8").astype(np.int64))
+
+
+def _read_names(path: Path, count: int) -> list[str]:
+    try:
+        names = json.loads((path / "names.json").read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str) for name in names):
+        raise _damaged(path, "names.json")
+    return names
+
+
+def _read_factors(path: Path, count: int) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        factors = load((path / "factors.safetensors").read_bytes())
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
+        factors = {"": torch.empty(())}
+    if any(values.ndim == 0 or len(values) != count for values in factors.values()):
+        raise _damaged(path, "factors.safetensors")
+    return factors
+
+
 def read_bad(path: Path) -> list[tuple[str, str]]:
     """The names of the files that packing skipped, with the reasons."""
-    return [(line["name"], line["reason"]) for line in read_json_lines(path / "bad.jsonl")]
+    if not (path / "bad.jsonl").exists():
+        return []
+    lines = [(line.get("name"), line.get("reason")) for line in read_json_lines(path / "bad.jsonl")]
+    return [(name, why) for name, why in lines if isinstance(name, str) and isinstance(why, str)]
 
 
 def shape_images(flat: torch.Tensor, sizes: torch.Tensor, channels: int) -> torch.Tensor | RaggedImages:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +25,7 @@ from kontrast.data.pack_journal import Journal
 from kontrast.data.source_files import Options
 from kontrast.data.store import MANIFEST, VERSION, DamagedStore, digest_of, is_store, open_store, read_manifest
 from kontrast.errors import DataError, EnvironmentFault
-from kontrast.files import disk_faults, exchange_folder, replaced_folder, sync, take_lock
+from kontrast.files import disk_faults, exchange_folder, remove_folder, replaced_folder, sync, take_lock
 
 CHUNK = 256
 Facts = dict[str, Any]
@@ -65,11 +64,24 @@ def pack_split(
     return out
 
 
+def remove_split(out: Path) -> None:
+    """Remove a split that its source no longer has. It is renamed first, so that half of one is never opened."""
+    old, doomed = replaced_folder(out), out.with_name(f".del-{out.name}")
+    if not any(path.exists() for path in (out, old, doomed)):
+        return
+    with _locked(out):
+        remove_folder(doomed)
+        remove_folder(old)
+        if is_store(out):
+            os.rename(out, doomed)
+            remove_folder(doomed)
+
+
 def _write_listing(listing: Listing, out: Path, facts: Facts, options: Options) -> None:
     """Decode what an interrupted packing has not decoded yet, and finish the store."""
-    journal = Journal(_work_folder(out), facts["key"])
+    journal = Journal(_work_folder(out), facts["key"], len(listing.items), CHUNK)
     bad = _decode_into(journal, listing, options)
-    kept = listing.take(np.array(journal.kept(CHUNK)))
+    kept = listing.take(np.array(journal.kept()))
     sizes = np.array([s for line in journal.lines for s in line["sizes"]])
     stamps = {"stamps.i64": kept.stamps.astype("<i8").tobytes()}
     facts = {**facts, "notes": journal.notes(listing)}
@@ -85,17 +97,17 @@ def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[t
             for number, chunk in decode_all(listing.items, options.limits, CHUNK, options.workers, start):
                 journal.append(chunk)
                 if chunk.bad:
-                    check_listing(listing, journal.bad(listing, CHUNK), options.max_bad)
+                    check_listing(listing, journal.bad(listing), options.max_bad)
                 if options.progress:
                     options.progress(min((number + 1) * CHUNK, total), total)
-        bad = journal.bad(listing, CHUNK)
+        bad = journal.bad(listing)
         check_listing(listing, bad, options.max_bad)
-        if not journal.kept(CHUNK):
+        if not journal.kept():
             raise none_readable(bad, listing.root)
         return bad
     finally:
-        if not journal.kept(CHUNK):
-            shutil.rmtree(journal.work, ignore_errors=True)
+        if not journal.kept():
+            remove_folder(journal.work)
 
 
 def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -> None:
@@ -103,7 +115,7 @@ def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -
     from safetensors.torch import save
 
     work = _work_folder(out)
-    shutil.rmtree(work, ignore_errors=True)
+    remove_folder(work)
     work.mkdir(parents=True)
     chunks, sizes, total = [], [], len(images)
     with open(work / "images.u8", "wb") as file:
@@ -128,6 +140,7 @@ def _is_complete(out: Path, key: str) -> bool:
         os.rename(old, out)
     if not out.exists():
         return False
+    remove_folder(old)  # what the last exchange could not remove
     if not is_store(out):
         raise EnvironmentFault(f"{out} exists and is not a packed store: give another place, or remove it")
     with contextlib.suppress(DamagedStore):
@@ -189,4 +202,5 @@ def _locked(out: Path) -> Iterator[None]:
                 lock.unlink()
                 if created:
                     out.parent.rmdir()
-        os.close(handle)
+        with contextlib.suppress(OSError):  # it is closed even if an error is reported
+            os.close(handle)

@@ -57,3 +57,23 @@ def coefficients(
             beta = (scale * grad_mean[n]).masked_fill(empty[n], 0)
         terms.append(Coefficients(scale, alpha.masked_fill(empty[n], 0), beta, lse[n]))
     return terms
+
+
+def bias_coefficients(
+    grad_lse: Tensor | None, grad_mean: Tensor | None,
+    lse: Tensor, mean: Tensor, scales: Sequence[float], detach_weights: bool,
+) -> list[Coefficients]:  # fmt: skip
+    r"""Return the coefficients of the gradient of a key's bias, sum_i w_ij (alpha_i + beta_i s_ij), for each scale.
+
+    alpha_i = g_lse - mean_i g_mean,   beta_i = g_mean        with weights detached only g_lse counts
+    """
+    empty = torch.isneginf(lse)
+    terms = []
+    for n, scale in enumerate(scales):
+        alpha = torch.zeros_like(lse[n]) if grad_lse is None else grad_lse[n]
+        beta = None
+        if grad_mean is not None and not detach_weights:
+            alpha = alpha - mean[n] * grad_mean[n]
+            beta = grad_mean[n].masked_fill(empty[n], 0)
+        terms.append(Coefficients(scale, alpha.masked_fill(empty[n], 0), beta, lse[n]))
+    return terms

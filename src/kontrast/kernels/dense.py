@@ -23,14 +23,17 @@ def accumulation_type(tensor: Tensor) -> torch.dtype:
 
 def dense_statistics(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
-    scales: Sequence[float], detach_weights: bool, with_mean: bool,
+    scales: Sequence[float], detach_weights: bool, with_mean: bool, key_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
     keys, key_ids = (queries, query_ids) if keys is None else (keys, key_ids)
-    excluded = None
-    if query_ids is not None and key_ids is not None:
-        excluded = query_ids[:, None] == key_ids[None, :]
-    return affinity_statistics(affinity(queries, keys), excluded, scales, detach_weights, with_mean)
+    excluded = equal_ids(query_ids, key_ids)
+    return affinity_statistics(affinity(queries, keys), excluded, scales, detach_weights, with_mean, key_bias)
+
+
+def equal_ids(query_ids: Tensor | None, key_ids: Tensor | None) -> Tensor | None:
+    """Return which pairs share an id [M,K], or None without ids."""
+    return None if query_ids is None or key_ids is None else query_ids[:, None] == key_ids[None, :]
 
 
 def affinity(queries: Tensor, keys: Tensor) -> Tensor:
@@ -41,13 +44,14 @@ def affinity(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def affinity_statistics(
-    s: Tensor, excluded: Tensor | None, scales: Sequence[float], detach_weights: bool, with_mean: bool
-) -> tuple[Tensor, Tensor]:
+    s: Tensor, excluded: Tensor | None, scales: Sequence[float | Tensor], detach_weights: bool, with_mean: bool,
+    key_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Return lse [S,...] and mean [S,...] over the last dimension of s [...,K], by definition; [S,0] without the mean.
 
     s_ij      = <q_i, k_j>                   pairs with equal ids are excluded
-    lse_i(a)  = log sum_j exp(a s_ij)
-    mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij)
+    lse_i(a)  = log sum_j exp(a s_ij + b_j)
+    mean_i(a) = sum_j w_ij s_ij,             w_ij = softmax_j(a s_ij + b_j)      the bias b [K] is 0 unless given
     """
     if excluded is None:
         excluded = torch.zeros(s.shape[-1], dtype=torch.bool, device=s.device)
@@ -56,7 +60,8 @@ def affinity_statistics(
     hidden = excluded & ~empty[..., None]
     lses, means = [], []
     for scale in scales:
-        logits = (scale * s).masked_fill(hidden, -torch.inf)
+        logits = scale * s if key_bias is None else scale * s + key_bias
+        logits = logits.masked_fill(hidden, -torch.inf)
         lses.append(torch.logsumexp(logits, dim=-1).masked_fill(empty, -torch.inf))
         if with_mean:
             weights = torch.softmax(logits, dim=-1)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kontrast.kernels.triton_rows import drop_pairs, further_pieces, load_parts, product
+from kontrast.kernels.triton_rows import drop_pairs, load_parts, product
 
 
 @triton.jit(do_not_specialize=["rows"])
 def gradient_coefficients(
-    grad_lse, grad_mean, lse, mean, bound, alpha, beta, shift, rows, scale, second_scale, limit,
-    HAS_LSE: tl.constexpr, HAS_MEAN: tl.constexpr, DETACHED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
+    grad_lse, grad_mean, lse, mean, bound, scale_of, alpha, beta, shift, rows, scale, second_scale, limit,
+    HAS_LSE: tl.constexpr, HAS_MEAN: tl.constexpr, DETACHED: tl.constexpr,
+    BOUNDED: tl.constexpr, GUARDED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute alpha, beta and shift: the gradient is w_ij (alpha_i + beta_i s_ij), w_ij = exp2(slope s_ij - shift_i).
 
@@ -25,6 +26,8 @@ def gradient_coefficients(
     a = scale
     if tl.program_id(1) == 1:
         a = second_scale
+    if SCALED:
+        a *= tl.load(scale_of)
     place = tl.program_id(1).to(tl.int64) * rows + row
     level = tl.load(lse + place, mask=inside, other=0.0)
     empty = level == float("-inf")
@@ -40,11 +43,13 @@ def gradient_coefficients(
         else:
             first += (1 - a * tl.load(mean + place, mask=inside, other=0.0)) * incoming
             second = a * incoming
-    if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
-        if tl.load(bound) <= limit:
-            factor = tl.exp2(-level)
-            first *= factor
-            second *= factor
+    if BOUNDED:
+        safe = True
+        if GUARDED:
+            safe = tl.load(bound) <= limit
+        factor = tl.where(safe, tl.exp2(-level), 1.0)
+        first *= factor
+        second *= factor
     tl.store(alpha + place, tl.where(empty, 0.0, first), mask=inside)
     tl.store(shift + place, level, mask=inside)
     if HAS_MEAN and not DETACHED:
@@ -73,10 +78,17 @@ def tile_gradient(
         if WITH_BETA:
             column_beta = tl.load(beta + column, mask=inside, other=0.0)[None, :]
     if BOUNDED:
-        factor = row_alpha[:, None] + column_alpha
+        if ROW_SIDE and COLUMN_SIDE:
+            first, second = row_alpha[:, None] + column_alpha, row_beta[:, None] + column_beta
+        elif ROW_SIDE:
+            first, second = row_alpha[:, None], row_beta[:, None]
+        else:
+            first, second = column_alpha, column_beta
+        gradient = tl.exp2(s * slope)
         if WITH_BETA:
-            factor += (row_beta[:, None] + column_beta) * s
-        gradient = tl.exp2(s * slope) * factor
+            gradient *= first + second * s
+        else:
+            gradient *= first
     else:
         if ROW_SIDE:
             gradient = side_of_pairs(s, slope, row_alpha[:, None], row_beta[:, None], row_shift[:, None], WITH_BETA)
@@ -114,9 +126,9 @@ def rows_backward(
     SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_BETA: tl.constexpr,
     ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr, GUARDED: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr, SECOND_PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of one block of rows and one piece of their width over one split of the columns.
+    """Compute the gradient of one block of rows over one split of the columns.
 
     The output is [split, row, width]. ROW_SIDE alone gives the gradient of the queries; COLUMN_SIDE alone, with rows
     and columns swapped, that of the keys; both give the whole gradient if the queries are the keys. WIDE computes the
@@ -128,7 +140,6 @@ def rows_backward(
             return
     start = tl.program_id(0) * BLOCK_M
     split = tl.program_id(1)
-    piece = tl.program_id(2)
     row = start + tl.arange(0, BLOCK_M)
     row_ids = row
     if HAS_IDS:
@@ -150,7 +161,6 @@ def rows_backward(
     for tile in range(split * tiles_a_split, min((split + 1) * tiles_a_split, tl.cdiv(columns, BLOCK_N))):
         b, b1, b2 = load_parts(columns_of, tile * BLOCK_N, column_stride, 0, PARTS)
         s = product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
-        s = further_pieces(s, rows_of, columns_of, start, tile * BLOCK_N, D_BLOCKS, BLOCK_D, PRECISION)
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = column < columns
         p = tile_gradient(
@@ -167,10 +177,8 @@ def rows_backward(
             if (tl.load(low + tile) <= row_high) & (tl.load(high + tile) >= row_low):
                 p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, True, False)
         p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, False, RAGGED and not BOUNDED)
-        if D_BLOCKS > 1:
-            b = columns_of.load([tile * BLOCK_N, piece * BLOCK_D])
         gradient = add_product(gradient, p, b, b1, b2, PARTS, SECOND_PRECISION, WIDE, BLOCK_M, BLOCK_D)
-    d = piece * BLOCK_D + tl.arange(0, BLOCK_D)
+    d = tl.arange(0, BLOCK_D)
     place = (split.to(tl.int64) * rows + row)[:, None] * width + d[None, :]
     tl.store(out + place, gradient.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (d < width)[None, :])
 

@@ -1,11 +1,11 @@
 """Triton kernels of the row statistics: tiles of the affinity stay in registers and are never stored.
 
-M rows, K columns, D width, S scales (one or two per launch).  A tile of the affinity is [BLOCK_M, BLOCK_N]; a row of an
-operand is split into D_BLOCKS pieces of BLOCK_D.  Exponents are powers of two: `slope` = scale * log2(e).
+M rows, K columns, D width, S scales (one or two per launch).  A tile of the affinity is [BLOCK_M, BLOCK_N]; a wide row
+of an operand is split into D_BLOCKS pieces of BLOCK_D.  Exponents are powers of two: `slope` = scale * log2(e).
 
 BOUNDED means that |slope * s| stays in the safe range, so that exp2(slope * s) can be summed as it is. Whether it does
-follows from the largest norms, on the device. With GUARDED both variants are launched and the wrong one returns at
-once, so that the host never waits for the answer.
+follows from the largest norms: the host knows those of unit rows; for others the device finds them, and with GUARDED
+both variants are launched and the wrong one returns at once, so that the host never waits for the answer.
 """
 
 from __future__ import annotations
@@ -37,14 +37,20 @@ def product(a, a1, a2, b, b1, b2, acc, PARTS: tl.constexpr, PRECISION: tl.conste
 
 
 @triton.jit
-def further_pieces(
-    s, rows, columns, row, column, D_BLOCKS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Add the products of the second and later pieces of the width to s."""
-    if D_BLOCKS > 1:
-        for d in range(1, D_BLOCKS):
-            piece, other = rows.load([row, d * BLOCK_D]), columns.load([column, d * BLOCK_D])
-            s = tl.dot(piece, other.T, s, input_precision=PRECISION)
+def wide_product(
+    rows, columns, row, column, row_stride, column_stride,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Return a tile of s, summed over the pieces of the width. Tensor cores truncate sums, so parts start anew."""
+    s = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for d in range(D_BLOCKS):
+        a, a1, a2 = load_parts(rows, row, row_stride, d * BLOCK_D, PARTS)
+        b, b1, b2 = load_parts(columns, column, column_stride, d * BLOCK_D, PARTS)
+        if PARTS == 3:
+            s += product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
+        else:
+            s = tl.dot(a, b.T, s, input_precision=PRECISION)
     return s
 
 
@@ -83,34 +89,43 @@ def add_tile(
 
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def rows_forward(
-    queries, keys, query_ids, key_ids, bound, tops, totals, weighteds,
+    queries, keys, query_ids, key_ids, bound, scale_of, tops, totals, weighteds,
     rows, columns, row_stride, column_stride, tiles_a_split, slope, second_slope, limit,
     SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
-    BOUNDED: tl.constexpr, GUARDED: tl.constexpr, DIRECT: tl.constexpr,
+    BOUNDED: tl.constexpr, GUARDED: tl.constexpr, SCALED: tl.constexpr, DIRECT: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Compute the sums of one block of rows over one split of the columns: [split, scale, row].
 
-    DIRECT, for a single split, writes lse and mean to `tops` and `weighteds` instead.
+    DIRECT, for a single split, writes lse and mean to `tops` and `weighteds` instead. SCALED multiplies the slopes by
+    `scale_of`, a scale that only the device knows.
     """
     if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
         if (tl.load(bound) <= limit) != BOUNDED:
             return
+    if SCALED:
+        slope *= tl.load(scale_of)
     start = tl.program_id(0) * BLOCK_M
     split = tl.program_id(1)
     row = start + tl.arange(0, BLOCK_M)
     row_ids = row
     if HAS_IDS:
         row_ids = tl.load(query_ids + row, mask=row < rows, other=0)
-    a, a1, a2 = load_parts(queries, start, row_stride, 0, PARTS)
+    if D_BLOCKS == 1:
+        a, a1, a2 = load_parts(queries, start, row_stride, 0, PARTS)
     top = tl.full([BLOCK_M], 0.0 if BOUNDED else float("-inf"), tl.float32)
     total, weighted = tl.zeros_like(top), tl.zeros_like(top)
     second_top, second_total, second_weighted = top, total, weighted
     for tile in range(split * tiles_a_split, min((split + 1) * tiles_a_split, tl.cdiv(columns, BLOCK_N))):
-        b, b1, b2 = load_parts(keys, tile * BLOCK_N, column_stride, 0, PARTS)
-        s = product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
-        s = further_pieces(s, queries, keys, start, tile * BLOCK_N, D_BLOCKS, BLOCK_D, PRECISION)
+        if D_BLOCKS == 1:
+            b, b1, b2 = load_parts(keys, tile * BLOCK_N, column_stride, 0, PARTS)
+            s = product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
+        else:
+            s = wide_product(
+                queries, keys, start, tile * BLOCK_N, row_stride, column_stride,
+                PARTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, D_BLOCKS,
+            )  # fmt: skip
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         top, total, weighted = add_tile(
             s, top, total, weighted, slope, row_ids, key_ids, column, columns, HAS_IDS, RAGGED, WITH_MEAN, BOUNDED
@@ -147,17 +162,18 @@ def store_sums(
 def triangle_forward(
     rows_of, columns_of, ids, bound, totals, weighteds,
     rows, stride, tiles_a_chunk, slope, second_slope, limit,
-    SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
+    GUARDED: tl.constexpr, SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute bounded sums if the queries are the keys: a tile above the diagonal serves its rows and its columns.
 
     One block of columns visits a chunk of the rows above it, those at the diagonal last. The sums of the columns stay a
     tile until the end, because adding across the rows of a tile is slow. Both are added to [scale, row] atomically.
     """
-    if not (tl.load(bound) <= limit):
-        return
+    if GUARDED:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
+        if not (tl.load(bound) <= limit):
+            return
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_N
     begin = tl.program_id(1) * tiles_a_chunk
     end = min(begin + tiles_a_chunk, tl.cdiv(min(start + BLOCK_N, rows), BLOCK_M))
@@ -172,15 +188,15 @@ def triangle_forward(
     below_weighted, second_below, second_below_weighted = below, below, below
     for tile in range(begin, min(end, start // BLOCK_M)):
         below, below_weighted, second_below, second_below_weighted = triangle_tile(
-            b, b1, b2, rows_of, columns_of, ids, column_ids, totals, weighteds, rows, stride, tile * BLOCK_M, start,
+            b, b1, b2, rows_of, ids, column_ids, totals, weighteds, rows, stride, tile * BLOCK_M, start,
             slope, second_slope, below, below_weighted, second_below, second_below_weighted,
-            False, SCALES, HAS_IDS, RAGGED, WITH_MEAN, PARTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, D_BLOCKS,
+            False, SCALES, HAS_IDS, RAGGED, WITH_MEAN, PARTS, PRECISION, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     for tile in range(max(begin, start // BLOCK_M), end):
         below, below_weighted, second_below, second_below_weighted = triangle_tile(
-            b, b1, b2, rows_of, columns_of, ids, column_ids, totals, weighteds, rows, stride, tile * BLOCK_M, start,
+            b, b1, b2, rows_of, ids, column_ids, totals, weighteds, rows, stride, tile * BLOCK_M, start,
             slope, second_slope, below, below_weighted, second_below, second_below_weighted,
-            True, SCALES, HAS_IDS, RAGGED, WITH_MEAN, PARTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, D_BLOCKS,
+            True, SCALES, HAS_IDS, RAGGED, WITH_MEAN, PARTS, PRECISION, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     add_sums(totals, column, rows, tl.sum(below, 0))
     if WITH_MEAN:
@@ -193,16 +209,15 @@ def triangle_forward(
 
 @triton.jit
 def triangle_tile(
-    b, b1, b2, rows_of, columns_of, ids, column_ids, totals, weighteds, rows, stride, top_row, start,
+    b, b1, b2, rows_of, ids, column_ids, totals, weighteds, rows, stride, top_row, start,
     slope, second_slope, below, below_weighted, second_below, second_below_weighted,
     DIAGONAL: tl.constexpr, SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write the row sums of one tile and add to its column sums, at each scale."""
     a, a1, a2 = load_parts(rows_of, top_row, stride, 0, PARTS)
     s = product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
-    s = further_pieces(s, rows_of, columns_of, top_row, start, D_BLOCKS, BLOCK_D, PRECISION)
     row = top_row + tl.arange(0, BLOCK_M)
     column = start + tl.arange(0, BLOCK_N)
     row_ids = row

@@ -20,9 +20,11 @@ from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
 from kontrast.objectives.hard_negative import HardNegative
 from kontrast.objectives.info_nce import InfoNCE
 from kontrast.objectives.jcl import JCL
+from kontrast.objectives.learned_temperature import LearnedTemperature
 from kontrast.objectives.multi_view_nce import MultiViewNCE
 from kontrast.objectives.nt_xent import NTXent
 from kontrast.objectives.pairs import Pairs
+from kontrast.objectives.siglip import SigLIP
 from kontrast.objectives.sim_affinity import SimAffinity
 from kontrast.objectives.sim_trace import SimTrace
 from kontrast.objectives.sim_whitening import SimWhitening
@@ -32,7 +34,8 @@ from kontrast.objectives.w_mse import WMSE
 
 __all__ = [
     "CACR", "DCL", "DCLW", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
-    "DecoupledNTXent", "HardNegative", "InfoNCE", "MultiViewNCE", "NTXent", "Objective", "Pairs", "SimAffinity",
-    "SimTrace", "SimWhitening", "Terms", "VICReg", "choice", "number", "objective", "positive", "switch", "weight",
-    "whole",
+    "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs",
+    "SigLIP",
+    "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "choice", "number", "objective", "positive", "switch",
+    "weight", "whole",
 ]  # fmt: skip

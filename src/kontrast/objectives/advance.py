@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kontrast.kernels.dense import in_torch_func
 
@@ -18,6 +18,24 @@ def advance(x: Tensor, step: Tensor) -> Tensor:
     `step` unchanged, because they are for functions without side effects.
     """
     return x if in_torch_func() else _Advance.apply(x, step)
+
+
+def step_on(device: torch.device, objective: nn.Module) -> Tensor:
+    """Return the objective's buffer `step` on a device, and keep it there if it was on the CPU.
+
+    A captured graph can read and advance a counter on its own device alone, and nothing can be moved there while it is
+    captured. The buffer never moves away from such a device, because the graph continues to use its memory.
+    """
+    step = objective.get_buffer("step")
+    if step.device == device or step.device.type != "cpu" or torch.compiler.is_compiling() or in_torch_func():
+        return step.to(device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{type(objective).__name__} is on the CPU while a CUDA graph is captured: move it to {device}, or call it "
+            "once before the capture"
+        )
+    objective.step = step = step.to(device)
+    return step
 
 
 class _Advance(torch.autograd.Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kontrast.objectives.arguments import positive, weight
+from kontrast.objectives.arguments import Number, positive, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -42,10 +42,10 @@ class AlignUniform(Objective):
     paper = "CACR, table 1 (AU-CL)"
     takes_bank = True
 
-    def __init__(self, alpha: float = 2.0, t: float = 2.0, align_weight: float = 1.0, uniform_weight: float = 1.0):
+    def __init__(self, alpha: Number = 2.0, t: Number = 2.0, align_weight: Number = 1.0, uniform_weight: Number = 1.0):
         super().__init__()
         self.alpha = positive("alpha", alpha)
-        self.t = positive("t", t)
+        self.t = positive("t", t, not_learned="the loss falls without bound as t grows")
         self.align_weight = weight("align_weight", align_weight)
         self.uniform_weight = weight("uniform_weight", uniform_weight)
 

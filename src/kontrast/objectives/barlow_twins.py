@@ -1,4 +1,4 @@
-"""V query views, W key views, N images of all ranks, D width.  standardized [B,D], C [D,D]."""
+"""V query views, W key views, N images of all ranks, D width.  standardized [V,B,D]; C [P,D,D] for P pairs of views."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.objectives.arguments import weight
+from kontrast.objectives.arguments import Number, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.link_rows import stack
 from kontrast.objectives.pairs import Pairs
 
 
@@ -38,23 +39,24 @@ class BarlowTwins(Objective):
 
     paper = "UniCLR, table 2 (Barlow Twins)"
 
-    def __init__(self, off_diagonal_weight: float = 0.0051):
+    def __init__(self, off_diagonal_weight: Number = 0.0051):
         super().__init__(normalize=False)
         self.off_diagonal_weight = weight("off_diagonal_weight", off_diagonal_weight)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        z = [self.standardize(x, pairs.N) for x in pairs.z]
-        k = [self.standardize(x, pairs.N) for x in pairs.k] if pairs.teacher else z
+        z = self.standardize(pairs.z, pairs.N).unbind()
+        k = self.standardize(pairs.k, pairs.N).unbind() if pairs.teacher else z
         links = pairs.one_way_links()
-        C = torch.stack([distributed.total(z[v].T @ k[w]) / pairs.N for v, w in links])
-        diagonal = C.diagonal(dim1=1, dim2=2)
-        off_diagonal = C - torch.diag_embed(diagonal)
+        left, right = stack([z[v] for v, _ in links]), stack([k[w] for _, w in links])
+        C = distributed.total(left.mT @ right) / pairs.N
+        squared = (C - torch.eye(pairs.D, dtype=C.dtype, device=C.device)).square()
+        diagonal = squared.diagonal(dim1=1, dim2=2).sum()
         return Terms(
-            attraction=(1 - diagonal).square().sum() / len(links),
-            repulsion=self.off_diagonal_weight * off_diagonal.square().sum() / len(links),
+            attraction=diagonal / len(links),
+            repulsion=self.off_diagonal_weight / len(links) * (squared.sum() - diagonal),
         )
 
-    def standardize(self, x: Tensor, N: int) -> Tensor:
-        """Scale features to mean 0 and variance 1 over all images, like batch normalization (eps 1e-5)."""
-        centered = x - distributed.total(x.sum(0)) / N
-        return centered * torch.rsqrt(distributed.total(centered.square().sum(0)) / N + 1e-5)
+    def standardize(self, views: Tensor, N: int) -> Tensor:
+        """Scale the features of each view to mean 0 and variance 1 over all images, like batch norm (eps 1e-5)."""
+        centered = views - distributed.total(views.sum(1, keepdim=True)) / N
+        return centered * torch.rsqrt(distributed.total(centered.square().sum(1, keepdim=True)) / N + 1e-5)

@@ -6,6 +6,7 @@ V views, B images, W views of teacher keys, M rows of the bank, D width.  z [V,B
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import Any
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from kontrast import distributed
 from kontrast.objectives.arguments import choice, switch
-from kontrast.objectives.inputs import Inputs, check_inputs
+from kontrast.objectives.inputs import Inputs, check_finite, check_inputs
+from kontrast.objectives.learned_temperature import LearnedTemperature
 from kontrast.objectives.pairs import Pairs
 from kontrast.registry import Registry
 
@@ -23,6 +25,8 @@ HINTS = {
     "supcon": "SupCon is nt-xent with labels=",
     "simclr": "SimCLR's loss is nt-xent",
     "moco": "MoCo's loss is info-nce with keys= and bank=",
+    "clip": "CLIP's loss is info-nce with symmetric=True",
+    "infoloob": "InfoLOOB is dcl with negatives='cross-view'",
 }
 OBJECTIVES = Registry("objective", hints=HINTS)
 
@@ -64,11 +68,16 @@ class Objective(nn.Module):
                 query view, every key view is a positive. With more, key view w shows the same crop as query view w, so
                 the positives of view v are the keys w != v.
         bank    earlier keys as negatives, used as they are; they get no gradient
-        labels  one whole number per image: images with the same label are positives too
+        labels  one whole number per image: images with the same label are no negatives of each other, and with nt-xent
+                and dcl they are positives
 
     The value is the loss over the images of all ranks; distributed.py explains the gradient. Sums are float32 at least,
     also under autocast; z of half precision is multiplied with the negatives in that type. A subclass defines
     `contrast`.
+
+    A number that a subclass checks with `positive`, `weight` or `number` may be given as a tensor or an `nn.Parameter`
+    of shape [], and gets its gradient. Parameters of an objective are trained, saved and synchronized over ranks like
+    those of the network.
 
     Args:
         normalize: scale the rows of z and keys to length one. False takes them as they are.
@@ -103,7 +112,16 @@ class Objective(nn.Module):
         keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the loss, a scalar."""
-        return self.terms(z, z2, keys=keys, bank=bank, labels=labels).total
+        inputs = self._check(z, z2, keys, bank, labels)
+        with without_autocast(inputs.z.device.type):
+            terms, pairs = self._contrast(inputs)
+            first, *others = terms.values()
+            if self.reduction == "mean" and distributed.world() == 1 and all(x.shape == first.shape for x in others):
+                loss = terms.total.mean()  # the sum of the means, in fewer operations
+            else:
+                loss = self._reduce(terms, pairs).total
+        check_finite(inputs, loss)
+        return loss
 
     def terms(
         self, z: Tensor, z2: Tensor | None = None, *,
@@ -111,19 +129,28 @@ class Objective(nn.Module):
     ) -> Terms:  # fmt: skip
         """Return the named terms, scalars whose sum is the loss. The repulsion is 0 if nothing is repelled."""
         inputs = self._check(z, z2, keys, bank, labels)
-        with torch.autocast(z.device.type, enabled=False):
-            pairs = self.pairs(inputs)
-            terms = Terms(**self.contrast(pairs))  # a user's own objective may return a plain dict
-            empty = [name for name, term in terms.items() if not term.numel()]
-            if empty:
-                raise ValueError(f"{self}: {' and '.join(empty)} is empty; with_mean=True computes means")
-            means = {name: term.mean() for name, term in terms.items() if term.ndim}
-            if self.reduction != "mean":
-                anchors = self._count_views(terms, self.reduction) * (pairs.N if self.reduction == "sum" else 1)
-                means = {name: mean * anchors for name, mean in means.items()}
-            terms.update(average_over_ranks(means))
-            if "repulsion" not in terms:
-                terms["repulsion"] = torch.zeros_like(next(iter(terms.values())))
+        with without_autocast(inputs.z.device.type):
+            terms = self._reduce(*self._contrast(inputs))
+        check_finite(inputs, *terms.values())
+        return terms
+
+    def _contrast(self, inputs: Inputs) -> tuple[Terms, Pairs]:
+        pairs = self.pairs(inputs)
+        terms = Terms(**self.contrast(pairs))  # a user's own objective may return a plain dict
+        empty = [name for name, term in terms.items() if not term.numel()]
+        if empty:
+            raise ValueError(f"{self}: {' and '.join(empty)} is empty; with_mean=True computes means")
+        return terms, pairs
+
+    def _reduce(self, terms: Terms, pairs: Pairs) -> Terms:
+        """Average the rows of each term over the anchors of all ranks, or reduce them as asked."""
+        means = {name: term.mean() for name, term in terms.items() if term.ndim}
+        if self.reduction != "mean":
+            anchors = self._count_views(terms, self.reduction) * (pairs.N if self.reduction == "sum" else 1)
+            means = {name: mean * anchors for name, mean in means.items()}
+        terms.update(average_over_ranks(means))
+        if "repulsion" not in terms:
+            terms["repulsion"] = torch.zeros_like(next(iter(terms.values())))
         return terms
 
     def rows(
@@ -132,8 +159,9 @@ class Objective(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Return the loss of each anchor of this rank [V,B], whatever the reduction; only query views have rows."""
         inputs = self._check(z, z2, keys, bank, labels)
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(inputs.z.device.type):
             terms = self.contrast(self.pairs(inputs))
+        check_finite(inputs, *terms.values())
         V = self._count_views(terms, "loss per anchor")
         # Some views may be queries in some terms only. Rows are scaled so that the mean over [V,B] stays the loss.
         padded = [nn.functional.pad(t * (V / len(t)), (0, 0, 0, V - len(t))) for t in terms.values()]
@@ -147,7 +175,8 @@ class Objective(nn.Module):
         """Return the number of views with rows, if every term has rows."""
         scalars = [name for name, term in terms.items() if not term.ndim]
         if scalars:
-            raise ValueError(f"{self} has no {wanted}: {' and '.join(scalars)} is a term of the whole batch; use mean")
+            which = f"{' and '.join(scalars)} {'is a term' if len(scalars) == 1 else 'are terms'} of the whole batch"
+            raise ValueError(f"{self} has no {wanted}: {which}; use mean")
         return max(len(term) for term in terms.values())
 
     def _check(
@@ -160,9 +189,30 @@ class Objective(nn.Module):
             raise ValueError("labels don't go with keys or a bank, whose rows have none: give labels with z alone")
         return check_inputs(z, z2, keys, bank, labels)
 
+    def learned_numbers(self) -> dict[str, float]:
+        """Return the single numbers that are learned, such as a temperature, by name. Waits for the device."""
+        own = {name: p.item() for name, p in self.named_parameters() if p.ndim == 0}
+        for name, module in self.named_modules():
+            if isinstance(module, LearnedTemperature):
+                own.pop(f"{name}.log_scale")
+                own[name] = float(module)
+        return own
+
     def extra_repr(self) -> str:
-        names: Any = inspect.signature(type(self).__init__).parameters
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if name != "self")
+        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        return ", ".join(f"{name}={describe_argument(getattr(self, name))}" for name in names)
+
+
+def describe_argument(value: Any) -> str:
+    """Return an argument as it was given; a tensor without its gradient."""
+    if isinstance(value, LearnedTemperature):
+        return "'learned'"
+    return repr(value.detach() if isinstance(value, Tensor) else value)
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Turn autocast off if it is on. Entering the context of torch costs more than most operations."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 def average_over_ranks(means: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, positive, switch, weight
+from kontrast.objectives.arguments import Number, choice, fixed, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.conditional import conditional_mean, euclidean_repulsion, rbf_repulsion
 from kontrast.objectives.pairs import Pairs
@@ -18,24 +18,27 @@ class CACR(Objective):
         w+   = softmax_k(t_plus c_ik),  w- = softmax_j(-t_minus c_ij)
 
     With keys or a bank, the negatives are the bank, or the keys of other images without one, together with the same
-    view of other images; `negatives` is then ignored.
+    view of other images; `negatives` is then ignored. With two views and `symmetric`, `objective(images, texts)` is the
+    mean of CACR from images to texts and from texts to images. Images with the same label are no negatives of each
+    other.
 
     Reference: Zheng et al., Contrastive Attraction and Contrastive Repulsion for Representation Learning, TMLR 2023.
 
     Args:
-        t_plus: sharpness of the weights of positives, at least 0.
-        t_minus: sharpness of the weights of negatives, at least 0.
+        t_plus: sharpness of the weights of positives, at least 0. A tensor gets its gradient, also of constant weights.
+        t_minus: sharpness of the weights of negatives, at least 0. A number if they are constant or reversed.
         negatives: other images of each later view (`cross-view`, the paper's code) or of the `same-view` (its text).
         cost: `euclidean` as above, or `rbf`: repulsion log mean_i sum_j w- exp(-rbf_t c_ij) (equation 14).
         attraction: `contrastive`, `uniform` (a plain mean), or `reversed` (-t_plus; tables 10 and 11).
         repulsion: `contrastive`, `uniform` (a plain mean), or `reversed` (-t_minus). Both uniform: UAUR.
-        rbf_t: sharpness of the rbf cost.
+        rbf_t: sharpness of the rbf cost; a number where t_minus has to be one.
         detach_positive_weights: treat w+ as constant in the gradient. None: only with keys.
         detach_negative_weights: treat w- as constant. `bank`: only that of bank or keys, as the momentum code.
+        symmetric: use cross-view negatives in both directions: of each earlier view too.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
     Shape:
-        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar.
 
     Example:
         >>> import torch
@@ -46,34 +49,43 @@ class CACR(Objective):
 
     paper = "CACR, equation 2"
     takes_bank = True
+    takes_labels = True
 
     # fmt: off
     def __init__(
-        self, t_plus: float = 1.0, t_minus: float = 2.0, negatives: str = "cross-view", cost: str = "euclidean",
-        attraction: str = "contrastive", repulsion: str = "contrastive", *, rbf_t: float = 2.0,
+        self, t_plus: Number = 1.0, t_minus: Number = 2.0, negatives: str = "cross-view", cost: str = "euclidean",
+        attraction: str = "contrastive", repulsion: str = "contrastive", *, rbf_t: Number = 2.0,
         detach_positive_weights: bool | None = None, detach_negative_weights: bool | str = False,
-        reduction: str = "mean",
+        symmetric: bool = False, reduction: str = "mean",
     ):
         # fmt: on
         super().__init__(reduction=reduction)
-        self.t_plus, self.t_minus = weight("t_plus", t_plus), weight("t_minus", t_minus)
+        runs_to_0 = "its gradient is a variance, never negative, so it would run to 0"
+        self.t_plus = weight("t_plus", t_plus, not_learned=runs_to_0)
+        self.t_minus = weight("t_minus", t_minus, not_learned=runs_to_0)
         self.negatives = choice("negatives", negatives, ("cross-view", "same-view"))
-        self.cost, self.rbf_t = choice("cost", cost, ("euclidean", "rbf")), positive("rbf_t", rbf_t)
+        self.cost = choice("cost", cost, ("euclidean", "rbf"))
+        self.rbf_t = positive("rbf_t", rbf_t, not_learned="the loss falls without bound as it grows")
         self.attraction = choice("attraction", attraction, tuple(SIGNS))
         self.repulsion = choice("repulsion", repulsion, tuple(SIGNS))
         detach = detach_positive_weights
         self.detach_positive_weights = None if detach is None else switch("detach_positive_weights", detach)
         self.detach_negative_weights = switch("detach_negative_weights", detach_negative_weights, "bank")
+        if self.detach_negative_weights or self.repulsion == "reversed":  # a negative scale has no square root
+            self.t_minus, self.rbf_t = fixed("t_minus", self.t_minus), fixed("rbf_t", self.rbf_t)
+
+        self.symmetric = switch("symmetric", symmetric)
 
     def contrast(self, pairs: Pairs) -> Terms:
         t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights
         detach = pairs.teacher if detach is None else detach
         attraction = pairs.reduce_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
-        a, constant = 2 * SIGNS[self.repulsion] * self.t_minus, self.detach_negative_weights
+        a = 0.0 if self.repulsion == "uniform" else 2 * SIGNS[self.repulsion] * self.t_minus
+        constant = self.detach_negative_weights
         if constant == "bank" and (self.cost == "rbf" or (not pairs.teacher and pairs.bank is None)):
             raise ValueError("detach_negative_weights is 'bank': give keys or a bank, and cost euclidean")
         if self.cost == "rbf":
-            repulsion = rbf_repulsion(pairs, self.negatives, a, self.rbf_t, constant)
+            repulsion = rbf_repulsion(pairs, self.negatives, self.symmetric, a, self.rbf_t, constant)
         else:
-            repulsion = euclidean_repulsion(pairs, self.negatives, a, constant)
+            repulsion = euclidean_repulsion(pairs, self.negatives, self.symmetric, a, constant)
         return Terms(attraction=attraction, repulsion=repulsion)

@@ -1,10 +1,12 @@
-"""V views, B images.  positive [V,B], the mean similarity to an anchor's positives; negatives [V,B]."""
+"""V views, B images, P links of two views.  positive and negatives [V,B], similarity and negatives of links [P,B]."""
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import positive
+from kontrast.objectives.arguments import Number, choice, positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
+
+UNBOUNDED = "without the positive in the denominator the loss falls without bound as tau shrinks"
 
 
 @OBJECTIVES.register("dcl")
@@ -17,10 +19,16 @@ class DCL(Objective):
     negatives. With a bank, the negatives are the rows of the bank. The paper's reduction is `sum`; the default is
     `mean`, so that a learning rate can be reused from NT-Xent.
 
-    Reference: Yeh et al., Decoupled Contrastive Learning, ECCV 2022.
+    With `cross-view` negatives, `objective(images, texts)` is InfoLOOB across modalities, in both directions: each
+    image is repelled from the texts of other images and each text from their images. Images with the same label are
+    then no negatives of each other, and an anchor's only positives are the other views of its image.
+
+    Reference: Yeh et al., Decoupled Contrastive Learning, ECCV 2022; Fürst et al., CLOOB: Modern Hopfield Networks with
+    InfoLOOB Outperform CLIP, NeurIPS 2022.
 
     Args:
         temperature: tau, divides the similarities. Small values concentrate the repulsion on near negatives.
+        negatives: `all` views of other images, or for each positive the same view of other images (`cross-view`).
         normalize: scale the rows of z and keys to length one. False takes them as they are.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
@@ -38,10 +46,19 @@ class DCL(Objective):
     takes_bank = True
     takes_labels = True
 
-    def __init__(self, temperature: float = 0.1, *, normalize: bool = True, reduction: str = "mean"):
+    def __init__(
+        self, temperature: Number = 0.1, negatives: str = "all", *, normalize: bool = True, reduction: str = "mean"
+    ):
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=UNBOUNDED)
+        self.negatives = choice("negatives", negatives, ("all", "cross-view"))
 
     def contrast(self, pairs: Pairs) -> Terms:
-        rows = pairs.negatives(scale=1 / self.temperature)
-        return Terms(attraction=-pairs.positive / self.temperature, repulsion=rows.lse)
+        if self.negatives == "cross-view":
+            repulsion = pairs.link_negatives(1 / self.temperature, pairs.links).lse
+            attraction = (-1 / self.temperature) * pairs.similarity(pairs.links)
+            return Terms(
+                attraction=pairs.mean_over_positives(attraction), repulsion=pairs.mean_over_positives(repulsion)
+            )
+        attraction, repulsion = pairs.attraction_and_negatives(scale=1 / self.temperature)
+        return Terms(attraction=attraction, repulsion=repulsion)

@@ -7,8 +7,9 @@ import math
 import torch
 
 from kontrast import distributed
-from kontrast.objectives.arguments import number, positive, switch
+from kontrast.objectives.arguments import Number, number, positive, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.dcl import UNBOUNDED
 from kontrast.objectives.pairs import Pairs
 
 
@@ -46,11 +47,11 @@ class DCLW(Objective):
     takes_bank = True
 
     def __init__(
-        self, temperature: float = 0.1, sigma: float = 0.5, *, detach: bool = True, clamp: float | None = None,
+        self, temperature: Number = 0.1, sigma: Number = 0.5, *, detach: bool = True, clamp: Number | None = None,
         normalize: bool = True, reduction: str = "mean",
     ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=UNBOUNDED)
         self.sigma = positive("sigma", sigma)
         self.detach = switch("detach", detach)
         self.clamp = None if clamp is None else number("clamp", clamp, below=2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kontrast.objectives.arguments import choice, positive, switch, weight
+from kontrast.objectives.arguments import Number, choice, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -46,11 +46,12 @@ class DecoupledNTXent(Objective):
     takes_labels = True
 
     def __init__(
-        self, temperature: float = 1.0, distribution_weight: float = 0.1, *, align_reduction: str = "sum",
-        loss_scale: float = 1.0, include_self: bool = False, normalize: bool = True, reduction: str = "mean",
+        self, temperature: Number = 1.0, distribution_weight: Number = 0.1, *, align_reduction: str = "sum",
+        loss_scale: Number = 1.0, include_self: bool = False, normalize: bool = True, reduction: str = "mean",
     ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        alone = "only the repulsion depends on tau, so nothing keeps it in proportion to the attraction"
+        self.temperature = positive("temperature", temperature, not_learned=alone)
         self.distribution_weight = weight("distribution_weight", distribution_weight)
         self.loss_scale = positive("loss_scale", loss_scale)
         self.align_reduction = choice("align_reduction", align_reduction, ("sum", "mean"))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kontrast.objectives.arguments import number, positive, weight
+from kontrast.objectives.arguments import NT_XENT_ALONE, Number, is_zero, number, positive, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -44,9 +45,11 @@ class HardNegative(Objective):
     paper = "CACR, table 1 (HN-CL)"
     takes_bank = True
 
-    def __init__(self, temperature: float = 0.5, beta: float = 1.0, tau_plus: float = 0.1, *, reduction: str = "mean"):
+    def __init__(
+        self, temperature: Number = 0.5, beta: Number = 1.0, tau_plus: Number = 0.1, *, reduction: str = "mean"
+    ):
         super().__init__(reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
         self.beta = weight("beta", beta)
         self.tau_plus = number("tau_plus", tau_plus, least=0.0, below=1.0)
 
@@ -61,11 +64,12 @@ class HardNegative(Objective):
 
     def log_debiased(self, log_R: Tensor, s: Tensor, n: int) -> Tensor:
         """Return log N_i, computed in logarithms because R itself may overflow."""
-        if self.tau_plus == 0:
+        if is_zero(self.tau_plus):
             return log_R
-        share = math.log(self.tau_plus * n) + s - log_R
+        functions: Any = torch if isinstance(self.tau_plus, Tensor) else math
+        share = functions.log(self.tau_plus * n) + s - log_R
         some_left = share < 0
         left = torch.log(-torch.expm1(torch.where(some_left, share, -1.0)))
         floor = math.log(n) - 1 / self.temperature
-        log_N = log_R + left - math.log1p(-self.tau_plus)
+        log_N = log_R + left - functions.log1p(-self.tau_plus)
         return torch.where(some_left & (log_N > floor), log_N, floor)

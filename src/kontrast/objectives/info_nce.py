@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from kontrast.objectives.arguments import positive, switch
+from kontrast.objectives.arguments import Number, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.learned_temperature import current, temperature_argument
 from kontrast.objectives.pairs import Pairs
 
 
@@ -17,19 +18,24 @@ class InfoNCE(Objective):
 
     The negatives n are the bank, or without one the same key view of the other images. With several positive keys the
     loss is the mean of theirs. Without keys, the earlier view of each pair of views is the query and the later one the
-    keys, both with gradient (CLIP in one direction).
+    keys, both with gradient. Symmetric with two views, `objective(images, texts)` is CLIP's loss. Images with the same
+    label are no negatives of each other, for example two captions of one image.
 
     Reference: van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018; He et al.,
-    Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020.
+    Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020; Radford et al., Learning Transferable
+    Visual Models From Natural Language Supervision, ICML 2021.
 
     Args:
-        temperature: tau, divides the similarities.
+        temperature: tau, divides the similarities. A tensor or parameter gets its gradient; "learned" makes it a
+            parameter of the loss (its log, as in CLIP).
         symmetric: without keys, use both directions of each pair of views.
+        initial_temperature: where a learned temperature starts. None: 0.2.
+        temperature_bounds: the least and the largest learned temperature. None: 0.01 and 1.
         normalize: scale the rows of z and keys to length one. False takes them as they are.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
     Shape:
-        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D]; the loss is a scalar.
+        z [V,B,D] or two views [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar.
 
     Example:
         >>> import torch
@@ -40,16 +46,18 @@ class InfoNCE(Objective):
 
     paper = "JCL, equation 1"
     takes_bank = True
+    takes_labels = True
 
     def __init__(
-        self, temperature: float = 0.2, *, symmetric: bool = False, normalize: bool = True, reduction: str = "mean"
-    ):
+        self, temperature: Number | str = 0.2, *, symmetric: bool = False, initial_temperature: float | None = None,
+        temperature_bounds: Sequence[float] | None = None, normalize: bool = True, reduction: str = "mean",
+    ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = temperature_argument(temperature, initial_temperature, temperature_bounds, default=0.2)
+        self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
         self.symmetric = switch("symmetric", symmetric)
 
     def contrast(self, pairs: Pairs) -> Terms:
         links = pairs.one_way_links(self.symmetric)
-        similarity = pairs.similarity(links) / self.temperature
-        repulsion = torch.logaddexp(pairs.link_negatives(1 / self.temperature, links).lse, similarity)
-        return Terms(attraction=pairs.sum_by_query(-similarity, links), repulsion=pairs.sum_by_query(repulsion, links))
+        attraction, repulsion = pairs.attraction_and_others(1 / current(self.temperature), links)
+        return Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))

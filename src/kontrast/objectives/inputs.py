@@ -56,9 +56,8 @@ def check_inputs(
         if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.shape != (B,):
             refuse("labels", labels, f"integers of shape [{B}], one label per image")
         labels = labels.long()
-    for name, rows in (("z", z), ("keys", keys), ("bank", bank)):
-        if rows is not None and may_read_values(rows) and not all_finite(rows):
-            raise ValueError(f"{name} holds NaN or infinity: give finite numbers")
+    # z is checked by its loss, in which every row counts. A bank or a key may be infinitely far away and count nothing.
+    check_rows_finite(keys=keys, bank=bank)
     check_equal_on_ranks(z)
     return Inputs(z, keys, bank, labels)
 
@@ -89,6 +88,18 @@ def check_equal_on_ranks(z: Tensor) -> None:
             f"z has shape {list(z.shape)} here, and between {least} and {most} on the ranks: give every rank the same "
             "number of images, for example with drop_last=True"
         )
+
+
+def check_finite(inputs: Inputs, *losses: Tensor) -> None:
+    """Raise if a loss is not finite because z is not: one number is read, and z only if that number is bad."""
+    if may_read_values(inputs.z) and not all(math.isfinite((x.sum() if x.ndim else x).item()) for x in losses):
+        check_rows_finite(z=inputs.z)
+
+
+def check_rows_finite(**named: Tensor | None) -> None:
+    for name, rows in named.items():
+        if rows is not None and may_read_values(rows) and not all_finite(rows):
+            raise ValueError(f"{name} holds NaN or infinity: give finite numbers")
 
 
 def all_finite(x: Tensor) -> bool:

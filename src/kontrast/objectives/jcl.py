@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kontrast.objectives.arguments import bits, positive, weight
+from kontrast.objectives.arguments import NT_XENT_ALONE, Number, bits, fixed, positive, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
@@ -44,12 +44,13 @@ class JCL(Objective):
     takes_bank = True
     _lambda: Tensor  # the bits of a float64 as int64, because casting the module would round a float
 
-    def __init__(self, temperature: float = 0.2, covariance_weight: float = 4.0, *,
+    def __init__(self, temperature: Number = 0.2, covariance_weight: float = 4.0, *,
                  normalize: bool = True, reduction: str = "mean"):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
         self.register_buffer("_lambda", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.covariance_weight = covariance_weight
+        # Checked before it is set, because torch registers a parameter instead of calling the setter.
+        self.covariance_weight = fixed("covariance_weight", weight("covariance_weight", covariance_weight))
 
     @property
     def covariance_weight(self) -> float:
@@ -57,7 +58,7 @@ class JCL(Objective):
 
     @covariance_weight.setter
     def covariance_weight(self, value: float) -> None:
-        self._covariance_weight = weight("covariance_weight", value)
+        self._covariance_weight = fixed("covariance_weight", weight("covariance_weight", value))
         self._lambda.fill_(bits(self._covariance_weight))
 
     def pairs(self, inputs: Inputs) -> Pairs:

@@ -93,9 +93,9 @@ def uniformity(z: Tensor, t: float = 2.0) -> Tensor:
         >>> uniformity(torch.eye(3))  # all squared distances are 2
         tensor(-4.)
     """
-    pairs = _pairs_without_positives(z)
-    rows = pairs.same_view(2 * positive("t", t))
-    return pairs.log_mean_exp(rows.lse).mean() - 2 * t - math.log(pairs.N - 1)
+    pairs, scale = _pairs_without_positives(z), 2 * positive("t", t)
+    rows = pairs.same_view(scale)
+    return pairs.log_mean_exp(rows.lse).mean() - scale - math.log(pairs.N - 1)
 
 
 def _pairs_without_positives(z: Tensor) -> Pairs:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from kontrast.objectives.arguments import positive
+from kontrast.objectives.arguments import NT_XENT_ALONE, Number, positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -40,15 +38,14 @@ class MultiViewNCE(Objective):
     paper = "JCL, equation 3; CACR, table 1 (CMC)"
     takes_bank = True
 
-    def __init__(self, temperature: float = 0.07, *, normalize: bool = True, reduction: str = "mean"):
+    def __init__(self, temperature: Number = 0.07, *, normalize: bool = True, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
 
     def contrast(self, pairs: Pairs) -> Terms:
         directions, links = 1 if pairs.teacher else 2, pairs.links
-        similarity = pairs.similarity(links) / self.temperature
-        repulsion = torch.logaddexp(pairs.link_negatives(1 / self.temperature, links).lse, similarity)
+        repulsion = pairs.link_others(1 / self.temperature, links)
         return Terms(
-            attraction=directions * pairs.sum_by_query(-similarity, links),
+            attraction=(-directions / self.temperature) * pairs.sum_by_query(pairs.similarity(links), links),
             repulsion=directions * pairs.sum_by_query(repulsion, links),
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import positive
+from collections.abc import Sequence
+
+from kontrast.objectives.arguments import Number
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.learned_temperature import current, temperature_argument
 from kontrast.objectives.pairs import Pairs
 
 
@@ -20,7 +23,10 @@ class NTXent(Objective):
     al., Supervised Contrastive Learning, NeurIPS 2020.
 
     Args:
-        temperature: tau, divides the similarities. Small values concentrate the repulsion on near negatives.
+        temperature: tau, divides the similarities. Small values concentrate the repulsion on near negatives. A tensor
+            or parameter gets its gradient; "learned" makes it a parameter of the loss (its log, as in CLIP).
+        initial_temperature: where a learned temperature starts. None: 0.2.
+        temperature_bounds: the least and the largest learned temperature. None: 0.01 and 1.
         normalize: scale the rows of z and keys to length one. False takes them as they are.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
@@ -38,12 +44,14 @@ class NTXent(Objective):
     takes_bank = True
     takes_labels = True
 
-    def __init__(self, temperature: float = 0.2, *, normalize: bool = True, reduction: str = "mean"):
+    def __init__(
+        self, temperature: Number | str = 0.2, *, initial_temperature: float | None = None,
+        temperature_bounds: Sequence[float] | None = None, normalize: bool = True, reduction: str = "mean",
+    ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = temperature_argument(temperature, initial_temperature, temperature_bounds, default=0.2)
+        self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
 
     def contrast(self, pairs: Pairs) -> Terms:
-        return Terms(
-            attraction=-pairs.positive / self.temperature,
-            repulsion=pairs.others(scale=1 / self.temperature),
-        )
+        attraction, repulsion = pairs.attraction_and_others(scale=1 / current(self.temperature))
+        return Terms(attraction=attraction, repulsion=repulsion)

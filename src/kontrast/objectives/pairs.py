@@ -7,95 +7,82 @@ width, S scales.  z [V,B,D], k [W,B,D];  statistics [V,B] per anchor or [P,B] pe
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.errors import UsageError
-from kontrast.kernels import RowStatistics, merge, row_statistics
+from kontrast.kernels import RowStatistics, merge, row_statistics, softplus_sums
 from kontrast.kernels.covariance import whiten
-from kontrast.kernels.links import Link, link_statistics
-from kontrast.kernels.symmetry import root, squared_asymmetry
-from kontrast.objectives.inputs import Inputs
-
-Scale = float | Sequence[float]
-Value = TypeVar("Value")
-
-
-class StatisticsOptions(TypedDict, total=False):
-    """Options of the statistics.
-
-    with_mean: compute the mean too. Most objectives need `lse` alone, which is faster, and get an empty mean.
-    detach_weights: treat the weights of the mean as constants.
-    """
-
-    with_mean: bool
-    detach_weights: bool
-
-
-class cached(Generic[Value]):
-    """A property that is computed once. functools' has a lock on Python 3.11, which torch.compile can't follow."""
-
-    def __init__(self, compute: Callable[[Any], Value]):
-        self.compute = compute
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, pairs: Any, owner: type) -> Value:
-        value = self.compute(pairs)
-        setattr(pairs, self.name, value)
-        return value
-
-
-def unit(z: Tensor, eps: float = 1e-12) -> Tensor:
-    """Scale rows to length one.
-
-    A zero vector stays zero, with a finite gradient in half precision too. A row whose length overflows becomes NaN;
-    dividing by infinity would turn it into a zero that looks healthy.
-    """
-    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return z / torch.where(norm > eps, norm + 0 * norm.detach(), 1.0)
-
-
-def stack(rows: Sequence[Tensor]) -> Tensor:
-    """Stack tensors. One tensor, or the same one several times, is expanded instead of copied."""
-    same = all(row is rows[0] for row in rows)
-    return rows[0].expand(len(rows), *rows[0].shape) if same else torch.stack(list(rows))
-
-
-def check_ridge(ridge: float, absolute: bool = False) -> None:
-    if ridge > 1 and not absolute:
-        raise UsageError(f"ridge is {ridge:g}: give the share of the identity in the covariance, from 0 to 1")
+from kontrast.kernels.links import link_statistics
+from kontrast.kernels.log_add_exp import log_add_exp
+from kontrast.kernels.row_statistics import Scale, StatisticsOptions, as_list
+from kontrast.kernels.small_batch import AnchorFunction, Arguments, fits_small_kernel
+from kontrast.kernels.stored_batch import StoredBatchFunction, fits_stored_batch
+from kontrast.kernels.symmetry import asymmetry
+from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
+from kontrast.kernels.view_links import ALL, SAME, Link, image_indices, kind_of_links
+from kontrast.objectives.arguments import check_ridge
+from kontrast.objectives.cached_value import cached
+from kontrast.objectives.inputs import Inputs, may_read_values
+from kontrast.objectives.link_rows import links_per_query, select_rows, stack
 
 
 class Pairs:
     """Anchors z, their positives among the keys k, and their negatives: the bank if given, else keys of other images.
 
-    z and k are float32 at least, and without a teacher k is z. With one query view, every key view is a positive. With
-    more, key view w shows the same crop as query view w, so the positives of view v are the keys w != v.
+    Without a teacher k is z. With one query view, every key view is a positive. With more, key view w shows the same
+    crop as query view w, so the positives of view v are the keys w != v.
     """
 
     def __init__(self, inputs: Inputs, *, normalize: bool):
-        self.dtype = inputs.z.dtype  # the type that the kernels multiply in
-        wide = torch.promote_types(self.dtype, torch.float32)
-        self.z = unit(inputs.z.to(wide)) if normalize else inputs.z.to(wide)
         self.teacher = inputs.keys is not None
-        self.k = self.z
-        if inputs.keys is not None:
-            self.k = unit(inputs.keys.to(wide)) if normalize else inputs.keys.to(wide)
         self.bank = inputs.bank
-        self.V, self.B, self.D = self.z.shape
-        self.W = self.k.shape[0]
+        self.V, self.B, self.D = inputs.z.shape
+        self.W = self.V if inputs.keys is None else inputs.keys.shape[0]
         self.N = self.B * distributed.world()
-        self.has_labels = inputs.labels is not None
-        # Rows with equal ids are no negatives of each other. The id of an image is its label, or unique to it.
-        self.ids = distributed.image_ids(self.B, self.z.device) if inputs.labels is None else inputs.labels
+        self.labels = inputs.labels
+        self._inputs, self._normalize = inputs, normalize
+        self._everyone: tuple[Tensor, Tensor] | None = None  # z and k of all ranks, once they have been gathered
         self._places: dict[Link, Link] = {}  # after whitening by link: the indices of a link's views in z and k
+
+    # Rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the kernels multiply in."""
+        return self._inputs.z.dtype
+
+    @cached
+    def z(self) -> Tensor:
+        """Anchors [V,B,D], float32 at least."""
+        return self._wide(self._inputs.z)
+
+    @cached
+    def k(self) -> Tensor:
+        """Keys [W,B,D], float32 at least; without a teacher they are the anchors."""
+        return self.z if self._inputs.keys is None else self._wide(self._inputs.keys)
+
+    def _wide(self, rows: Tensor) -> Tensor:
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return unit(rows) if self._normalize else rows
+
+    @cached
+    def _rows(self) -> UnitRows:
+        """Anchors and keys in the type of the kernels, and the similarities of each image's views."""
+        return unit_rows(self._inputs.z, self._inputs.keys, normalize=self._normalize)
+
+    def replace_rows(self, z: Tensor, k: Tensor) -> None:
+        """Use other anchors and keys from now on, as they are; without a teacher k is z."""
+        self.z, self.k = z, k if self.teacher else z
+        self._inputs = self._inputs._replace(z=z, keys=k if self.teacher else None)
+        self._normalize = False
+
+    def normalize(self, eps: float) -> None:
+        """Scale the rows to length one; those shorter than eps stay as they are."""
+        self.replace_rows(unit(self.z, eps), unit(self.k, eps) if self.teacher else self.z)
 
     # Links
 
@@ -118,7 +105,7 @@ class Pairs:
     @cached
     def positive(self) -> Tensor:
         """Mean similarity of each anchor to its positives: [V,B]."""
-        if self.has_labels:
+        if self.labels is not None:
             return self._similarity_to_same_label()
         return self.similarity(self.links) if self._one_positive else self.reduce_positives(lambda s: s.mean(-1))
 
@@ -129,16 +116,32 @@ class Pairs:
 
     def similarity(self, links: Sequence[Link]) -> Tensor:
         """Return the similarity of each image's two views, for each link: [P,B]."""
-        return stack([self._similarities[link] for link in links])
+        return select_rows(self._rows.similarities, [self._pair(*self.place(link)) for link in links])
+
+    def _pair(self, v: int, w: int) -> int:
+        """Return the index of two views among the similarities."""
+        if self.teacher:
+            return v * len(self._rows.keys) + w  # type: ignore[arg-type]
+        low, high = min(v, w), max(v, w)
+        return low * (2 * self.V - low - 1) // 2 + high - low - 1
 
     def squared_distance(self, links: Sequence[Link]) -> Tensor:
         """Return ||z - k||^2 of each image's two views, for each link, for rows of any length: [P,B]."""
-        return stack([self._squared_distances[link] for link in links])
+        z = self.z.unbind()  # once, because each index would have a gradient of the size of z
+        k = self.k.unbind() if self.teacher else z
+        # Without a teacher (v,w) and (w,v) share one result. 2 - 2 <z, k> would cancel for close views.
+        pairs = [self.place(link) for link in links]
+        pairs = pairs if self.teacher else [(min(pair), max(pair)) for pair in pairs]
+        once = sorted(set(pairs))
+        apart = torch.stack([z[v] for v, _ in once]) - torch.stack([k[w] for _, w in once])
+        return select_rows(apart.square().sum(-1), [once.index(pair) for pair in pairs])
 
-    def distance(self, links: Sequence[Link], power: float) -> Tensor:
+    def distance(self, links: Sequence[Link], power: float | Tensor) -> Tensor:
         """Return ||z - k||^power for each link: [P,B]. It is 0 for equal views, with a finite slope at any power."""
         squared = self.squared_distance(links)
-        return squared if power == 2 else torch.where(squared > 1e-12, squared.clamp(min=1e-12) ** (power / 2), 0.0)
+        if not isinstance(power, Tensor) and power == 2:
+            return squared
+        return torch.where(squared > 1e-12, squared.clamp(min=1e-12) ** (power / 2), 0.0)
 
     def reduce_positives(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:
         """Reduce each anchor's similarities to its positives [...,positives] to one number: [V,B]."""
@@ -162,30 +165,10 @@ class Pairs:
             return torch.stack([reduce(part.T) for part in values.split(counts)])
         return reduce(values.unflatten(0, (self.V, -1)).transpose(1, 2))
 
-    @cached
-    def _similarities(self) -> dict[Link, Tensor]:
-        return self._measure_links(lambda z, k: (z * k).sum(-1))  # elementwise, because a matmul may round to tf32
-
-    @cached
-    def _squared_distances(self) -> dict[Link, Tensor]:
-        return self._measure_links(lambda z, k: (z - k).square().sum(-1))  # 2 - 2 <z, k> would cancel for close views
-
-    def _measure_links(self, measure: Callable[[Tensor, Tensor], Tensor]) -> dict[Link, Tensor]:
-        """Measure each image's two views, for every link. Without a teacher, (v,w) and (w,v) share one result."""
-        z = self.z.unbind()  # once, because each index would have a gradient of the size of z
-        k = self.k.unbind() if self.teacher else z
-        links = self.one_way_links()
-        places = [self.place(link) for link in links]
-        measured = measure(stack([z[v] for v, _ in places]), stack([k[w] for _, w in places]))
-        by_link = dict(zip(links, measured.unbind()))
-        return by_link if self.teacher else by_link | {(w, v): x for (v, w), x in by_link.items()}
-
     def _similarity_to_same_label(self) -> Tensor:
         """Return the mean similarity to all other rows of the anchor's label, from the sum of the rows per label."""
-        everyone, labels = distributed.gather(self.z, dim=1), distributed.gather(self.ids)
-        names, groups = torch.unique(labels, return_inverse=True)
-        if len(names) < 2:
-            raise ValueError(f"all {self.N} labels are {int(names[0])}: give at least 2 different labels")
+        everyone = self.gather_views(self.z.dtype)[0]
+        names, groups = torch.unique(self._all_labels, return_inverse=True)
         zero = everyone.new_zeros(len(names), self.D)
         sums = zero.index_add(0, groups.repeat(self.V), everyone.reshape(-1, self.D))
         sizes = self.V * torch.bincount(groups, minlength=len(names))
@@ -203,54 +186,55 @@ class Pairs:
     def negatives(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against all its negatives: [V,B]."""
         if self.bank is not None:
-            return self._statistics(scale, None, self.bank.to(self.dtype), None, **options)
-        ids = self.ids.repeat(self.V)
-        if not self.teacher and distributed.world() == 1:
-            return self._statistics(scale, ids, None, None, **options)
-        return self._statistics(scale, ids, self._keys.reshape(-1, self.D), self._key_ids.repeat(self.W), **options)
+            return self._flat_statistics(scale, None, self.bank.to(self.dtype), None, **options)
+        found = self._small_statistics(scale, None, **options)
+        return self._statistics(scale, self._keys, None, **options) if found is None else found[0]
 
-    def others(self, scale: float) -> Tensor:
+    def others(self, scale: float | Tensor) -> Tensor:
         """Return the log-sum-exp of each anchor over every other row, including its positives: [V,B]."""
-        if self.has_labels:
-            rows = torch.arange(self.V * self.N, device=self.z.device).view(self.V, self.N)
+        if self.labels is not None:
+            rows = torch.arange(self.V * self.N, device=self.labels.device).view(self.V, self.N)
             mine = rows[:, distributed.rank() * self.B :][:, : self.B].reshape(-1)
-            alone = distributed.world() == 1
-            keys, key_ids = (None, None) if alone else (self._keys.reshape(-1, self.D), rows.reshape(-1))
-            return self._statistics(scale, mine, keys, key_ids).lse
+            keys, key_ids = (None, None) if self._keys is None else (self._keys.flatten(0, 1), rows.reshape(-1))
+            return self._flat_statistics(scale, mine, keys, key_ids).lse
         if self._one_positive:
-            positives = scale * self.positive
-        else:
-            positives = self.reduce_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
-        return torch.logaddexp(self.negatives(scale).lse, positives)
+            return log_add_exp(self.negatives(scale).lse, self.positive, scale)
+        positives = self.reduce_positives(lambda s: torch.logsumexp(scale * s, dim=-1))
+        return log_add_exp(self.negatives(scale).lse, positives, 1.0)
 
     def same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against the same view of other images, with gradient to both: [V,B]."""
-        keys = None
-        if distributed.world() > 1:
-            keys = distributed.gather(self.z.to(self.dtype), dim=1) if self.teacher else self._keys
-        return self._link_statistics(scale, keys, [(v, v) for v in range(self.V)], **options)
+        links = [(v, v) for v in range(self.V)]
+        found = None if self.teacher else self._small_statistics(scale, links, **options)
+        if found is not None:
+            return found[0]
+        if distributed.world() == 1:
+            keys = None
+        elif self.bank is not None:  # the bank has the negatives, so nobody needs a teacher's keys
+            keys = distributed.gather(self._rows.z, dim=1)
+        else:
+            keys = self.gather_views(self.dtype)[0].to(self.dtype)
+        return self._statistics(scale, keys, links, **options)
 
     def negatives_and_same_view(self, scale: Scale, **options: Unpack[StatisticsOptions]) -> RowStatistics:
         """Return the statistics of each anchor against its negatives and the same view of other images: [V,B]."""
-        segments = [self.negatives(scale, **options), self.same_view(scale, **options)]
+        segments = [self.same_view(scale, **options), self.negatives(scale, **options)]
         return merge(segments, detach_weights=options.get("detach_weights", False))
 
     def constant_negatives_and_same_view(self, scale: Scale) -> RowStatistics:
         """Do the same with a gradient of the weights through the same view alone: [V,B]."""
+        same_view = self.same_view(scale, with_mean=True)
         constant = self.negatives(scale, with_mean=True, detach_weights=True)
-        return merge([RowStatistics(constant.lse.detach(), constant.mean), self.same_view(scale, with_mean=True)])
+        return merge([RowStatistics(constant.lse.detach(), constant.mean), same_view])
 
-    def mean_key_negatives(self, scale: float) -> Tensor:
+    def mean_key_negatives(self, scale: float | Tensor) -> Tensor:
         """Return the lse of each anchor over the mean of each other image's positive keys, or over the bank: [V,B]."""
         if self.bank is not None:
             return self.negatives(scale).lse
-        rows = []
-        for v in range(self.V):
-            mean = torch.stack([self.k[w] for u, w in self.links if u == v]).mean(0)
-            keys, queries = distributed.gather(mean.to(self.dtype)), self.z[v].to(self.dtype)
-            ids, key_ids = self.ids, self._key_ids
-            rows.append(row_statistics(queries, keys, scale=scale, query_ids=ids, key_ids=key_ids, with_mean=False).lse)
-        return torch.stack(rows)
+        k = self.k.unbind()
+        means = [torch.stack([k[w] for u, w in self.links if u == v]).mean(0) for v in range(self.V)]
+        keys = distributed.gather(torch.stack(means).to(self.dtype), dim=1)
+        return self._statistics(scale, keys, [(v, v) for v in range(self.V)]).lse
 
     def link_negatives(
         self, scale: Scale, links: Sequence[Link], **options: Unpack[StatisticsOptions]
@@ -260,43 +244,165 @@ class Pairs:
             rows = self.negatives(scale, **options)
             # Stacked, not indexed by a list: that would copy the list to the device, which a captured graph can't.
             return RowStatistics(*(torch.stack([x[..., v, :] for v, _ in links], -2) for x in rows))
-        return self._link_statistics(scale, self._keys, [self.place(link) for link in links], **options)
+        found = self._small_statistics(scale, links, **options)
+        return self._statistics(scale, *self._link_keys(links), **options) if found is None else found[0]
 
-    def _link_statistics(
-        self, scale: Scale, keys: Tensor | None, places: list[Link], **options: Unpack[StatisticsOptions]
-    ) -> RowStatistics:
-        queries, ids = self.z.to(self.dtype), self.ids
-        return link_statistics(queries, keys, places, scale=scale, query_ids=ids, key_ids=self._key_ids, **options)
+    def link_others(self, scale: float | Tensor, links: Sequence[Link]) -> Tensor:
+        """Return the log-sum-exp of each link's query view over its key view of all images, positives too: [P,B]."""
+        return log_add_exp(self.link_negatives(scale, links).lse, self.similarity(links), scale)
+
+    def attraction_and_others(
+        self, scale: float | Tensor, links: Sequence[Link] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return -scale times the similarity to the positives, and the log-sum-exp over all others, positives too.
+
+        For each anchor [V,B], against all other rows, or for each link [P,B].
+        """
+        found = self._small_statistics(scale, links, positive=True, attraction=True) if self._one_positive else None
+        if found is not None:
+            return found[1], found[0].lse
+        if links is None:
+            return -scale * self.positive, self.others(scale)
+        return -scale * self.similarity(links), self.link_others(scale, links)
+
+    def attraction_and_negatives(self, scale: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Return -scale times the similarity to the positives, and the log-sum-exp over all negatives: [V,B]."""
+        found = self._small_statistics(scale, None, attraction=True) if self._one_positive else None
+        return (-scale * self.positive, self.negatives(scale).lse) if found is None else (found[1], found[0].lse)
+
+    def link_softplus_sums(self, scale: float | Tensor, bias: float | Tensor, links: Sequence[Link]) -> Tensor:
+        """Return sum_j softplus(scale s_ij + bias) of each link's query view with its key view of other images: [P,B].
+
+        Scale and bias may be tensors with gradient.
+        """
+        keys, places = self._link_keys(links)
+        rows = self._rows.z.unbind()
+        columns = rows if keys is None else keys.unbind()
+        ids, key_ids = self.labels, self._all_labels
+        if ids is None or key_ids is None:
+            device = self._rows.z.device
+            ids, key_ids = image_indices(self.B, self._start, device), image_indices(self.N, 0, device)
+        sums = [
+            softplus_sums(rows[v], columns[w], scale=scale, bias=bias, query_ids=ids, key_ids=key_ids)
+            for v, w in places
+        ]
+        return torch.stack(sums)
+
+    def _link_keys(self, links: Sequence[Link]) -> tuple[Tensor | None, list[Link]]:
+        """Return the key views of these links over all ranks, and the places of the links in z and these keys.
+
+        None means that the keys are the queries. On several ranks one message in each direction serves all links, in
+        both directions between two views too: forward, every rank sends its rows of the key views that the links use,
+        [views,B,D] in the type of the kernels; backward, the gradients of all these rows are summed over ranks.
+        """
+        places = [self.place(link) for link in links]
+        used = sorted({w for _, w in places})
+        views = self._rows.z if self._rows.keys is None else self._rows.keys
+        if distributed.world() == 1 or len(used) == len(views) or self._everyone is not None:
+            return self._keys, places
+        keys = distributed.gather(torch.stack([views[w] for w in used]), dim=1)
+        return keys, [(v, used.index(w)) for v, w in places]
+
+    def _small_statistics(
+        self, scale: Scale, links: Sequence[Link] | None, with_mean: bool = False, detach_weights: bool = False,
+        positive: bool = False, attraction: bool = False,
+    ) -> tuple[RowStatistics, Tensor] | None:  # fmt: skip
+        """Return statistics against the keys of other images and the attraction, with unit rows on the way; or None.
+
+        One function for all of them saves time if the batch is small. It must be the first to ask for rows.
+        """
+        constant = self._inputs.keys is None or not self._inputs.keys.requires_grad
+        if "_rows" in vars(self) or self.bank is not None or distributed.world() > 1 or not constant:
+            return None
+        inputs, places = self._inputs, None if links is None else [self.place(link) for link in links]
+        kind, scales = kind_of_links(inputs.z, inputs.keys, places), as_list(scale)
+        plain = len(scales) <= 2 and not any(isinstance(a, Tensor) for a in scales)
+        one_pair = kind not in (ALL, SAME) or (kind == ALL and self.V == 2 and not self.teacher)
+        stored = kind == ALL and not with_mean and self.labels is None and (one_pair or not attraction)
+        if stored and fits_stored_batch(inputs.z, inputs.keys, self._normalize, scales):
+            z, similarities, lse, pull = StoredBatchFunction.apply(inputs.z, scales[0], positive)
+            self._rows = UnitRows(z, None, similarities)
+            return RowStatistics(lse[None] if isinstance(scale, Sequence) else lse, lse.new_empty(0)), pull
+        if kind is None or not plain or (attraction and not one_pair) or not fits_small_kernel(inputs.z, inputs.keys):
+            return None
+        arguments = Arguments(
+            self.labels, self._all_labels, kind, self.V if places is None else len(places), 0, scales,
+            detach_weights, with_mean, not isinstance(scale, Sequence), positive, attraction,
+        )  # fmt: skip
+        z, keys, similarities, *found = AnchorFunction.apply(inputs.z, inputs.keys, self._normalize, arguments)
+        self._rows = UnitRows(z, keys, similarities)
+        return RowStatistics(*found[:2]), found[2]
 
     def _statistics(
+        self, scale: Scale, keys: Tensor | None, links: list[Link] | None, **options: Unpack[StatisticsOptions]
+    ) -> RowStatistics:
+        """Return the statistics of anchors against keys of other images, or against each other without keys."""
+        return link_statistics(
+            self._rows.z, keys, links, scale=scale, query_ids=self.labels, key_ids=self._all_labels,
+            start=self._start, unit=self._normalize, **options,
+        )  # fmt: skip
+
+    def _flat_statistics(
         self, scale: Scale, query_ids: Tensor | None, keys: Tensor | None, key_ids: Tensor | None,
         with_mean: bool = False, detach_weights: bool = False,
     ) -> RowStatistics:  # fmt: skip
-        """Return the statistics of all anchors against keys, or against each other without keys: [V,B]."""
+        """Return the statistics of all anchors against rows that are no views, such as a bank: [V,B]."""
         rows = row_statistics(
-            self.z.to(self.dtype).reshape(-1, self.D), keys, scale=scale, query_ids=query_ids, key_ids=key_ids,
-            with_mean=with_mean, detach_weights=detach_weights,
+            self._rows.z.flatten(0, 1), keys, scale=scale, query_ids=query_ids, key_ids=key_ids,
+            with_mean=with_mean, detach_weights=detach_weights, unit=self._normalize and self.bank is None,
         )  # fmt: skip
         # By the quotient, because -1 can't be inferred for an empty mean.
         return RowStatistics(*(x.view(*x.shape[:-1], self.V, x.shape[-1] // self.V) for x in rows))
 
-    @cached
-    def _keys(self) -> Tensor:
-        """Keys of all ranks, in the type of the kernels: [W,N,D]."""
-        return distributed.gather(self.k.to(self.dtype), dim=1)
+    @property
+    def _start(self) -> int:
+        """The index of this rank's first image among those of all ranks."""
+        return distributed.rank() * self.B
 
     @cached
-    def _key_ids(self) -> Tensor:
-        return distributed.gather(self.ids) if self.has_labels else torch.arange(self.N, device=self.z.device)
+    def _keys(self) -> Tensor | None:
+        """Keys of all ranks, in the type of the kernels: [W,N,D]; None if the anchors are the keys."""
+        if self._rows.keys is None and distributed.world() == 1:
+            return None
+        if self._everyone is not None:
+            return self._everyone[1].to(self.dtype)
+        return distributed.gather(self._rows.z if self._rows.keys is None else self._rows.keys, dim=1)
+
+    def gather_views(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return z [V,N,D] and k [W,N,D] of all ranks, sent in one message of this type; later calls use it too.
+
+        An objective that needs more than its keys calls this before its negatives, which then send nothing.
+        """
+        if distributed.world() == 1:
+            return self.z, self.k
+        if self._everyone is None:
+            views = torch.cat([self.z, self.k]) if self.teacher else self.z
+            both = distributed.gather(views.to(dtype), dim=1)
+            z, k = (both[: self.V], both[self.V :]) if self.teacher else (both, both)
+            self._everyone = z, k if self.k.requires_grad else k.detach()
+        return self._everyone
+
+    @cached
+    def _all_labels(self) -> Tensor | None:
+        """Labels of the images of all ranks: [N]. They are sent in a message of their own."""
+        if self.labels is None:
+            return None
+        labels = distributed.gather(self.labels)
+        if may_read_values(labels) and bool((labels == labels[0]).all()):
+            raise ValueError(f"all {self.N} labels are {int(labels[0])}: give at least 2 different labels")
+        return labels
 
     # Statistics of the whole batch
 
-    def asymmetry(self, link: Link) -> Tensor:
-        """Return ||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of two views, over all ranks."""
-        query, key = self.place(link)
-        z, k = self.z[query], self.k[key]
-        squared = squared_asymmetry(z, k, distributed.gather(z), distributed.gather(k))
-        return root(distributed.total(squared), z.dtype)
+    def asymmetries(self, links: Sequence[Link]) -> Tensor:
+        """Return ||A - A^T||_F of the affinity matrix A_ij = <z_i, k_j> of each link's views, over all ranks: [P]."""
+        z = self.z.unbind()  # once, because each index would have a gradient of the size of z
+        k = self.k.unbind() if self.teacher else z
+        places = [self.place(link) for link in links]
+        if distributed.world() == 1:
+            return stack([asymmetry(z[v], k[w]) for v, w in places])
+        all_z, all_k = (x.unbind() for x in self.gather_views(self.z.dtype))
+        return stack([asymmetry(z[v], k[w], all_z[v], all_k[w], total=distributed.total) for v, w in places])
 
     def log_mean_exp(self, rows: Tensor) -> Tensor:
         """Return log mean exp over the images of all ranks: [...,B] to [...]."""
@@ -317,17 +423,18 @@ class Pairs:
         check_ridge(ridge, absolute)
 
         def white(views: Tensor) -> Tensor:
-            rows, count, total = views.reshape(-1, self.D), len(views) * self.N, distributed.total
+            """Whiten the rows of views [...,V,B,D] together, for each index of the leading dimensions."""
+            rows, count, total = views.flatten(-3, -2), views.shape[-3] * self.N, distributed.total
             return whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=total).view_as(views)
 
         if by_link and self.teacher:
-            links = self.links
-            self.z, self.k = torch.stack([white(torch.stack([self.z[v], self.k[w]])) for v, w in links], dim=1)
+            links, z, k = self.links, self.z.unbind(), self.k.unbind()
+            self.replace_rows(*white(torch.stack([torch.stack([z[v], k[w]]) for v, w in links])).unbind(1))
             self._places = {link: (place, place) for place, link in enumerate(links)}
+        elif self.teacher:
+            self.replace_rows(*white(torch.cat([self.z, self.k])).split([self.V, self.W]))
         else:
-            both = white(torch.cat([self.z, self.k]) if self.teacher else self.z)
-            self.z, self.k = both[: self.V], both[self.V :] if self.teacher else both
-        self.dtype = self.z.dtype  # the kernels multiply the whitened rows, which are no longer in the input's type
+            self.replace_rows(*(white(self.z),) * 2)
         return self
 
     def whiten_by_view(self, ridge: float) -> Pairs:
@@ -335,12 +442,7 @@ class Pairs:
         check_ridge(ridge)
 
         def white(views: Tensor) -> Tensor:
-            return torch.stack([whiten(x, ridge=ridge, count=self.N, total=distributed.total) for x in views])
+            return whiten(views, ridge=ridge, count=self.N, total=distributed.total)
 
-        self.z, self.k = (white(self.z), white(self.k)) if self.teacher else (white(self.z),) * 2
+        self.replace_rows(*((white(self.z), white(self.k)) if self.teacher else (white(self.z),) * 2))
         return self
-
-
-def links_per_query(links: Sequence[Link]) -> list[int]:
-    """Return the number of links of each query view that has any; links are sorted by query view."""
-    return list(Counter(v for v, _ in links).values())

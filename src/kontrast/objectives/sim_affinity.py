@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from kontrast.objectives.arguments import positive, switch, weight
+from kontrast.objectives.arguments import NT_XENT_ALONE, Number, is_zero, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -42,27 +40,26 @@ class SimAffinity(Objective):
     takes_bank = True
 
     def __init__(
-        self, temperature: float = 0.5, symmetry_weight: float = 0.01, *,
+        self, temperature: Number = 0.5, symmetry_weight: Number = 0.01, *,
         symmetric: bool = False, symmetry_on_scaled: bool = True, normalize_by_n: bool = False,
     ):  # fmt: skip
         super().__init__()
-        self.temperature = positive("temperature", temperature)
+        self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
         self.symmetry_weight = weight("symmetry_weight", symmetry_weight)
         self.symmetric = switch("symmetric", symmetric)
         self.symmetry_on_scaled = switch("symmetry_on_scaled", symmetry_on_scaled)
         self.normalize_by_n = switch("normalize_by_n", normalize_by_n)
 
-    def scale(self, pairs: Pairs) -> float:
+    def scale(self, pairs: Pairs) -> Number:
         return 1 / self.temperature
 
     def contrast(self, pairs: Pairs) -> Terms:
         links, scale = pairs.one_way_links(self.symmetric), self.scale(pairs)
-        similarity = scale * pairs.similarity(links)
-        repulsion = torch.logaddexp(pairs.link_negatives(scale, links).lse, similarity)
-        terms = Terms(attraction=pairs.sum_by_query(-similarity, links), repulsion=pairs.sum_by_query(repulsion, links))
-        if self.symmetry_weight:
-            once = pairs.one_way_links()
-            asymmetry = torch.stack([pairs.asymmetry(link) for link in once]).mean()
+        penalized = not is_zero(self.symmetry_weight)
+        asymmetry = pairs.asymmetries(pairs.one_way_links()).mean() if penalized else None
+        attraction, repulsion = pairs.attraction_and_others(scale, links)
+        terms = Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))
+        if asymmetry is not None:
             factor = (scale if self.symmetry_on_scaled else 1.0) / (pairs.N if self.normalize_by_n else 1)
             terms["symmetry"] = self.symmetry_weight * factor * asymmetry
         return terms

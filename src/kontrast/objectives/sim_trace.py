@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, weight
+from kontrast.objectives.arguments import choice, fixed, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
@@ -40,7 +40,7 @@ class SimTrace(Objective):
 
     def __init__(self, ridge: float | None = None, *, variant: str = "auto", scaling: str = "mean"):
         super().__init__(normalize=False)
-        self.ridge = None if ridge is None else weight("ridge", ridge)
+        self.ridge = None if ridge is None else fixed("ridge", weight("ridge", ridge))
         self.variant = choice("variant", variant, ("auto", "paper", "mocov3"))
         self.scaling = choice("scaling", scaling, ("mean", "sum"))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, weight
+from kontrast.objectives.arguments import Number, choice, fixed, weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
-from kontrast.objectives.pairs import Pairs, unit
+from kontrast.objectives.pairs import Pairs
 from kontrast.objectives.sim_affinity import SimAffinity
 
 
@@ -45,15 +45,15 @@ class SimWhitening(SimAffinity):
     takes_bank = False
 
     def __init__(
-        self, temperature: float = 0.5, symmetry_weight: float = 0.01, ridge: float | None = None, *,
+        self, temperature: Number = 0.5, symmetry_weight: Number = 0.01, ridge: float | None = None, *,
         variant: str = "paper", symmetric: bool = False, symmetry_on_scaled: bool = True, normalize_by_n: bool = False,
     ):  # fmt: skip
         options = {"symmetry_on_scaled": symmetry_on_scaled, "normalize_by_n": normalize_by_n}
         super().__init__(temperature, symmetry_weight, symmetric=symmetric, **options)
-        self.ridge = None if ridge is None else weight("ridge", ridge)
+        self.ridge = None if ridge is None else fixed("ridge", weight("ridge", ridge))
         self.variant = choice("variant", variant, ("paper", "mocov3"))
 
-    def scale(self, pairs: Pairs) -> float:
+    def scale(self, pairs: Pairs) -> Number:
         return 1 / (self.temperature * (pairs.N if self.variant == "mocov3" else 1))
 
     def pairs(self, inputs: Inputs) -> Pairs:
@@ -62,5 +62,5 @@ class SimWhitening(SimAffinity):
         pairs = Pairs(inputs, normalize=code).whiten(ridge, absolute=code, by_link=code)
         if not code:
             # A row at the mean has no direction: under 1e-6 it counts as zero, other whitened rows are near sqrt(D).
-            pairs.z, pairs.k = unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6)
+            pairs.normalize(eps=1e-6)
         return pairs

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import mse_loss
 
 from kontrast import distributed
-from kontrast.kernels.projections import PRIORS, orthogonal_directions, prior_rows, sliced_wasserstein
-from kontrast.objectives.advance import advance
-from kontrast.objectives.arguments import choice, positive, weight, whole
+from kontrast.kernels.projections import PRIORS, directions_and_prior, sliced_wasserstein
+from kontrast.objectives.advance import advance, step_on
+from kontrast.objectives.arguments import Number, choice, positive, weight, whole
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.link_rows import stack
 from kontrast.objectives.pairs import Pairs
 
 
@@ -47,8 +49,8 @@ class SWD(Objective):
 
     # fmt: off
     def __init__(
-        self, prior: str = "hypersphere", distribution_weight: float = 5.0, *, align_weight: float = 0.5,
-        loss_scale: float = 1.0, divisor: str = "mean", seed: int = 0,
+        self, prior: str = "hypersphere", distribution_weight: Number = 5.0, *, align_weight: Number = 0.5,
+        loss_scale: Number = 1.0, divisor: str = "mean", seed: int = 0,
     ):
         # fmt: on
         super().__init__(normalize=choice("prior", prior, PRIORS) == "hypersphere")
@@ -61,15 +63,16 @@ class SWD(Objective):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def contrast(self, pairs: Pairs) -> Terms:
-        apart = [(pairs.z[v] - pairs.k[w]).square().mean(-1) for v, w in pairs.links]
+        z = pairs.z.unbind()
+        k = pairs.k.unbind() if pairs.teacher else z
+        links = pairs.one_way_links()
+        apart = distributed.mean(mse_loss(stack([z[v] for v, _ in links]), stack([k[w] for _, w in links])))
         states = distributed.gather(pairs.z, dim=1).reshape(-1, pairs.D)
-        step = self.step.to(states.device)
-        W = orthogonal_directions(pairs.D, self.seed, step).to(states)
-        P = prior_rows(self.prior, len(states), pairs.D, self.seed, step).to(states)
+        step = step_on(states.device, self)
+        W, P = directions_and_prior(self.prior, len(states), pairs.D, self.seed, step, states.dtype)
         distance = advance(sliced_wasserstein(states, P, W), self.step)
-        if self.divisor == "paper":
-            distance = distance * (len(states) / pairs.D)
+        factor = len(states) / pairs.D if self.divisor == "paper" else 1.0
         return Terms(
-            attraction=self.loss_scale * self.align_weight * pairs.sum_by_query(torch.stack(apart), pairs.links),
-            repulsion=self.loss_scale * self.distribution_weight * distance,
+            attraction=self.loss_scale * self.align_weight * apart,
+            repulsion=self.loss_scale * self.distribution_weight * factor * distance,
         )

@@ -6,7 +6,7 @@ import torch
 
 from kontrast import distributed
 from kontrast.kernels.covariance import mean_and_covariance
-from kontrast.objectives.arguments import weight
+from kontrast.objectives.arguments import Number, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
 
@@ -43,22 +43,24 @@ class VICReg(Objective):
 
     paper = "UniCLR, table 2 (VICReg)"
 
-    def __init__(self, invariance_weight: float = 25.0, variance_weight: float = 25.0, covariance_weight: float = 1.0):
+    def __init__(
+        self, invariance_weight: Number = 25.0, variance_weight: Number = 25.0, covariance_weight: Number = 1.0
+    ):
         super().__init__(normalize=False)
         self.invariance_weight = weight("invariance_weight", invariance_weight)
         self.variance_weight = weight("variance_weight", variance_weight)
         self.covariance_weight = weight("covariance_weight", covariance_weight)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links, total = pairs.one_way_links(), distributed.total
-        apart = torch.stack([(pairs.z[v] - pairs.k[w]).square().mean(-1) for v, w in links])
-        views = list(pairs.z) + (list(pairs.k) if pairs.teacher else [])
-        covariance = torch.stack([mean_and_covariance(x, count=pairs.N, total=total)[1] for x in views])
+        links = pairs.one_way_links()
+        apart = pairs.sum_by_query(pairs.squared_distance(links), links)
+        views = torch.cat([pairs.z, pairs.k]) if pairs.teacher else pairs.z
+        _, covariance = mean_and_covariance(views, count=pairs.N, total=distributed.total)
         diagonal = covariance.diagonal(dim1=1, dim2=2)
         hinge = torch.relu(1 - torch.sqrt(diagonal + 1e-4))
         off_diagonal = covariance - torch.diag_embed(diagonal)
         return Terms(
-            attraction=self.invariance_weight * pairs.sum_by_query(apart, links),
+            attraction=self.invariance_weight / pairs.D * apart,
             repulsion=self.variance_weight * hinge.mean(),
-            decorrelation=self.covariance_weight * 2 * off_diagonal.square().sum() / (len(views) * pairs.D),
+            decorrelation=2 * self.covariance_weight / (len(views) * pairs.D) * off_diagonal.square().sum(),
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import switch, weight
+from kontrast.objectives.arguments import fixed, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
-from kontrast.objectives.pairs import Pairs, unit
+from kontrast.objectives.pairs import Pairs
 
 
 @OBJECTIVES.register("w-mse")
@@ -38,14 +38,14 @@ class WMSE(Objective):
 
     def __init__(self, ridge: float = 1e-3, *, normalize: bool = True, pooled: bool = False, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)
-        self.ridge = weight("ridge", ridge)
+        self.ridge = fixed("ridge", weight("ridge", ridge))
         self.pooled = switch("pooled", pooled)
 
     def pairs(self, inputs: Inputs) -> Pairs:
         pairs = Pairs(inputs, normalize=False)
         pairs = pairs.whiten(self.ridge) if self.pooled else pairs.whiten_by_view(self.ridge)
         if self.normalize:
-            pairs.z, pairs.k = unit(pairs.z, eps=1e-6), unit(pairs.k, eps=1e-6)
+            pairs.normalize(eps=1e-6)
         return pairs
 
     def contrast(self, pairs: Pairs) -> Terms:

@@ -31,7 +31,7 @@ class Optimizer:
         model: the module whose parameters with `requires_grad` are trained.
         lr: the first learning rate. `set_lr` changes it in a 0-dim float32 tensor that captured CUDA graphs read.
             Assign a Python float to `lr` for a rate in double precision, without graphs.
-        weight_decay: multiplies the parameters in the update.
+        weight_decay: multiplies the parameters in the update, except for single numbers such as a learned temperature.
         exclude_1d: no weight decay for biases and norm layers.
     """
 
@@ -43,7 +43,7 @@ class Optimizer:
         if not named:
             raise UsageError("the model has no parameter to train")
         self.parameters = named
-        self.weight_decay = {n: 0.0 if exclude_1d and p.ndim <= 1 else weight_decay for n, p in named.items()}
+        self.weight_decay = {n: 0.0 if p.ndim <= int(exclude_1d) else weight_decay for n, p in named.items()}
         self.state = {s: {n: torch.zeros_like(local(p)) for n, p in named.items()} for s in self.slots}
         self.lr = torch.tensor(float(lr), device=next(iter(named.values())).device)
 
@@ -149,7 +149,7 @@ class SGD(Optimizer):
 
 @OPTIMIZERS.register("lars")
 class LARS(SGD):
-    """LARS, layer-wise adaptive rates (You et al. 2017), in MoCo v3's form; 1-D parameters follow SGD without decay.
+    """LARS, layer-wise adaptive rates (You et al. 2017), in MoCo v3's form; 1-D and 0-D parameters follow plain SGD.
 
         g <- g + wd p;  g <- g trust |p|/|g|;  b <- momentum b + g;  p <- p - lr b
 
@@ -169,7 +169,7 @@ class LARS(SGD):
         super().__init__(model, lr, momentum, weight_decay, exclude_1d=exclude_1d)
         if any(in_shards(p) for p in self.parameters.values()):
             raise UsageError("LARS needs the norm of whole layers: use adamw or sgd with training.parallel = 'fsdp'")
-        self.plain = {n for n, p in self.parameters.items() if exclude_1d and p.ndim <= 1}
+        self.plain = {n for n, p in self.parameters.items() if p.ndim <= int(exclude_1d)}
         self.trust, self.lr_inside = trust, lr_inside
 
     def group_key(self, name: str) -> object:

@@ -11,10 +11,10 @@ from torch import Tensor
 from kontrast.files import read_json_lines
 from kontrast.lens import plots
 from kontrast.lens.measures import coupling
-from kontrast.probes import PROTOCOLS, extract_features, linear
+from kontrast.probes import PROTOCOLS, extract_features
 from kontrast.runs.cropped_features import CROPS, CroppedFeatures
 from kontrast.runs.lens import encode_views, lens_images, project_views
-from kontrast.runs.probe import PROBES, Sets
+from kontrast.runs.probe import PROBES, Sets, probe_arguments
 from kontrast.runs.run import Run
 from kontrast.runs.snapshots import snapshots
 from kontrast.studies.cells import probe_numbers
@@ -34,12 +34,10 @@ def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[st
     found = {}
     for name in names:
         sets: Sets = (fit, train.labels, held, test.labels)
+        arguments = probe_arguments(name, run, train, run.recipe.seed)
         if name in PROTOCOLS:
-            result = linear(*sets, name, features_of_epoch=CroppedFeatures(run, encoder, train, CROPS[name], device))
-        else:
-            settings = run.recipe.evaluation
-            arguments = {"k": settings.k, "temperature": settings.temperature} if name == "knn" else {}
-            result = PROBES[name](*sets, **arguments)
+            arguments["features_of_epoch"] = CroppedFeatures(run, encoder, train, CROPS[name], device)
+        result = PROBES[name](*sets, **arguments)
         found[name] = probe_numbers(result) | {key: result.extra[key] for key in ("best",) if key in result.extra}
     return found
 
@@ -60,7 +58,7 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
     It is computed with the run's batch size and temperature.
     """
     shown, views = lens_images(run, IMAGES), views_of(run.recipe, 2)
-    temperature, batch = temperature_of(run.recipe), run.recipe.training.batch
+    temperature, batch = temperature_of(run.recipe, run.path / "metrics.jsonl"), run.recipe.training.batch
     found, curve = torch.empty(0), []
     for moment in snapshots(run, MOMENTS, device, say)[0]:
         z = project_views(run, moment.student, shown, views, device, 2)

@@ -17,6 +17,7 @@ from typing import Any
 
 from kontrast.errors import EnvironmentFault, KontrastError, Stopped
 from kontrast.files import disk_faults
+from kontrast.import_path import python_environment
 from kontrast.studies.cells import STOPPED, Cell
 from kontrast.training.signals import Interrupted
 
@@ -71,7 +72,8 @@ class ParallelRuns:
     def start(self, cell: Cell) -> None:
         log = self.log_file(cell)
         threads = str(max(1, (os.cpu_count() or 1) // self.at_once))
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, **self.variables, RUNS_AT_ONCE: str(self.at_once)}
+        environment = {"OMP_NUM_THREADS": threads, **python_environment(), **self.variables}
+        environment[RUNS_AT_ONCE] = str(self.at_once)
         command = [sys.executable, "-m", "kontrast", "reproduce", *self.command(cell)]
         with disk_faults(log), open(log, "wb") as file:
             # In a process group of its own, so that Ctrl-C reaches only this process, which passes it on once.

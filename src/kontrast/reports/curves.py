@@ -32,6 +32,7 @@ NOTES = {
     "effective_rank": "How many directions the features actually use. Near 1, they have collapsed.",
     "conditional_entropy": "How evenly an image's repulsion is shared among the other images, measured at the same "
     "scale for every method. At the dashed line, all of them share it equally.",
+    "temperature": "The temperature that the loss has learned. A small one concentrates the repulsion on near images.",
     "lr": "The learning rate that the schedule gave the optimizer.",
     "images_per_second": "Training images per second; all views of an image count as one.",
 }

@@ -28,6 +28,8 @@ from kontrast.reports.study_tables import read_study
 SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "weights.js", "page.js")
 PICTURE_BYTES = 3_000_000
 MAX_GALLERIES = 8
+MAX_SPRITE_PIXELS = 64_000_000
+"""As for every image that kontrast decodes: a file of a few kilobytes may claim to have many more."""
 ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -136,8 +138,10 @@ def _sprite_address(sprite: bytes, budget: int) -> str | None:
 
     try:
         with Image.open(io.BytesIO(sprite), formats=["PNG"]) as opened:
+            if opened.width * opened.height > MAX_SPRITE_PIXELS:
+                return None
             picture = opened.convert("RGB")
-    except (OSError, ValueError, Image.DecompressionBombError):
+    except Exception:  # Pillow's decoders raise nearly every built-in exception on damaged files
         return None
     kind, content = "png", sprite
     for quality in (90, 75, 50, 25, 5):

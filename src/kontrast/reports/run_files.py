@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +16,18 @@ from typing import Any, TypeGuard
 NEWEST_VERSION = 1
 MAX_NAME = 200
 MAX_RECIPE = 200_000
+MOST_DOTS = 2_000
+"""tomllib needs time that grows with the square of a dotted key's parts: minutes for 100,000 of them."""
 COLLAPSED_RANK = 1.5
 FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json")
 
 
 class ReportError(ValueError):
     """A report can't be written: there is no such folder, or it contains no run."""
+
+
+class UnreadableFile(Exception):
+    """The system can't read a file of a run."""
 
 
 @dataclass
@@ -58,8 +66,12 @@ def read_run(path: Path) -> ReportedRun:
     if not any((path / name).is_file() for name in FILES):
         raise ReportError(f"{str(path)!r} is not a run folder: it contains none of {', '.join(FILES)}")
     run = ReportedRun(path, path.resolve().name or str(path))
-    run.recipe_text = _read_bytes(path / "recipe.toml").decode("utf-8", "replace")[:MAX_RECIPE]
+    links = [name for name in (*FILES, "speed.jsonl", "gallery.png") if (path / name).is_symlink()]
+    run.problems += [f"{name} is a link and is not followed, so what it would show is missing." for name in links]
+    run.recipe_text = read_bytes(path / "recipe.toml").decode("utf-8", "replace")[:MAX_RECIPE]
     try:
+        if run.recipe_text.count(".") > MOST_DOTS:
+            raise ValueError(f"more than {MOST_DOTS:,} dots")
         run.recipe = tomllib.loads(run.recipe_text)
     except (ValueError, RecursionError) as error:
         run.problems.append(f"recipe.toml is only shown as text, because it is not valid TOML ({str(error)[:100]}).")
@@ -131,16 +143,26 @@ def newer_version(tree: dict[str, Any], name: str) -> list[str]:
     return [f"{name} was written by a newer version of kontrast; what this version does not know is not shown."]
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file of a run folder, which may come from others; b"" if there is none.
+
+    A page is shared, so a link is not followed: it may lead to a private file of this user. A named pipe would never
+    end.
+    """
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except (FileNotFoundError, IsADirectoryError):
         return b""
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return b""
+        raise UnreadableFile(f"can't read {path}: {error.strerror}") from None
 
 
 def _read_table(run: ReportedRun, name: str) -> dict[str, Any]:
     """Read a JSON object; an empty one if the file is missing or damaged."""
-    content = _read_bytes(run.path / name)
+    content = read_bytes(run.path / name)
     if not content:
         return {}
     try:
@@ -156,7 +178,7 @@ def _read_table(run: ReportedRun, name: str) -> dict[str, Any]:
 
 def _read_lines(run: ReportedRun, name: str) -> list[dict[str, Any]]:
     """Read the complete lines of a JSON-lines file. A crash leaves an incomplete last line, which is not a problem."""
-    *lines, last = _read_bytes(run.path / name).split(b"\n")
+    *lines, last = read_bytes(run.path / name).split(b"\n")
     records = [_read_record(line) for line in lines if line.strip()]
     if damaged := records.count(None):
         run.problems.append(f"{name}: skipped {damaged} damaged line{'s' * (damaged > 1)}.")
@@ -171,20 +193,40 @@ def _read_record(line: bytes) -> Any:
 
 
 def _is_probe(entry: Any) -> bool:
-    accuracy = entry.get("accuracy") if isinstance(entry, dict) else None
-    return isinstance(accuracy, int | float) and 0 <= accuracy <= 1 and isinstance(entry.get("probe"), str)
+    """Whether an entry of probes.json can be shown."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("probe"), str):
+        return False
+    accuracy, bounds = entry.get("accuracy"), (entry.get(key) for key in ("low", "high", "n"))
+    known = is_finite(accuracy) and 0 <= accuracy <= 1 and all(bound is None or is_finite(bound) for bound in bounds)
+    return known and isinstance(entry.get("seed"), int | str | None)
 
 
 def _read_gallery(run: ReportedRun) -> None:
-    gallery, sprite = _read_table(run, "gallery.json"), _read_bytes(run.path / "gallery.png")
+    gallery, sprite = _read_table(run, "gallery.json"), read_bytes(run.path / "gallery.png")
     if not gallery:
         return
-    if not {"points", "queries", "tile", "columns", "count"} <= gallery.keys():
+    if not _is_gallery(gallery):
         run.problems.append("gallery.json is incomplete, so the map and the neighbors can't be shown.")
     elif gallery.get("sprite_sha256", "") not in ("", hashlib.sha256(sprite).hexdigest()):
         run.problems.append("gallery.json and gallery.png don't belong together: run `kontrast probe` again.")
     else:
         run.gallery, run.sprite = gallery, sprite
+
+
+def _is_gallery(gallery: dict[str, Any]) -> bool:
+    """Whether gallery.json has the entries that the page reads, with their types."""
+    numbers = [gallery.get(key) for key in ("tile", "columns", "count")]
+    classes, present = gallery.get("classes"), gallery.get("classes_present", 1)
+    points, queries = gallery.get("points"), gallery.get("queries")
+    if not isinstance(points, list) or not isinstance(queries, list) or not isinstance(classes, list | None):
+        return False
+    neighbors = [query["neighbours"] for query in queries if isinstance(query, dict) and "neighbours" in query]
+    if len(neighbors) < len(queries) or not all(isinstance(near, list) for near in neighbors):
+        return False
+    entries = [*points, *queries, *(one for near in neighbors for one in near)]
+    return all(isinstance(entry, dict) for entry in entries) and all(
+        isinstance(number, int) and 0 < number < 1e9 for number in (*numbers, present)
+    )
 
 
 def write_atomic(path: Path, content: bytes) -> Path:
@@ -194,6 +236,7 @@ def write_atomic(path: Path, content: bytes) -> Path:
     """
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
+        temporary.unlink(missing_ok=True)  # in a folder of others, it may be a link to a file elsewhere
         temporary.write_bytes(content)
         os.replace(temporary, path)
     finally:

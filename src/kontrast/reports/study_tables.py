@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kontrast.reports.run_files import ReportError, newer_version, shorten, without_nan
+from kontrast.reports.run_files import ReportError, newer_version, read_bytes, shorten, without_nan
 
 
 def read_study(path: Path) -> dict[str, Any]:
     """Return what the page shows of a study."""
     try:
-        tree = without_nan(json.loads(path.read_bytes()))
+        tree = without_nan(json.loads(read_bytes(path)))
         return {
             "kind": tree["kind"],
             "title": shorten(tree.get("title", "")),
@@ -21,7 +21,7 @@ def read_study(path: Path) -> dict[str, Any]:
             "plots": tree.get("plots", []),
             "problems": newer_version(tree, path.name),
         }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ReportError(f"{path} can't be read as a comparison or an audit: {error!r}") from None
 
 

@@ -18,7 +18,6 @@ import io
 import json
 import os
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from torch import Tensor
 from kontrast.data import ImageSet
 from kontrast.data.bad_images import check_bad, skipped
 from kontrast.errors import CheckpointError, DataError, UsageError, printable
-from kontrast.files import disk_faults, read_json, write_atomic, write_json
+from kontrast.files import disk_faults, read_json, remove_folder, write_atomic, write_json
 from kontrast.networks import Encoder
 from kontrast.plugins import command_start
 from kontrast.probes import extract_features
@@ -116,7 +115,7 @@ def embed(
         done = _embed_parts(run, encoder, stream, parts, on, command, say)
         bad = _check_skipped(stream, done, run.recipe.data.max_bad if max_bad is None else max_bad)
         write_embeddings(out, done, facts)
-        shutil.rmtree(parts, ignore_errors=True)
+        remove_folder(parts)
     images = sum(len(part.ids) for part in done)
     if bad:
         say(skipped(bad, images + len(bad)))
@@ -151,9 +150,10 @@ def lock_parts(parts: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        finished = (read_part(path) for path in sorted(parts.glob("part-*.json")))
-        if not any(part and part.ids for part in finished):
-            shutil.rmtree(parts, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the vectors may be complete, and parts that stay do no harm
+            finished = (read_part(path) for path in sorted(parts.glob("part-*.json")))
+            if not any(part and part.ids for part in finished):
+                remove_folder(parts)
         folder.release()
 
 

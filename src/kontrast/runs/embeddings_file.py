@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import DataError, EnvironmentFault, UsageError, printable, refuse_pickle
-from kontrast.files import atomic_path
+from kontrast.files import atomic_path, read_faults
 from kontrast.lens.measures import directions
 
 SUFFIXES = (".npy", ".parquet")
@@ -83,7 +83,8 @@ def read_embeddings(path: str | os.PathLike[str], width: int | None = None) -> E
     check_suffix(path, "a run folder or an embeddings file")
     if not path.is_file():
         raise DataError(f"no embeddings file {path}: make one with `kontrast embed RUN DATA --out {path.name}`")
-    vectors, names, labels, encoder = _read_npy(path) if path.suffix == ".npy" else _read_parquet(path)
+    with read_faults(path):
+        vectors, names, labels, encoder = _read_npy(path) if path.suffix == ".npy" else _read_parquet(path)
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not all(vectors.shape):
         raise DataError(f"{path} holds {vectors.dtype} {list(vectors.shape)}: give numbers [rows, width], not empty")
     rows, columns = vectors.shape
@@ -112,6 +113,7 @@ def _read_npy(path: Path) -> Content:
                 names.append(str(record["path"]))
                 encoder = record.get("encoder", encoder)
     except Exception as error:  # numpy parses the header as Python and lets nearly every built-in exception through
+        raise_if_unread(error)
         names_line = f"line {len(names) + 1} of {names_path(path).name} is not an object with a path"
         raise DataError(f"{path} is damaged or cut short, or {names_line}: {str(error)[:100]}") from None
     return vectors, names, None, encoder
@@ -132,6 +134,7 @@ def _read_parquet(path: Path) -> Content:
         about = json.loads((table.schema.metadata or {}).get(b"kontrast", b"{}"))
         wrong = np.flatnonzero(lengths != lengths[0])
     except Exception as error:  # damage can show up anywhere: in the footer, in a page, in a string that is not UTF-8
+        raise_if_unread(error)
         what = "a parquet file whose column `vector` has lists of numbers"
         raise DataError(f"{path} is damaged or cut short, or is not {what}: {str(error)[:100]}") from None
     if len(wrong):
@@ -141,6 +144,12 @@ def _read_parquet(path: Path) -> Content:
         labels = torch.from_numpy(np.unique(list(map(str, labels)), return_inverse=True)[1]) if known else None
     names = None if names is None else list(map(str, names))
     return flat.reshape(len(lengths), -1), names, labels, about.get("encoder")
+
+
+def raise_if_unread(error: Exception) -> None:
+    """Raise an error of the system again. Those of pyarrow about damage are OSErrors too, but have no number."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
 
 
 def _to_float32(values: Any) -> np.ndarray:

@@ -35,6 +35,7 @@ FORMATS = ("safetensors", "onnx")
 MOST_IMAGES = 32
 """An ONNX file must agree with torch on at most so many real images."""
 TOLERANCE = 1e-3
+"""How far an ONNX file may be from torch, as a share of the largest feature."""
 INSTEAD = "not written; export to safetensors instead"
 READ = "a shorter side over {0} px is first resized to {0}, bicubic; a JPEG from the next larger scale of its decoder"
 
@@ -42,7 +43,7 @@ READ = "a shorter side over {0} px is first resized to {0}, bicubic; a JPEG from
 @dataclass(frozen=True)
 class ExportResult:
     """The exported file, its card, the number of features, and the largest difference of ONNX from torch on real
-    images (None for safetensors, which holds the exact weights)."""
+    images, as a share of the largest feature (None for safetensors, which holds the exact weights)."""
 
     path: Path
     card: Path
@@ -50,7 +51,9 @@ class ExportResult:
     difference: float | None
 
     def __str__(self) -> str:
-        checked = "" if self.difference is None else f"largest difference from torch: {self.difference:.3g}\n"
+        checked = ""
+        if self.difference is not None:
+            checked = f"largest difference from torch: {self.difference:.3g} of the largest feature\n"
         return f"{checked}out     {printable(str(self.path))}\ncard    {printable(str(self.card))}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +144,17 @@ def safetensors_bytes(encoder: nn.Module, card: dict[str, Any]) -> bytes:
     from safetensors.torch import save
 
     tensors = {name: t.detach().cpu().contiguous() for name, t in encoder.state_dict().items()}
-    return save(tensors, metadata={"format": "pt", "kontrast": json.dumps(card)})
+    return sort_header(save(tensors, metadata={"format": "pt", "kontrast": json.dumps(card)}))
+
+
+def sort_header(content: bytes) -> bytes:
+    """Sort the metadata of a safetensors file: the library writes it in a random order, so the bytes would differ."""
+    length = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[length:]
 
 
 def real_images(run: Run, data: str | None) -> ImageSet:
@@ -175,7 +188,8 @@ def checked_onnx(run: Run, encoder: nn.Module, images: ImageSet) -> tuple[bytes,
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
         raise NumbersError(f"torch or onnxruntime can't make the ONNX file ({reason}): {INSTEAD}") from error
     if not difference <= TOLERANCE:
-        problem = f"differs from torch by {difference:.3g} on {len(x)} images, more than {TOLERANCE:g}"
+        share = f"{difference:.3g} of the largest feature on {len(x)} images, more than {TOLERANCE:g}"
+        problem = f"differs from torch by {share}"
         raise NumbersError(f"the ONNX file {problem}: {INSTEAD}")
     return content, difference
 
@@ -192,14 +206,21 @@ def onnx_bytes(encoder: nn.Module, x: Tensor) -> bytes:
 
 
 def onnx_difference(encoder: nn.Module, content: bytes, x: Tensor) -> float:
-    """Return the largest absolute difference, NaN if either output has one (no tolerance admits it)."""
+    """Return the largest difference as a share of the largest feature, NaN if either output has one (no tolerance
+    admits it). Rounding errors grow with the features, so an absolute limit would be too strict or too loose."""
     import onnxruntime
 
     with torch.inference_mode():
         expected = encoder(x)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     given = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-    return (given - expected).abs().max().item()
+    return relative_difference(given, expected)
+
+
+def relative_difference(given: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of two tensors as a share of the largest expected value."""
+    difference, largest = (given - expected).abs().max().item(), expected.abs().max().item()
+    return difference / largest if largest else difference
 
 
 @contextlib.contextmanager

@@ -125,6 +125,14 @@ def probe(
     return ProbeResults(tuple(results), run.path)
 
 
+def probe_arguments(probe: str, run: Run, train: ImageSet, seed: int) -> dict[str, Any]:
+    """Return the arguments of a probe on frozen features that come from the run and the seed."""
+    settings = run.recipe.evaluation
+    if probe == "few-shot":
+        return {"classes": train.classes, "seeds": range(3 * seed, 3 * seed + 3)}
+    return {"seed": seed} | ({"k": settings.k, "temperature": settings.temperature} if probe == "knn" else {})
+
+
 @dataclass(frozen=True)
 class _Job:
     """The probes to run, on which images and device."""
@@ -184,12 +192,7 @@ class _Job:
         return results
 
     def _fit(self, probe: str, name: str, encoder: nn.Module, sets: Sets, seed: int) -> ProbeResult:
-        settings = self.run.recipe.evaluation
-        arguments: dict[str, Any] = {"seed": seed}
-        if probe == "knn":
-            arguments |= {"k": settings.k, "temperature": settings.temperature}
-        elif probe == "few-shot":
-            arguments = {"classes": self.train.classes, "seeds": range(3 * seed, 3 * seed + 3)}
+        arguments = probe_arguments(probe, self.run, self.train, seed)
         with contextlib.ExitStack() as stack:
             if self.on_crops:  # fresh crops in every epoch, with a progress bar
                 bar = stack.enter_context(Progress(f"{probe} on crops", PROTOCOLS[probe].epochs * len(self.train)))

@@ -14,6 +14,7 @@ from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import ImageSet
 from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickle
+from kontrast.files import read_bytes
 from kontrast.networks import Encoder
 from kontrast.training.build import evaluation_view
 from kontrast.training.checkpoints import read_weights
@@ -61,7 +62,8 @@ class Run:
     def __str__(self) -> str:
         data, recipe = self.info.get("data", {}), self.recipe
         state = f"{self.info.get('steps')} steps" if self.info.get("finished") else "not finished"
-        images = f"{data.get('name', '?')} ({data.get('images', 0):,} images)"
+        count = data.get("images")
+        images = f"{data.get('name', '?')} ({f'{count:,}' if isinstance(count, int) else '?'} images)"
         return f"{self.path}: {recipe.objective.name}, {recipe.encoder.name}, {images}, {state}"
 
     def __fspath__(self) -> str:
@@ -129,7 +131,7 @@ class Run:
         path = self.path / "encoder.safetensors"
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: the run has not finished; resume it first")
-        return sha256(path.read_bytes())
+        return sha256(read_bytes(path))
 
     def check_channels(self, images: ImageSet, name: str = "") -> ImageSet:
         """Return the images if they have as many channels as the encoder takes."""

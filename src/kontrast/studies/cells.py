@@ -15,7 +15,7 @@ from typing import Any
 from kontrast.config.overrides import flat
 from kontrast.config.recipe import DataSettings, Recipe, to_toml, to_tree
 from kontrast.data import ImageSet
-from kontrast.errors import CheckpointError, DataError, KontrastError, NumbersError, Stopped, UsageError
+from kontrast.errors import CheckpointError, DataError, KontrastError, NumbersError, Stopped, StorageFault, UsageError
 from kontrast.files import read_json, write_atomic, write_json
 from kontrast.probes import ProbeResult
 from kontrast.runs.run import Run
@@ -116,7 +116,8 @@ class CellRunner(ABC):
         return records
 
     def run_cell(self, cell: Cell, title: str) -> Record:
-        """Return the stored record of a cell, or measure it now. A failure is recorded, not raised."""
+        """Return the stored record of a cell, or measure it now. A failure is recorded and not raised, except
+        for one of the disk."""
         record = self.read(cell)
         if record is not None:
             self.say(f"{title}: already {record['status']}")
@@ -132,12 +133,14 @@ class CellRunner(ABC):
             self.say(f"{title}: {self.describe(record)}")
         except (Stopped, Interrupted) as error:
             raise type(error)(f"stopped in {cell.name}; run the same command again to resume") from None
+        except StorageFault:  # the other cells would fail too; repeating the command resumes this one
+            raise
         except KontrastError as error:
             self.say(f"{title}: failed: {error}")
             self.errors.append(error)
             failure = {"status": "failed", "reason": str(error), "exit_code": error.exit_code}
             record = self.record(cell, failure)
-            if isinstance(error, NumbersError):  # it would fail again; other errors, such as a full disk, may not
+            if isinstance(error, NumbersError):  # it would fail again; other errors, such as out of memory, may not
                 self.write(cell, record)
         return record
 

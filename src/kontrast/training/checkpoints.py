@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.errors import CheckpointError
-from kontrast.files import atomic_folder, disk_faults, write_atomic
+from kontrast.errors import CheckpointError, StorageFault
+from kontrast.files import (
+    atomic_folder,
+    disk_faults,
+    read_bytes,
+    read_faults,
+    remove_folder,
+    replaced_folder,
+    sweep,
+    write_atomic,
+)
 
 SCHEMA = 1
 FILES = ("state.safetensors", "state.json")
@@ -30,22 +38,33 @@ Checkpoint = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], facts: dict[str, Any]) -> Path:
-    """Write a checkpoint and return its folder. A crash at any moment leaves the older ones untouched."""
+    """Write a checkpoint and return its folder. A crash at any moment leaves the older ones untouched.
+
+    A checkpoint of the same step, which a resumed run reached again, has the same tensors. It is replaced if its state
+    differs, because the evaluation of this step was repeated.
+    """
     final = folder / name_of(step)
     if final.exists():
         try:
-            load(final)
-            return final  # a resumed run reached the same step again, with the same bits
-        except CheckpointError:
+            if load(final)[1] == json.loads(json.dumps(state)):
+                return final
+        except (CheckpointError, StorageFault):
             discard(final)
     with disk_faults(final):
         folder.mkdir(exist_ok=True)  # without parents, so that a removed run folder is not partly created again
-    with atomic_folder(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())) as aside:
-        content = dict(zip(FILES, (to_safetensors(tensors), json.dumps(state).encode())))
-        for name, data in content.items():
-            (aside / name).write_bytes(data)
-        manifest = {"schema": SCHEMA, "step": step, "files": {n: describe_file(d) for n, d in content.items()}, **facts}
-        (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
+    replaced = replaced_folder(final)
+    try:
+        with atomic_folder(final, needed=sum(t.numel() * t.element_size() for t in tensors.values())) as aside:
+            content = dict(zip(FILES, (to_safetensors(tensors), json.dumps(state).encode())))
+            for name, data in content.items():
+                (aside / name).write_bytes(data)
+            files = {name: describe_file(data) for name, data in content.items()}
+            manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
+            (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
+            if final.exists():
+                os.rename(final, replaced)
+    finally:
+        _finish_replacing(replaced)
     return final
 
 
@@ -66,13 +85,14 @@ def prune(folder: Path, keep: int, best: int | None = None, step: int | None = N
         if best is None or path.name != name_of(best):
             with contextlib.suppress(OSError):
                 discard(path)
+    sweep(folder)  # what could not be removed before, or the disk would fill up
 
 
 def discard(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that half of one is never taken for a checkpoint."""
     doomed = path.with_name(f".del-{os.getpid()}-{path.name}")
     os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    remove_folder(doomed)
 
 
 def name_of(step: int) -> str:
@@ -81,7 +101,32 @@ def name_of(step: int) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints, oldest first."""
-    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+    return [path for path in _folders(folder) if not _is_replaced(path)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the checkpoints, and those that were being replaced when a process was killed."""
+    try:
+        with read_faults(folder):  # glob takes a folder that it may not list for an empty one
+            paths = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return [path for path in paths if path.name.startswith("step-") and path.is_dir()]
+
+
+def _is_replaced(path: Path) -> bool:
+    return path == replaced_folder(path.with_suffix(""))
+
+
+def _finish_replacing(old: Path) -> None:
+    """Remove a replaced checkpoint; if no new one has its name, because of a kill or an error, it gets it back."""
+    final = old.with_suffix("")
+    if final.exists():
+        with contextlib.suppress(OSError):
+            discard(old)
+    elif old.exists():
+        with disk_faults(final):
+            os.rename(old, final)
 
 
 def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None = None) -> Checkpoint | None:
@@ -92,11 +137,13 @@ def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None 
         say: receives a line about each checkpoint that is skipped; by default, nobody does.
         recipe: the fingerprint of the run's recipe, if it is known; checkpoints of other recipes are skipped.
     """
+    for old in filter(_is_replaced, _folders(folder)):
+        _finish_replacing(old)
     reasons = []
     for path in reversed(checkpoints(folder)):
         try:
             return load(path, recipe)
-        except CheckpointError as error:
+        except (CheckpointError, StorageFault) as error:
             reasons.append(str(error))
             say(f"skipped {error}")
     if reasons:
@@ -105,13 +152,16 @@ def newest(folder: Path, say: Callable[[str], object] = str, recipe: str | None 
 
 
 def load(path: Path, recipe: str | None = None) -> Checkpoint:
-    """Read one checkpoint and verify every byte against its manifest, and its recipe if the fingerprint is given."""
+    """Read one checkpoint and verify every byte against its manifest, and its recipe if the fingerprint is given.
+
+    Raises `CheckpointError` if it is damaged, and `StorageFault` if the system can't read it.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load as load_tensors
 
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        content = {name: (path / name).read_bytes() for name in FILES}
+        manifest = json.loads(read_bytes(path / "manifest.json"))
+        content = {name: read_bytes(path / name) for name in FILES}
         problem = _damage(path.name, manifest, content)
         if not problem and recipe is not None and manifest.get("recipe") not in (None, recipe):
             problem = "it belongs to another recipe"
@@ -119,7 +169,7 @@ def load(path: Path, recipe: str | None = None) -> Checkpoint:
             return load_tensors(content["state.safetensors"]), json.loads(content["state.json"]), manifest
     except FileNotFoundError as error:
         problem = f"{Path(error.filename).name} is missing"
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"unreadable ({type(error).__name__})"
     raise CheckpointError(f"checkpoint {path.name}: {problem}")
 
@@ -149,7 +199,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load as load_tensors
 
     try:
-        return load_tensors(path.read_bytes())
+        return load_tensors(read_bytes(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
@@ -167,7 +217,7 @@ def versions() -> dict[str, str]:
 
     from kontrast import __version__
 
-    return {"kontrast": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"kontrast": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def describe_file(data: bytes) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Learner(nn.Module):
         self.objective: Objective = objective(recipe.objective.name, **recipe.objective.arguments)
         check_options(recipe, self.objective)
         student = build_student(recipe, channels)
+        check_own_networks(recipe, student, channels)
         check_crops(recipe, student.encoder, channels)
         if recipe.training.parallel == "fsdp" and not sharding.is_transformer(student.encoder):
             refuse("training.parallel = 'fsdp'", f"{recipe.encoder.name} is not a transformer: use 'ddp'")
@@ -226,7 +227,7 @@ def splits_per_forward(recipe: Recipe) -> int:
     The recipe's splits are those of the whole batch and stand for the devices of a paper. Ranks and accumulated parts
     share them, so that the number of images per split stays the same.
     """
-    return max(1, recipe.batch_norm.splits // (distributed.world() * recipe.training.accumulate))
+    return recipe.batch_norm.splits // (distributed.world() * recipe.training.accumulate)
 
 
 def has_dropout(module: nn.Module) -> bool:
@@ -258,6 +259,28 @@ def check_options(recipe: Recipe, loss: Objective) -> None:
             refuse(f"objective.ramp = {ramp!r}", f"in {name}, {nearest(ramp, settable)}")
 
 
+def check_own_networks(recipe: Recipe, student: Student, channels: int) -> None:
+    """Try an encoder or head of the user on two images, and raise if it fails or returns another width than it says."""
+    if all(type(network).__module__.startswith("kontrast.") for network in (student.encoder, student.head)):
+        return
+    x, mode = torch.zeros(2, channels, recipe.views.size, recipe.views.size), student.training
+    student.eval()
+    for kind, network, settings in (("encoder", student.encoder, recipe.encoder), ("head", student.head, recipe.head)):
+        name, given = f"{kind} {settings.name!r}", list(x.shape)
+        try:
+            with torch.no_grad():
+                x = network(x)
+        except Exception as error:  # own code may raise anything
+            if "alloc" in str(error).lower():  # out of memory, which has its own error
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UsageError(f"{name} fails on a batch {given}: {reason} (--debug shows the line)") from error
+        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        if found != [2, network.width]:
+            raise UsageError(f"{name} returns {found} for a batch {given}: its width says [2, {network.width}]")
+    student.train(mode)
+
+
 def check_crops(recipe: Recipe, encoder: Encoder, channels: int) -> None:
     """Raise if the encoder can't process local crops: some encoders accept only the size that they were built for."""
     size = recipe.views.local_size
@@ -279,6 +302,11 @@ def check_batch(recipe: Recipe) -> None:
     batch, parts, ranks = recipe.training.batch, recipe.training.accumulate, distributed.world()
     if batch % (parts * ranks):
         refuse(f"training.accumulate = {parts}", f"{parts} x {ranks} ranks must divide the batch {batch}")
-    images, splits = batch // ranks // parts, splits_per_forward(recipe)
-    if recipe.batch_norm.kind == "split" and images % splits:
-        refuse(f"batch_norm.splits = {recipe.batch_norm.splits}", f"{splits} must divide the {images} of one forward")
+    if recipe.batch_norm.kind != "split":
+        return
+    option, forwards = f"batch_norm.splits = {recipe.batch_norm.splits}", ranks * parts
+    if recipe.batch_norm.splits % forwards:  # rounded, the splits would have other sizes than those asked for
+        refuse(option, f"{ranks} ranks x {parts} accumulated parts must divide it; give a multiple of {forwards}")
+    images, splits = batch // forwards, splits_per_forward(recipe)
+    if images % splits:
+        refuse(option, f"{splits} must divide the {images} of one forward")

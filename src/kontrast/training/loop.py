@@ -97,6 +97,8 @@ class Loop:
             self.say(f"no checkpoint yet in {self.folder.path}: starting from step 0")
             return
         tensors, state, manifest = newest
+        if not is_state(state):
+            raise CheckpointError(f"the checkpoint in {self.folder.path} is damaged: its state.json has wrong entries")
         for key, value in self.facts().items():
             if key not in ("kontrast", "python", "recipe") and manifest.get(key) not in (None, value):
                 self.say(f"not bit-exact: {key} was {manifest[key]} and is {value}")
@@ -107,6 +109,8 @@ class Loop:
             self.step.names, self.step.count, self.best = state["names"], state["count"], state["best"]
             self.step.sums = tensors["window"].to(self.device)
             self.owed, self.failures = state.get("owed", False), state.get("failures", [])
+            if self.step.sums.shape != (len(self.step.names),) or not self.step.sums.is_floating_point():
+                raise KeyError("window")
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
         note = ": there is nothing left to train" if self.position.step > self.position.total else ""
@@ -151,6 +155,9 @@ class Loop:
             self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:
             self.evaluate(evaluate, stop)
+            if self.owed:  # interrupted again: a further step would make it too late for this evaluation
+                raise stop.error(f"step {position.step} of {position.total}", resume_command)
+            self.save()
         with Progress("train", position.total * batch, done=position.step * batch, silent=not self.main) as bar:
             while not position.finished:
                 for images in self.batches():
@@ -206,12 +213,22 @@ class Loop:
             epochs = max(1, -(-position.total // position.per_epoch))
             value = joint_weight(position.epoch, epochs=epochs, weight=self.learner.ramp_end, ramp=True)
             setattr(self.learner.objective, recipe.objective.ramp, value)
-        if self.device.type == "cpu":  # for encoders with dropout; torch.manual_seed itself takes 200 times as long
-            draw = position.step * distributed.world() + distributed.rank()
-            torch.default_generator.manual_seed((recipe.seed * GOLDEN + draw) % 2**63)
+        self.seed_dropout()
         view_keys = keys(recipe.seed, position.epoch, batch.indices)
         self.step(batch.images, view_keys, batch.sizes, self.learning_rate(position.step), momentum)
         position.step += 1
+
+    def seed_dropout(self) -> None:
+        """Let encoders with dropout draw numbers that depend only on the seed, the step and the rank.
+
+        This holds for a captured graph too: it reads the seed of the device's generator whenever it is replayed.
+        """
+        draw = self.position.step * distributed.world() + distributed.rank()
+        generator = torch.default_generator  # torch.manual_seed itself, for all devices, takes 200 times as long
+        if self.device.type == "cuda":
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            generator = torch.cuda.default_generators[index]
+        generator.manual_seed((self.recipe.seed * GOLDEN + draw) % 2**63)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -233,7 +250,8 @@ class Loop:
         bar.advance(t.batch, epoch=position.epoch, loss=loss, **terms)
         if self.main:
             lr, epoch = self.learning_rate(position.step - 1), position.epochs_done
-            self.log.write(step=position.step, epoch=epoch, loss=loss, **terms, lr=lr)
+            record = {"step": position.step, "epoch": epoch, "loss": loss, **terms, "lr": lr}
+            self.log.write(**record | self.learner.objective.learned_numbers() | record)
             self.log.speed.write(step=position.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
 
     def evaluate(self, evaluate: Evaluate | None, stop: StopSignals) -> bool:
@@ -249,7 +267,7 @@ class Loop:
         student = whole_student(self.learner, self.recipe, self.channels, self.device)
         distributed.wait_at_most(distributed.ALONE_SECONDS)
         improved = distributed.any_rank(evaluate is not None and self.measure(evaluate, student, stop))
-        self.owed = distributed.any_rank(self.owed)
+        self.owed = distributed.any_rank(self.owed and self.main)  # other ranks only know what the checkpoint said
         distributed.wait_at_most(distributed.training_seconds())
         return improved
 
@@ -289,6 +307,22 @@ class Loop:
             raise not_finite(self.failures[-1], self.folder)
         self.step.forget()
         self.say(f"skipped a step, {len(self.failures)} of {SKIPS} allowed: {failure_text(self.failures[-1])}")
+
+
+def is_state(state: Any) -> bool:
+    """Return whether the content of state.json is what `save` writes. A checkpoint may come from others."""
+    kinds = {"step": int, "names": list, "count": int, "best": dict, "owed": bool, "failures": list}
+    known = {"owed": False, "failures": [], **state} if isinstance(state, dict) else {}
+    if not all(type(known.get(key)) is kind for key, kind in kinds.items()):
+        return False
+    best = known["best"]
+    return (
+        0 <= known["step"] < 2**63
+        and 0 <= known["count"] < 2**63
+        and all(isinstance(name, str) for name in known["names"])
+        and all(isinstance(failure, dict) for failure in known["failures"])
+        and (not best or (type(best.get("step")) is int and type(best.get("knn")) is float))
+    )
 
 
 @dataclass

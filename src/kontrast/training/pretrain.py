@@ -167,7 +167,8 @@ class Pretraining:
         """Return the command that resumes the run in this folder."""
         options = "" if self.device_name == "auto" else f" --device {self.device_name}"
         options += "" if self.on_nan == "stop" else f" --on-nan {self.on_nan}"
-        return f"{shlex.join(command_start())} pretrain --resume --out {shlex.quote(str(folder.path))}{options}"
+        start = shlex.join([*distributed.launcher(), *command_start()])
+        return f"{start} pretrain --resume --out {shlex.quote(str(folder.path))}{options}"
 
     def report_skipped(self, folder: RunFolder, train: ImageSet) -> None:
         """Write bad.jsonl and print how many images were skipped, if any were."""
@@ -242,6 +243,9 @@ def locked(folder: RunFolder) -> Iterator[None]:
                 sweep(place)
         yield
     finally:
+        if distributed.is_main():
+            with contextlib.suppress(OSError):  # checkpoints that the file system refused to remove
+                sweep(folder / "checkpoints")
         folder.abandon()
         folder.release()
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kontrast import distributed
 from kontrast.config.overrides import Overrides, apply_overrides, flat, merge_trees, override_layers
-from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_tree
+from kontrast.config.recipe import FILLED_IN, DataSettings, Recipe, fingerprint, read_recipe, to_tree
 from kontrast.config.recipe_files import load_tree
 from kontrast.data import ImageSet
+from kontrast.data.paths import describe_source
 from kontrast.errors import DataError, UsageError
+from kontrast.files import read_json_lines
 from kontrast.networks import ENCODERS, HEADS, PREDICTORS
-from kontrast.objectives import OBJECTIVES
+from kontrast.objectives import OBJECTIVES, objective
 from kontrast.training.auto_recipe import CHOSEN, adapt, reasons
 from kontrast.training.ineffective_settings import refuse_ineffective, unused_settings
 from kontrast.training.run_folder import RunFolder, stored_recipe
@@ -46,7 +50,10 @@ def fresh_recipe(
     preview = preview_split(resolved.data) if resolved.adapt else None
 
     def adapted(count: int, side: int) -> Recipe:
-        chosen = merge_trees(tree, {**adapt(count, side, device), "adapt": False})
+        choices = adapt(count, side, device)
+        if preview is not None and preview.images is not None:
+            del choices["data"]  # the images are decoded already, and data.size can't reduce them
+        chosen = merge_trees(tree, {**choices, "adapt": False})
         return read_recipe(apply_overrides(chosen, overrides), origin)
 
     if preview is not None:
@@ -54,6 +61,7 @@ def fresh_recipe(
     refuse_ineffective(resolved, overrides)
     opened = None if preview is None else preview.images
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True, opened=opened)
+    refuse_size(resolved.data, train)
     if preview is not None:
         resolved = adapted(len(train), preview.side)  # without bad images there may be fewer than in the preview
         for line in reasons(resolved, train, preview.side, device):
@@ -61,6 +69,15 @@ def fresh_recipe(
     for line in unused_settings(resolved, overrides):
         say(line)
     return with_defaults(resolved), train
+
+
+def refuse_size(settings: DataSettings, train: ImageSet) -> None:
+    """Raise if data.size would have to reduce images that are decoded already."""
+    decoded = describe_source(settings.source).kind in ("named", "store", "store split")
+    if settings.size and decoded and train.largest_side > settings.size:
+        images = f"the images of {settings.source} are decoded already, with up to {train.largest_side} px"
+        advice = f"`kontrast pack` the original files with --size {settings.size}, or leave it out"
+        raise UsageError(f"data.size={settings.size} has no effect: {images}; {advice}")
 
 
 def recipe_tree(data: Any, recipe: str | None) -> tuple[dict[str, Any], str]:
@@ -115,8 +132,6 @@ def check_ranks_agree(recipe: Recipe, train: ImageSet) -> None:
 
 
 REGISTRIES = {"objective": OBJECTIVES, "encoder": ENCODERS, "head": HEADS, "predictor": PREDICTORS}
-FROM_THE_RUN = ("inputs", "channels", "size")
-"""Arguments that the run passes itself, so that their defaults don't count."""
 
 
 def with_defaults(recipe: Recipe) -> Recipe:
@@ -130,12 +145,18 @@ def with_defaults(recipe: Recipe) -> Recipe:
         defaults = {
             name: parameter.default
             for name, parameter in registry.arguments(settings.name).items()
-            if parameter.default not in (parameter.empty, None) and name not in FROM_THE_RUN
+            if parameter.default not in (parameter.empty, None) and f"{section}.{name}" not in FILLED_IN
         }
         changed[section] = replace(settings, arguments=defaults | settings.arguments)
     return replace(recipe, **changed)
 
 
-def temperature_of(recipe: Recipe) -> float:
-    """Return the temperature of the objective, or 0.1 if it has none."""
-    return float(with_defaults(recipe).objective.arguments.get("temperature", 0.1))
+def temperature_of(recipe: Recipe, metrics: Path) -> float:
+    """Return the temperature of the objective, or 0.1 if it has none; if it is learned, the last one in the metrics."""
+    given = with_defaults(recipe).objective
+    temperature = given.arguments.get("temperature", 0.1)
+    if temperature != "learned":
+        return float(temperature)
+    logged = [line.get("temperature") for line in read_json_lines(metrics)] if metrics.is_file() else []
+    good = [value for value in logged if isinstance(value, float) and 0 < value < math.inf]
+    return good[-1] if good else objective(given.name, **given.arguments).learned_numbers()["temperature"]

@@ -28,7 +28,7 @@ from kontrast.files import LockHeld, disk_faults, read_json, take_lock, write_at
 VERSION = 1
 KINDS: dict[str, Any] = {
     "version": int, "data": dict, "data_before": dict, "seconds": int | float, "steps": int, "resumed": list,
-    "recipe_sha256": list, "fingerprint": str,
+    "recipe_sha256": list, "fingerprint": str, "data_place": dict | None,
 }  # fmt: skip
 """The types of entries of run.json."""
 WRITTEN = (
@@ -49,6 +49,7 @@ class RunFolder:
         self.path = Path(path)
         self._lock: int | None = None
         self._made: list[Path] = []  # the folders that `create` made, innermost first
+        self._is_new = False  # whether `create` made this the folder of a new run
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -60,24 +61,34 @@ class RunFolder:
 
     def create(self) -> None:
         """Create the folder and check that it can be written to, before any data is read."""
-        present = [name for name in WRITTEN if (self / name).exists()]
-        if present:
-            other = f"{present[0]} but no kontrast run: choose"
-            content = "a run: use --resume to continue it, or choose" if self.holds_run else other
-            raise UsageError(f"--out {self.path} already contains {content} another folder")
+        self._is_new = True
+        self._refuse_content()
         with disk_faults(self.path):
             self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path, prefix=".tmp-").close()
 
+    def _refuse_content(self) -> None:
+        """Raise if the folder contains a run, or files that a run would overwrite."""
+        present = [name for name in WRITTEN if (self / name).exists()]
+        if present:
+            other = f"{present[0]} but no kontrast run: choose"
+            content = "a run: use --resume to continue it, or choose" if self.holds_run else other
+            raise UsageError(f"--out {self.path} already contains {content} another folder")
+
     def abandon(self) -> None:
-        """Remove the folders that `create` made if no run began in them, for example because the recipe is wrong."""
-        if self._made and not self.holds_run:
+        """Remove the folders that `create` made if no run began in them, for example because the recipe is wrong.
+
+        Only the process that has the lock may do this: without it, the files may be those of another process. The lock
+        is removed last, because another process can take a new one from then on.
+        """
+        if self._lock is not None and self._made and not self.holds_run:
             with contextlib.suppress(OSError):
-                for name in (".lock", "run.json"):
-                    (self / name).unlink(missing_ok=True)
+                (self / "run.json").unlink(missing_ok=True)
                 shutil.rmtree(self / "images", ignore_errors=True)
-                (self / "checkpoints").rmdir()
+                with contextlib.suppress(FileNotFoundError):
+                    (self / "checkpoints").rmdir()
+                (self / ".lock").unlink(missing_ok=True)
                 for place in self._made:
                     place.rmdir()
 
@@ -88,14 +99,20 @@ class RunFolder:
                 self._lock = take_lock(self / ".lock", wait=False)
                 os.ftruncate(self._lock, 0)
                 os.pwrite(self._lock, f"pid {os.getpid()} on {socket.gethostname()} since {timestamp()}\n".encode(), 0)
+            if self._is_new:  # another process may have begun a run since `create`
+                self._refuse_content()
         except LockHeld:
-            holder = (self / ".lock").read_text(errors="replace").strip() or "another process"
+            holder = ""
+            with contextlib.suppress(OSError):  # the other process may remove the folder that it gives up
+                holder = (self / ".lock").read_text(errors="replace").strip()
+            holder = holder or "another process"
             raise EnvironmentFault(f"{self.path} is in use by {holder}: wait for it to finish, or stop it") from None
 
     def release(self) -> None:
         """Release the lock, if this process holds it."""
         if self._lock is not None:
-            os.close(self._lock)
+            with contextlib.suppress(OSError):  # it is closed even if an error is reported
+                os.close(self._lock)
             self._lock = None
 
     def update_info(self, **facts: Any) -> None:

@@ -6,11 +6,34 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from kontrast.errors import KontrastError, Stopped
+
+GRACE_SECONDS = 30.0
+"""How long a rank may take to stop after its launcher has died; torchrun itself waits as long before it kills."""
+
+
+def end_with_launcher(launcher: int) -> None:
+    """Watch the process that started this one: if it dies, stop as if by SIGTERM, and after a while by SIGKILL.
+
+    Otherwise the ranks of a killed torchrun would train on, or wait for each other, and hold the run folder's lock.
+
+    Args:
+        launcher: the process id of torchrun, the parent of this process.
+    """
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)  # a rank that waits for another inside torch does not notice the signal
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="kontrast-launcher-watch", daemon=True).start()
 
 
 class Interrupted(KontrastError):

@@ -17,7 +17,7 @@ from kontrast.data.imbalance import imbalance
 from kontrast.data.paths import describe_source
 from kontrast.data.sources import MENDED, Preview, preview_data
 from kontrast.errors import DataError
-from kontrast.files import write_atomic
+from kontrast.files import read_bytes, write_atomic
 from kontrast.training.progress import PackingBar, tell
 from kontrast.training.run_folder import RunFolder
 
@@ -51,7 +51,7 @@ def find_changes(folder: RunFolder, parts: Splits, whole: bool) -> Changes | Non
     listing, sets = folder / "files.txt.gz", parts.watched if whole else [parts.trained]
     if not listing.is_file() or all(part.stamps is None for part in sets):
         return None
-    return changes(listing.read_bytes(), *sets, placed=whole)
+    return changes(read_bytes(listing), *sets, placed=whole)
 
 
 def keep_listing(folder: RunFolder, parts: Splits) -> None:
@@ -137,7 +137,7 @@ def located(settings: DataSettings, info: dict[str, Any]) -> DataSettings:
     """The settings with the absolute path that run.json recorded, if it still exists: a relative path means something
     else in another working directory."""
     known = info.get("data_place") or {}
-    if known.get("source") != settings.source:
+    if known.get("source") != settings.source or not isinstance(known.get("place"), str):
         return settings
     prefix, pattern, _ = known["place"].partition("{")
     exists = os.path.exists(os.path.dirname(prefix) if pattern else prefix)

@@ -58,6 +58,8 @@ class Step:
             learner.compile_networks()
         elif compile:
             say("the networks are not compiled: their parameters are sharded")
+        self.objective_parameters = [p for p in learner.objective.parameters() if p.requires_grad]
+        distributed.copy_from_first_rank([p.data for p in self.objective_parameters])
         alone = distributed.world() == 1 or self.sharded  # sharded modules reduce their gradients themselves
         self.module: nn.Module = learner if alone else data_parallel(learner, device)
         self.momentum = torch.ones((), device=device)
@@ -131,6 +133,7 @@ class Step:
         views, crops = made if isinstance(made, tuple) else (made, None)
         with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision != torch.float32):
             outcome = self._forward_backward(views, crops)
+        distributed.average_gradients(self.objective_parameters)
         loss = torch.stack([t.detach().float() for t in outcome.terms.values()])
         self._check_finite(loss)
         self.optimizer.step(found_inf=self.failed)
@@ -211,7 +214,14 @@ class Step:
 
 
 def data_parallel(learner: Learner, device: torch.device) -> nn.Module:
-    """Return the learner with gradients averaged over ranks; buffers are not broadcast."""
+    """Return the learner with gradients averaged over ranks; buffers are not broadcast.
+
+    The parameters of the objective are left out: `Step` averages their gradients itself, because a loss of a batch in
+    parts, or of sharded networks, is computed outside of DDP's forward.
+    """
+    DDP._set_params_and_buffers_to_ignore_for_model(
+        learner, [f"objective.{name}" for name, _ in learner.objective.named_parameters()]
+    )
     with warnings.catch_warnings():
         # Newer torch renamed the argument broadcast_buffers and changed its meaning at the start; both will do.
         warnings.simplefilter("ignore", FutureWarning)

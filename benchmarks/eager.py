@@ -1,0 +1,56 @@
+"""Time every objective at a small batch, forward and backward: called from Python, and captured in a CUDA graph.
+
+    python benchmarks/eager.py [--pairs 256] [--json FILE]
+
+At this size the host decides how long a call takes: Python, autograd and launches. Plain torch's NT-Xent, three lines
+that store the matrix, is timed in the same run for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from kernels import captured, milliseconds, plain, views
+
+from kontrast.objectives import OBJECTIVES, objective
+
+WIDTH = 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--pairs", type=int, default=256)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this race needs a CUDA device: it times launches")
+    losses: dict[str, Callable] = {"plain torch": plain}
+    losses |= {name: objective(name).cuda() for name in OBJECTIVES}
+    rows = []
+    print(f"{'objective':<20}{'type':<10}{'ms':>9}{'captured':>10}")
+    for name, loss in losses.items():
+        for kind in (torch.float32, torch.bfloat16):
+            z1, z2 = views(arguments.pairs, WIDTH, kind, "cuda")
+
+            def step(z1=z1, z2=z2, loss=loss) -> None:
+                z1.grad = z2.grad = None
+                loss(z1, z2).backward()
+
+            for _ in range(3):
+                step()
+            row = {"objective": name, "type": str(kind), "ms": milliseconds(step, "cuda", 0.4)}
+            row["captured ms"] = captured(loss, z1, z2, 0.2)
+            rows.append(row)
+            print(f"{name:<20}{str(kind)[6:]:<10}{row['ms']:>9.3f}{row['captured ms']:>10.3f}", flush=True)
+    if arguments.json:
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+        arguments.json.write_text(json.dumps({**facts, "pairs": arguments.pairs, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The Triton kernels of two modalities and of softplus sums equal the definition, in Triton's interpreter."""
+
+import pytest
+import torch
+
+from kontrast.kernels import softplus_sums, triton_operands, two_way_statistics
+
+from support.statistics_cases import scalar, unit_rows, value_and_gradients
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def compare(compute, inputs, tolerance=1e-5):
+    """Compare value and gradients of Triton in float32 with the definition in float64."""
+    truth = value_and_gradients(lambda: compute("dense", *inputs), inputs)
+    single = [x.detach().float().requires_grad_() for x in inputs]
+    found = value_and_gradients(lambda: compute("triton", *single), single)
+    assert len(found) == len(truth)
+    for part, expected in zip(found, truth):
+        assert (part.isneginf() == expected.isneginf()).all()
+        part, expected = (x.double().masked_fill(x.isneginf(), 0) for x in (part, expected))
+        assert (part - expected).norm() <= tolerance * max(1e-3, expected.norm())
+
+
+@pytest.fixture(params=["few pairs", "many pairs"])
+def pairs(request, monkeypatch):
+    """Many pairs use the shortcut for bounded exponents, if the device finds that they are bounded."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    if request.param == "many pairs":
+        monkeypatch.setattr(triton_operands, "LARGE", 0)
+
+
+@pytest.mark.parametrize("a", [5.0, 90.0])
+@pytest.mark.parametrize(("with_mean", "detach"), [(False, False), (True, False), (True, True)])
+def test_two_way_statistics(pairs, a, with_mean, detach):
+    ids = torch.randint(0, 9, (40,)), torch.randint(0, 9, (150,))
+
+    def compute(implementation, q, k, scale):
+        rows, columns = two_way_statistics(
+            q, k, scale=scale, query_ids=ids[0], key_ids=ids[1], with_mean=with_mean, detach_weights=detach,
+            implementation=implementation,
+        )  # fmt: skip
+        return *rows, *columns
+
+    compare(compute, [unit_rows(40, 70), unit_rows(150, 70), scalar(a)], 1e-5 if a < 50 else 1e-4)
+
+
+@pytest.mark.parametrize("bias", [-10.0, 0.0, 3.0])
+def test_softplus_sums(bias):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    ids = torch.arange(40) % 20, torch.arange(150) % 60
+
+    def compute(implementation, q, k, scale, b):
+        return [softplus_sums(q, k, scale=scale, bias=b, query_ids=ids[0], key_ids=ids[1],
+                              implementation=implementation)]  # fmt: skip
+
+    compare(compute, [unit_rows(40, 70), unit_rows(150, 70), scalar(10.0), scalar(bias)])

@@ -1,0 +1,97 @@
+"""The Triton kernels for small batches and unit rows equal their definitions, in Triton's interpreter."""
+
+import pytest
+import torch
+
+from kontrast.kernels import small_batch as views
+from kontrast.kernels.triton_unit_launch import triton_unit_backward, triton_unit_forward
+from kontrast.kernels.unit_rows import define_unit_rows, unit_gradient
+from kontrast.kernels.view_links import ALL, LATER, cases_of_links
+from kontrast.objectives import objective
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def compare(found, truth, tolerance=1e-5):
+    for part, expected in zip(found, truth):
+        assert part.isfinite().all()
+        assert (part.double() - expected.double()).norm() <= tolerance * max(1e-3, expected.double().norm())
+
+
+@pytest.mark.parametrize(("type_", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize(("V", "W", "B", "N", "D"), [(2, None, 19, 19, 5), (3, 2, 7, 70, 20)])
+@pytest.mark.parametrize(("scales", "with_mean", "detach", "labels"), [
+    ([2.0], False, False, False), ([5.0, -1.0], True, False, True), ([10.0], True, True, False),
+])  # fmt: skip
+def test_views_equal_the_definition(kind, V, W, B, N, D, scales, with_mean, detach, labels, type_, tolerance):
+    """float32 uses a stored matrix, half precision a kernel that computes it."""
+    torch.manual_seed(0)
+    q, k = (None if n is None else (torch.randn(n, m, D) / D**0.5).to(type_) for n, m in ((V, B), (W, N)))
+    if kind == LATER and W is not None and V != W:
+        pytest.skip("later views are compared without a teacher only")
+    start = 0 if k is None else N - B
+    ids = (None, None)
+    if labels:
+        ids = (torch.randint(0, 5, (B,)),) * 2 if k is None else tuple(torch.randint(0, 5, (n,)) for n in (B, N))
+    count = V if kind == ALL else len(cases_of_links(V, W or V)[kind])
+    results = []
+    for compute, precision in ((views.small_definition, torch.float64), (views.small_batch, type_)):
+        sides = [side.to(precision).requires_grad_() for side in (q, k) if side is not None]
+        arguments = *ids, kind, count, start, scales, detach, with_mean, len(scales) == 1
+        lse, mean = compute(sides[0], sides[1] if k is not None else None, *arguments)
+        weights = torch.rand(lse.shape, generator=torch.Generator().manual_seed(1)) + 0.5
+        empty = lse.isneginf()
+        loss = (weights * lse.masked_fill(empty, 0)).sum()
+        if with_mean:
+            loss = loss + (weights.flip(-1) * mean).sum()
+        gradients = torch.autograd.grad(loss, sides)
+        results.append([lse.detach().masked_fill(empty, 0), mean.detach(), *gradients])
+    compare(results[1], results[0], tolerance)
+
+
+def test_gradients_of_expanded_statistics_need_no_copy():
+    """The gradient of a mean has strides of zero."""
+    torch.manual_seed(0)
+    z = torch.randn(2, 20, 8).requires_grad_()
+    found = [
+        torch.autograd.grad(compute(z, None, None, None, 0, 2, 0, [1.0], False, False, True)[0].mean(), z)[0]
+        for compute in (views.small_batch, views.small_definition)
+    ]
+    compare(found[:1], found[1:])
+
+
+@pytest.mark.parametrize("arguments", [{}, {"symmetric": True}])
+@pytest.mark.parametrize("name", ["nt-xent", "info-nce", "dcl", "cacr"])
+@pytest.mark.parametrize(("V", "W"), [(2, None), (3, None), (2, 2)])
+def test_objectives_in_one_function_equal_the_parts(name, arguments, V, W, monkeypatch):
+    """Unit rows, similarities, statistics and attraction in one autograd function, and each by itself."""
+    if arguments and name != "info-nce":
+        pytest.skip("only InfoNCE is symmetric or not")
+    torch.manual_seed(0)
+    z, given = torch.randn(V, 6, 5), {} if W is None else {"keys": torch.randn(W, 6, 5)}
+    found = []
+    for most in (views.SMALL, 0):
+        monkeypatch.setattr(views, "SMALL", most)
+        rows = z.clone().requires_grad_()
+        loss = objective(name, **arguments)(rows, **given)
+        found.append([loss.detach(), *torch.autograd.grad(loss, rows)])
+    compare(*found)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("V", "W", "B", "D"), [(2, None, 9, 19), (3, None, 5, 600), (1, 4, 6, 16), (3, 2, 7, 8)])
+def test_unit_rows_equal_the_definition(V, W, B, D, normalize):
+    torch.manual_seed(0)
+    z, keys = torch.randn(V, B, D), None if W is None else torch.randn(W, B, D)
+    z[0, 0] = 0
+    units, key_units, similarities = triton_unit_forward(z, keys, normalize)
+    expected = define_unit_rows(z.double(), None if keys is None else keys.double(), normalize)
+    compare([units, similarities], [expected.z, expected.similarities])
+    if keys is not None:
+        compare([key_units], [expected.keys])
+    grads = torch.randn(V, B, D), torch.randn(similarities.shape[::-1]).T
+    for given in (grads, (grads[0], None), (None, grads[1])):
+        wide = [None if grad is None else grad.double() for grad in given]
+        found = triton_unit_backward(z, keys, *given, normalize)
+        compare([found], [unit_gradient(z.double(), None if keys is None else keys.double(), *wide, normalize)])
