@@ -102,6 +102,7 @@ def test_priors(d) -> None:
         assert not torch.isin(rows, gaussian).any()
 
 
+@pytest.mark.slow
 def test_triton_draws_the_same_numbers() -> None:
     assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / "interpreted_projections.py")
 

@@ -10,7 +10,10 @@ from kontrast.kernels import row_statistics
 from support.interpreter import assert_tests_pass_interpreted
 
 
-@pytest.mark.parametrize("cases", ["rows", "views", "two_way", "nearest"])
+LONG = [pytest.param(cases, marks=pytest.mark.slow) for cases in ("two_way", "nearest")]
+
+
+@pytest.mark.parametrize("cases", ["rows", "views", *LONG])
 def test_in_the_interpreter(cases):
     assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / f"interpreted_{cases}.py")
 
