@@ -9,7 +9,6 @@ from kontrast.kernels import row_statistics
 
 from support.interpreter import assert_tests_pass_interpreted
 
-
 LONG = [pytest.param(cases, marks=pytest.mark.slow) for cases in ("two_way", "nearest")]
 
 
