@@ -172,7 +172,6 @@ def run_rank(number: int, world: int, port: int, folder: str) -> None:
     result = {
         "cases": evaluate(images),
         "ddp": ddp_step(images),
-        "ids": distributed.image_ids(share, torch.device("cpu")),
         "half": half.grad,
         "uneven": uneven_errors(number),
         "messages": messages(images),
@@ -280,10 +279,6 @@ def test_a_step_under_ddp_is_the_step_of_one_process(ranks: list[dict]) -> None:
     for rank in ranks:
         for name, parameter in expected.items():
             torch.testing.assert_close(rank["ddp"][name], parameter)
-
-
-def test_ids_are_unique_over_ranks(ranks: list[dict]) -> None:
-    assert torch.cat([rank["ids"] for rank in ranks]).tolist() == list(range(N))
 
 
 def test_gathered_gradients_are_summed_over_ranks(ranks: list[dict]) -> None:

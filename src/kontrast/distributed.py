@@ -47,11 +47,6 @@ def rank() -> int:
     return dist.get_rank() if active() else 0
 
 
-def image_ids(count: int, device: torch.device) -> Tensor:
-    """Return ids for this rank's images that are unique over all ranks: [count]."""
-    return torch.arange(rank() * count, (rank() + 1) * count, device=device)
-
-
 def gather(x: Tensor, dim: int = 0) -> Tensor:
     """Concatenate the x of all ranks along `dim`, in the order of ranks, with gradient."""
     return x if world() == 1 else _Gather.apply(x, dim)
