@@ -98,7 +98,7 @@ def test_leftovers_that_still_cannot_be_removed(tmp_path):
     (run / ".tmp-1-report.html").touch()
     (run / ".del-1-old").mkdir()
     resume = ["pretrain", "--resume", "--out", str(run), "--device", "cpu", "--no-probes"]
-    Command(tmp_path / "log", instead=partial(busy, (".tmp-1", ".del-1"), resume)).ended(0)
+    Command(tmp_path / "log", instead=partial(busy, (".tmp-1-report", ".del-1-old"), resume)).ended(0)
     assert (run / ".tmp-1-report.html").exists()
     assert kontrast(*resume).returncode == 0
     assert not [path.name for path in run.iterdir() if path.name.startswith((".tmp-", ".del-"))]
