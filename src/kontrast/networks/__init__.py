@@ -1,4 +1,4 @@
-"""Encoders, projection heads, predictors, batch norms, momentum teacher and memory bank.
+"""Encoders, projection heads, predictors, prototypes, batch norms, momentum teacher and memory bank.
 
 `encoder("resnet-18", channels=3, size=32)`, `head("simclr", width=512)`, `predictor("byol", width=256)`.
 """
@@ -7,12 +7,13 @@ from kontrast.networks import convn, heads, resnet, small_alexnet, small_conv, v
 from kontrast.networks.bank import MemoryBank
 from kontrast.networks.batch_norm import smallest_batch
 from kontrast.networks.catalog import ENCODERS, HEADS, PREDICTORS, Encoder, Head, encoder, head, predictor
+from kontrast.networks.prototypes import Prototypes
 from kontrast.networks.split_batch_norm import SplitBatchNorm, convert_split_batch_norm, shuffle, unshuffle
 from kontrast.networks.sync_batch_norm import synchronize_batch_norm
 from kontrast.networks.teacher import Teacher
 
 __all__ = [
-    "ENCODERS", "HEADS", "PREDICTORS", "Encoder", "Head", "MemoryBank", "SplitBatchNorm", "Teacher",
+    "ENCODERS", "HEADS", "PREDICTORS", "Encoder", "Head", "MemoryBank", "Prototypes", "SplitBatchNorm", "Teacher",
     "convert_split_batch_norm", "encoder", "head", "predictor", "shuffle", "smallest_batch", "synchronize_batch_norm",
     "unshuffle",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The base class of every objective, and the registry of their names.
 
-V views, B images, W views of teacher keys, M rows of the bank, D width.  z [V,B,D], keys [W,B,D], bank [M,D], labels
-[B].
+V views, B images, W views of teacher keys, M rows of the bank, K prototypes, D width.  z [V,B,D], keys [W,B,D], bank
+[M,D], prototypes [K,D], labels and indices [B].
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from kontrast import distributed
+from kontrast.kernels.row_statistics import refuse
 from kontrast.objectives.arguments import choice, switch
-from kontrast.objectives.inputs import Inputs, check_finite, check_inputs
+from kontrast.objectives.inputs import Inputs, OptionalInputs, check_finite, check_inputs
 from kontrast.objectives.learned_temperature import LearnedTemperature
 from kontrast.objectives.pairs import Pairs
 from kontrast.registry import Registry
@@ -29,6 +30,10 @@ HINTS = {
     "infoloob": "InfoLOOB is dcl with negatives='cross-view'",
 }
 OBJECTIVES = Registry("objective", hints=HINTS)
+NEEDED = {
+    "prototypes": "give [K,D], for example kontrast.networks.Prototypes(K, D)()",
+    "indices": "give the index of each image in the data set, whole numbers of shape [B]",
+}
 
 
 class Terms(dict[str, Tensor]):
@@ -70,10 +75,14 @@ class Objective(nn.Module):
         bank    earlier keys as negatives, used as they are; they get no gradient
         labels  one whole number per image: images with the same label are no negatives of each other, and with nt-xent
                 and dcl they are positives
+        prototypes      keys that are learned, used as they are; they get their gradient (`networks.Prototypes`)
+        key_prototypes  those of a teacher, without gradient; if not given, the prototypes themselves
+        indices         the index of each image in the data set, for estimates that are stored per image
+        global_views    how many of the first views are global; the others are local crops. Default: all
 
-    The value is the loss over the images of all ranks; distributed.py explains the gradient. Sums are float32 at least,
-    also under autocast; z of half precision is multiplied with the negatives in that type. A subclass defines
-    `contrast`.
+    An objective refuses what it has no use for, and says what it needs. The value is the loss over the images of all
+    ranks; distributed.py explains the gradient. Sums are float32 at least, also under autocast; z of half precision is
+    multiplied with the negatives in that type. A subclass defines `contrast`.
 
     A number that a subclass checks with `positive`, `weight` or `number` may be given as a tensor or an `nn.Parameter`
     of shape [], and gets its gradient. Parameters of an objective are trained, saved and synchronized over ranks like
@@ -84,7 +93,8 @@ class Objective(nn.Module):
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, which adds the means of the views.
 
     Shape:
-        z [V,B,D] or two tensors [B,D], keys [W,B,D], bank [M,D], labels [B]; the loss is a scalar, `rows` [V,B].
+        z [V,B,D] or two tensors [B,D], keys [W,B,D], bank [M,D], prototypes [K,D], labels and indices [B]; the loss is
+        a scalar, `rows` [V,B].
 
     Example:
         >>> class Pull(Objective):
@@ -96,7 +106,11 @@ class Objective(nn.Module):
 
     paper: str
     takes_bank = False
+    bank_per_view = False
     takes_labels = False
+    takes_global_views = False
+    needs_prototypes = False
+    needs_indices = False
 
     def __init__(self, *, normalize: bool = True, reduction: str = "mean"):
         super().__init__()
@@ -107,12 +121,9 @@ class Objective(nn.Module):
         """Return the terms, each a tensor of rows per anchor, or a scalar over the images of all ranks."""
         raise NotImplementedError(f"{type(self).__name__} has no contrast(pairs): define it and return its Terms")
 
-    def forward(
-        self, z: Tensor, z2: Tensor | None = None, *,
-        keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def forward(self, z: Tensor, z2: Tensor | None = None, **given: Unpack[OptionalInputs]) -> Tensor:
         """Return the loss, a scalar."""
-        inputs = self._check(z, z2, keys, bank, labels)
+        inputs = self._check(z, z2, given)
         with without_autocast(inputs.z.device.type):
             terms, pairs = self._contrast(inputs)
             first, *others = terms.values()
@@ -123,12 +134,9 @@ class Objective(nn.Module):
         check_finite(inputs, loss)
         return loss
 
-    def terms(
-        self, z: Tensor, z2: Tensor | None = None, *,
-        keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
-    ) -> Terms:  # fmt: skip
+    def terms(self, z: Tensor, z2: Tensor | None = None, **given: Unpack[OptionalInputs]) -> Terms:
         """Return the named terms, scalars whose sum is the loss. The repulsion is 0 if nothing is repelled."""
-        inputs = self._check(z, z2, keys, bank, labels)
+        inputs = self._check(z, z2, given)
         with without_autocast(inputs.z.device.type):
             terms = self._reduce(*self._contrast(inputs))
         check_finite(inputs, *terms.values())
@@ -153,12 +161,9 @@ class Objective(nn.Module):
             terms["repulsion"] = torch.zeros_like(next(iter(terms.values())))
         return terms
 
-    def rows(
-        self, z: Tensor, z2: Tensor | None = None, *,
-        keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def rows(self, z: Tensor, z2: Tensor | None = None, **given: Unpack[OptionalInputs]) -> Tensor:
         """Return the loss of each anchor of this rank [V,B], whatever the reduction; only query views have rows."""
-        inputs = self._check(z, z2, keys, bank, labels)
+        inputs = self._check(z, z2, given)
         with without_autocast(inputs.z.device.type):
             terms = self.contrast(self.pairs(inputs))
         check_finite(inputs, *terms.values())
@@ -179,15 +184,25 @@ class Objective(nn.Module):
             raise ValueError(f"{self} has no {wanted}: {which}; use mean")
         return max(len(term) for term in terms.values())
 
-    def _check(
-        self, z: Tensor, z2: Tensor | None, keys: Tensor | None, bank: Tensor | None, labels: Tensor | None
-    ) -> Inputs:
-        for name, given, taken in (("bank", bank, self.takes_bank), ("labels", labels, self.takes_labels)):
-            if given is not None and not taken:
+    def _check(self, z: Tensor, z2: Tensor | None, given: OptionalInputs) -> Inputs:
+        taken = {
+            "bank": self.takes_bank, "labels": self.takes_labels, "global_views": self.takes_global_views,
+            "prototypes": self.needs_prototypes, "key_prototypes": self.needs_prototypes, "indices": self.needs_indices,
+        }  # fmt: skip
+        there = [name for name, value in given.items() if value is not None]
+        for name in there:
+            if not taken.get(name, True):
                 raise ValueError(f"{type(self).__name__} takes no {name}: leave out {name}=")
-        if labels is not None and (keys is not None or bank is not None):
+        for name, needed in (("prototypes", self.needs_prototypes), ("indices", self.needs_indices)):
+            if needed and name not in there:
+                raise ValueError(f"{type(self).__name__} needs {name}=: {NEEDED[name]}")
+        if "labels" in there and ("keys" in there or "bank" in there):
             raise ValueError("labels don't go with keys or a bank, whose rows have none: give labels with z alone")
-        return check_inputs(z, z2, keys, bank, labels)
+        inputs = check_inputs(z, z2, **given)
+        if inputs.bank is not None and (inputs.bank.ndim == 3) != self.bank_per_view:
+            wanted = "[W,M,D], one queue per global view" if self.bank_per_view else "[M,D]"
+            refuse("bank", inputs.bank, wanted)
+        return inputs
 
     def learned_numbers(self) -> dict[str, float]:
         """Return the single numbers that are learned, such as a temperature, by name. Waits for the device."""

@@ -1,6 +1,7 @@
 """Checks of the tensors that an objective is given.
 
-V views, B images, W views of keys, M rows of the bank, D width.  z [V,B,D], keys [W,B,D], bank [M,D], labels [B].
+V views, B images, W views of keys, M rows of the bank, K prototypes, D width.  z [V,B,D], keys [W,B,D], bank [M,D] or
+[W,M,D], prototypes [K,D], labels and indices [B].
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -23,21 +24,40 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _values_unread: ContextVar[bool] = ContextVar("values_unread", default=False)
 
 
+class OptionalInputs(TypedDict, total=False):
+    """What an objective can be given besides z; `Objective` says what each of them is."""
+
+    keys: Tensor | None
+    bank: Tensor | None
+    labels: Tensor | None
+    prototypes: Tensor | None
+    key_prototypes: Tensor | None
+    indices: Tensor | None
+    global_views: int | None
+
+
 class Inputs(NamedTuple):
-    """The checked tensors of one call. Keys and bank are detached."""
+    """The checked tensors of one call. Keys, bank and the teacher's prototypes are detached."""
 
     z: Tensor
     keys: Tensor | None = None
     bank: Tensor | None = None
     labels: Tensor | None = None
+    prototypes: Tensor | None = None
+    key_prototypes: Tensor | None = None
+    indices: Tensor | None = None
+    global_views: int | None = None
 
 
 def check_inputs(
     z: Tensor, z2: Tensor | None = None,
     keys: Tensor | None = None, bank: Tensor | None = None, labels: Tensor | None = None,
+    prototypes: Tensor | None = None, key_prototypes: Tensor | None = None, indices: Tensor | None = None,
+    global_views: int | None = None,
 ) -> Inputs:  # fmt: skip
-    """Return the tensors as [V,B,D], [W,B,D], [M,D] and [B], or raise ValueError."""
-    for name, rows in (("z", z), ("z2", z2), ("keys", keys), ("bank", bank)):
+    """Return the tensors as [V,B,D], [W,B,D], [M,D], [K,D] and [B], or raise ValueError."""
+    named = {"z": z, "z2": z2, "keys": keys, "bank": bank, "prototypes": prototypes, "key_prototypes": key_prototypes}
+    for name, rows in named.items():
         if rows is not None and not (isinstance(rows, Tensor) and rows.is_floating_point()):
             refuse(name, rows, "a floating point tensor")
     z = stack_views(z, z2, with_keys=keys is not None)
@@ -50,16 +70,30 @@ def check_inputs(
             refuse("keys", keys, f"[W,{B},{D}], the images and width of z, with W at least {min(V, 2)}")
     if bank is not None:
         bank = bank.detach()
-        if bank.ndim != 2 or bank.shape[0] == 0 or bank.shape[1] != D:
+        if bank.ndim not in (2, 3) or 0 in bank.shape or bank.shape[-1] != D:
             refuse("bank", bank, f"[M,{D}], the width of z, with at least one row")
-    if labels is not None:
-        if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.shape != (B,):
-            refuse("labels", labels, f"integers of shape [{B}], one label per image")
-        labels = labels.long()
+    if prototypes is not None and (prototypes.ndim != 2 or len(prototypes) < 2 or prototypes.shape[1] != D):
+        refuse("prototypes", prototypes, f"[K,{D}], the width of z, with at least two rows")
+    if key_prototypes is not None:
+        key_prototypes = key_prototypes.detach()
+        if prototypes is None or key_prototypes.shape != prototypes.shape:
+            refuse("key_prototypes", key_prototypes, "the shape of prototypes, which must be given too")
+    labels, indices = (check_integers(n, x, B) for n, x in (("labels", labels), ("indices", indices)))
+    if global_views is not None and not (type(global_views) is int and 2 <= global_views <= V):
+        refuse("global_views", global_views, f"the number of global views, from 2 to the {V} views of z")
     # z is checked by its loss, in which every row counts. A bank or a key may be infinitely far away and count nothing.
-    check_rows_finite(keys=keys, bank=bank)
+    check_rows_finite(keys=keys, bank=bank, prototypes=prototypes, key_prototypes=key_prototypes)
     check_equal_on_ranks(z)
-    return Inputs(z, keys, bank, labels)
+    return Inputs(z, keys, bank, labels, prototypes, key_prototypes, indices, global_views)
+
+
+def check_integers(name: str, given: Tensor | None, B: int) -> Tensor | None:
+    """Return one whole number per image as int64."""
+    if given is None:
+        return None
+    if not isinstance(given, Tensor) or given.dtype not in INTEGERS or given.shape != (B,):
+        refuse(name, given, f"integers of shape [{B}], one per image")
+    return given.long()
 
 
 def stack_views(z: Tensor, z2: Tensor | None, with_keys: bool) -> Tensor:

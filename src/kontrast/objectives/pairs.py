@@ -43,7 +43,7 @@ class Pairs:
         self.V, self.B, self.D = inputs.z.shape
         self.W = self.V if inputs.keys is None else inputs.keys.shape[0]
         self.N = self.B * distributed.world()
-        self.labels = inputs.labels
+        self.given, self.labels = inputs, inputs.labels
         self._inputs, self._normalize = inputs, normalize
         self._everyone: tuple[Tensor, Tensor] | None = None  # z and k of all ranks, once they have been gathered
         self._places: dict[Link, Link] = {}  # after whitening by link: the indices of a link's views in z and k

@@ -7,9 +7,9 @@ from torch.nn.functional import mse_loss
 
 from kontrast import distributed
 from kontrast.kernels.projections import PRIORS, directions_and_prior, sliced_wasserstein
-from kontrast.objectives.advance import advance, step_on
 from kontrast.objectives.arguments import Number, choice, positive, weight, whole
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.buffer_updates import advance, step_on
 from kontrast.objectives.link_rows import stack
 from kontrast.objectives.pairs import Pairs
 

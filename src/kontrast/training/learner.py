@@ -27,7 +27,7 @@ from kontrast.networks import MemoryBank, SplitBatchNorm, Teacher, convert_split
 from kontrast.networks.catalog import Encoder, Head, Module
 from kontrast.objectives import Objective, objective
 from kontrast.objectives.base import Terms
-from kontrast.objectives.inputs import values_unread
+from kontrast.objectives.inputs import OptionalInputs, values_unread
 from kontrast.registry import nearest
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -142,9 +142,9 @@ class Learner(nn.Module):
 
     def compute_loss(self, z: Tensor, keys: Tensor | None) -> Outcome:
         """Return the terms of the loss of queries and keys, and the rows that the bank will store."""
-        inputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
+        inputs: OptionalInputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
         with values_unread():  # the step checks for NaN itself, on the device and on all ranks
-            terms = self.objective.terms(z, **{k: v for k, v in inputs.items() if v is not None})
+            terms = self.objective.terms(z, **inputs)
         stored = z[: self.count] if keys is None else keys
         return Outcome(terms, None if self.bank is None else self.rows_for_bank(stored))
 

@@ -1,4 +1,4 @@
-"""A counter that advances in the backward pass, for objectives that draw random numbers."""
+"""Buffers that change in the backward pass: a counter of random draws, or a running estimate."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def advance(x: Tensor, step: Tensor) -> Tensor:
     `step` unchanged, because they are for functions without side effects.
     """
     return x if in_torch_func() else _Advance.apply(x, step)
+
+
+def update_in_backward(x: Tensor, buffer: Tensor, value: Tensor, places: Tensor | None = None) -> Tensor:
+    """Return x, and overwrite a buffer, or its rows at `places`, when the gradient of x is computed.
+
+    So a running estimate follows the training steps alone, and a loss that is only evaluated leaves it unchanged. The
+    transforms of torch.func leave it unchanged too.
+    """
+    return x if in_torch_func() else _Update.apply(x, buffer, value.detach(), places)
 
 
 def step_on(device: torch.device, objective: nn.Module) -> Tensor:
@@ -48,3 +57,19 @@ class _Advance(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         ctx.step.add_(1)
         return grads[0], None
+
+
+class _Update(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, buffer: Tensor, value: Tensor, places: Tensor | None) -> Tensor:
+        ctx.buffer, ctx.value, ctx.places = buffer, value, places
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        value = ctx.value.to(ctx.buffer.dtype)
+        if ctx.places is None:
+            ctx.buffer.copy_(value)
+        else:
+            ctx.buffer.index_copy_(0, ctx.places, value)
+        return grads[0], None, None, None
