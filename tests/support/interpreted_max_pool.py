@@ -7,7 +7,6 @@ import torch
 
 from support.max_pool_cases import CASES, assert_equals_torch
 
-
 SMALL = [case for case in CASES if math.prod(CASES[case][0]) < 1000] + ["ties", "not a number"]
 """The interpreter takes seconds for the larger ones, which run on a GPU."""
 
