@@ -24,6 +24,7 @@ DOCUMENTED = {
     "merge": kernels.merge,
     "mean_vectors": kernels.mean_vectors,
     "nearest_keys": kernels.nearest_keys,
+    "sinkhorn_potentials": kernels.sinkhorn_potentials,
     "softplus_sums": kernels.softplus_sums,
     "two_way_statistics": kernels.two_way_statistics,
     "metrics.alignment": metrics.alignment,
