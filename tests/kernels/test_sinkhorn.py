@@ -1,4 +1,4 @@
-"""Sinkhorn's assignments: the log form against the product form, what counts, and samples that are spread over ranks."""
+"""Sinkhorn's assignments: the log form against the product form, samples that don't count, samples of several ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kontrast.kernels.sinkhorn import sinkhorn_potentials
+
+from support.objective_definitions import sinkhorn
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -27,26 +29,13 @@ def assign(scores: Tensor, epsilon: float = 0.05, iterations: int = 3, **more) -
     return torch.softmax(wide / epsilon + bias.unsqueeze(-2), dim=-1)
 
 
-def product_form(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
-    """SwAV's algorithm in float64, as loops: prototypes get equal shares of the samples, then samples of prototypes."""
-    N, K = scores.shape
-    Q = torch.exp(scores.double() / epsilon)
-    Q = Q / Q.sum()
-    for _ in range(iterations):
-        for k in range(K):
-            Q[:, k] /= Q[:, k].sum() * K
-        for i in range(N):
-            Q[i] /= Q[i].sum() * N
-    return Q * N
-
-
 @pytest.mark.parametrize("epsilon", [0.03, 0.05, 0.5])
 @pytest.mark.parametrize("iterations", [1, 3, 50])
-def test_the_log_form_is_the_product_form(epsilon, iterations) -> None:
+def test_the_log_form_is_the_sinkhorn(epsilon, iterations) -> None:
     for N, K in ((12, 7), (5, 20), (1, 3)):
         scores = cosines(N, K)
         q = assign(scores, epsilon, iterations)
-        torch.testing.assert_close(q, product_form(scores, epsilon, iterations))
+        torch.testing.assert_close(q, sinkhorn(scores, epsilon, iterations))
         torch.testing.assert_close(q.sum(-1), torch.ones(N, dtype=torch.float64))
 
 
@@ -65,7 +54,7 @@ def test_sharp_assignments_of_half_precision_are_finite(epsilon, dtype) -> None:
     q = assign(scores, epsilon)
     assert q.dtype == torch.float32 and bool(q.isfinite().all())
     if epsilon >= 0.03:
-        torch.testing.assert_close(q.double(), product_form(scores, epsilon, 3), rtol=2e-3, atol=1e-5)
+        torch.testing.assert_close(q.double(), sinkhorn(scores, epsilon, 3), rtol=2e-3, atol=1e-5)
 
 
 def test_identical_samples_are_assigned_uniformly() -> None:
@@ -75,7 +64,7 @@ def test_identical_samples_are_assigned_uniformly() -> None:
 
 
 def test_shifts_of_the_scores() -> None:
-    """A number per prototype added to all samples changes nothing; one per sample does, until the iteration converges."""
+    """A number per prototype, added to all samples, changes nothing. One per sample does, unless the sums converge."""
     scores, by_prototype, by_sample = cosines(), 0.3 * draw(7, seed=5), 0.3 * draw(12, 1, seed=6)
     torch.testing.assert_close(assign(scores + by_prototype), assign(scores))
     assert (assign(scores + by_sample) - assign(scores)).abs().max() > 1e-3
@@ -123,7 +112,7 @@ def test_samples_of_all_ranks_are_assigned_together(ranks, dtype) -> None:
     for thread in threads:
         thread.join()
     assert [len(rows) for rows in sent] == [3] * ranks
-    expected = product_form(scores, 0.03, 3)
+    expected = sinkhorn(scores, 0.03, 3)
     tolerance = {} if dtype == torch.float64 else {"rtol": 2e-3, "atol": 1e-5}
     torch.testing.assert_close(torch.cat(found).double(), expected, **tolerance)
 
