@@ -168,6 +168,7 @@ def test_torch_func_differentiates_arguments(name) -> None:
 
 @pytest.mark.parametrize("name", ["nt-xent", "cacr", "hard-negative"])
 def test_a_loss_with_parameters_compiles_into_one_graph(name) -> None:
+    torch.compiler.reset()  # or the traces of earlier tests count towards the limit of recompilations
     z = draw(2, 6, 5)
     arguments = [argument for owner, argument in TRAINED if owner == name and argument != "rbf_t"]
     loss = objective(name, **{a: nn.Parameter(torch.tensor(default(name, a)).double()) for a in arguments})
