@@ -17,6 +17,7 @@ from kontrast.objectives.cacr import CACR
 from kontrast.objectives.dcl import DCL
 from kontrast.objectives.dclw import DCLW
 from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
+from kontrast.objectives.dino import DINO
 from kontrast.objectives.hard_negative import HardNegative
 from kontrast.objectives.info_nce import InfoNCE
 from kontrast.objectives.jcl import JCL
@@ -29,13 +30,14 @@ from kontrast.objectives.sim_affinity import SimAffinity
 from kontrast.objectives.sim_trace import SimTrace
 from kontrast.objectives.sim_whitening import SimWhitening
 from kontrast.objectives.sum import Sum
+from kontrast.objectives.swav import SwAV
 from kontrast.objectives.swd import SWD
 from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
 
 __all__ = [
-    "CACR", "DCL", "DCLW", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
+    "CACR", "DCL", "DCLW", "DINO", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
     "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective",
-    "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Sum", "Terms", "VICReg", "choice", "number",
-    "objective", "positive", "switch", "weight", "whole",
+    "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Sum", "SwAV", "Terms", "VICReg", "choice",
+    "number", "objective", "positive", "switch", "weight", "whole",
 ]  # fmt: skip
