@@ -92,6 +92,23 @@ CASES = {
     "sim-whitening": {"objective": {"name": "sim-whitening"}},
     "swd": {"objective": {"name": "swd"}},
     "nt-xent": {"objective": {"name": "nt-xent"}},
+    "swav": {
+        "objective": {"name": "swav"},
+        "prototypes": {"count": 6},
+        "bank": {"size": 32, "contents": "views"},
+    },
+    "dino": {
+        "objective": {"name": "dino"},
+        "prototypes": {"count": 6, "kind": "weight-norm"},
+        "teacher": {"momentum": 0.9},
+    },
+    "dino in parts": {
+        "objective": {"name": "dino"},
+        "prototypes": {"count": 6, "kind": "weight-norm", "learn_scale": True},
+        "teacher": {"momentum": 0.9},
+        "batch_norm": {"kind": "plain"},
+        "training": {"batch": 16, "accumulate": 4},
+    },
     # Four parts in one process, two on each of two ranks: batch norm sees the same part of the images either way.
     "in parts": {
         "objective": {"name": "info-nce"},
@@ -133,7 +150,7 @@ def train_in_float64(case: str, out: Path) -> int:
     parts = max(1, recipe.training.accumulate // distributed.world())
     recipe = replace(recipe, training=replace(recipe.training, accumulate=parts))
     torch.manual_seed(0)
-    learner = build_learner(recipe, 3, torch.device("cpu")).double()
+    learner = build_learner(recipe, 3, torch.device("cpu"), images=16, classes=3).double()
     make = build_views(recipe, torch.float32)
     optimizer = build_optimizer(learner, "sgd", 0.1)
     step = Step(learner, optimizer, lambda *x: make(*x).double(), device=torch.device("cpu"), accumulate=parts)
@@ -141,7 +158,10 @@ def train_in_float64(case: str, out: Path) -> int:
     for number in range(8):
         made = torch.Generator().manual_seed(number)
         images = torch.randint(0, 256, (16, 3, 20, 20), dtype=torch.uint8, generator=made)
-        step(images[share], keys(0, number, torch.arange(16))[share], Schedule(lr=0.01, momentum=0.9))
+        given = {"indices": torch.arange(16)[share]}
+        if recipe.training.labels:
+            given["labels"] = given["indices"] % 3
+        step(images[share], keys(0, number, torch.arange(16))[share], Schedule(lr=0.01, momentum=0.9), **given)
     assert step.check() is None
     if distributed.is_main():
         save_file({k: t.contiguous() for k, t in learner.state_dict().items()}, out)
@@ -160,7 +180,7 @@ def test_two_ranks_take_the_steps_of_one_process(tmp_path, case):
     for command in commands:
         assert command.wait() == 0, command.said
     whole, shared = load_file(tmp_path / "one"), load_file(tmp_path / "r0")
-    apart = case == "in parts" or "split" in case  # running statistics are each rank's own
+    apart = case.endswith("in parts") or "split" in case  # running statistics are each rank's own
     own = ("running_mean", "running_var", "num_batches_tracked") if apart else ()
     for name, tensor in whole.items():
         if name.endswith(own):
