@@ -14,6 +14,7 @@ from kontrast.config.recipe import Recipe, read_recipe
 from kontrast.data import ImageSet
 from kontrast.errors import Stopped, UsageError
 from kontrast.files import read_json_lines
+from kontrast.objectives.scheduled_number import on_device
 from kontrast.training import metrics_log
 from kontrast.training.build import algorithms
 from kontrast.training.checkpoints import checkpoints
@@ -142,7 +143,7 @@ def test_an_argument_of_the_objective_that_grows(tmp_path):
     made = loop(tmp_path, recipe(objective=objective, views={**TREE["views"], "count": 3}))
     judge, seen = made.learner.objective, []
     contrast = judge.contrast
-    judge.contrast = lambda pairs: (seen.append(judge._lambda.view(torch.float64).item()), contrast(pairs))[1]
+    judge.contrast = lambda pairs: (seen.append(on_device(judge, "covariance_weight").item()), contrast(pairs))[1]
     made.run(None, StopSignals(), "")
     assert seen == pytest.approx([2 * (epoch + 1) / 3 for epoch in range(3) for _ in range(5)])
 

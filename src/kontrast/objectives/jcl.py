@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from kontrast.objectives.arguments import NT_XENT_ALONE, Number, bits, fixed, positive, weight
+from kontrast.objectives.arguments import NT_XENT_ALONE, Number, fixed, positive, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
+from kontrast.objectives.scheduled_number import on_device, scheduled_number
 
 
 @OBJECTIVES.register("jcl")
@@ -42,24 +42,13 @@ class JCL(Objective):
 
     paper = "JCL, equation 8"
     takes_bank = True
-    _lambda: Tensor  # the bits of a float64 as int64, because casting the module would round a float
+    covariance_weight = scheduled_number("covariance_weight", weight)
 
     def __init__(self, temperature: Number = 0.2, covariance_weight: float = 4.0, *,
                  normalize: bool = True, reduction: str = "mean"):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
-        self.register_buffer("_lambda", torch.zeros((), dtype=torch.int64), persistent=False)
-        # Checked before it is set, because torch registers a parameter instead of calling the setter.
         self.covariance_weight = fixed("covariance_weight", weight("covariance_weight", covariance_weight))
-
-    @property
-    def covariance_weight(self) -> float:
-        return self._covariance_weight
-
-    @covariance_weight.setter
-    def covariance_weight(self, value: float) -> None:
-        self._covariance_weight = fixed("covariance_weight", weight("covariance_weight", value))
-        self._lambda.fill_(bits(self._covariance_weight))
 
     def pairs(self, inputs: Inputs) -> Pairs:
         if inputs.keys is None:
@@ -68,7 +57,7 @@ class JCL(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         mean = pairs.reduce_positives(lambda s: s.mean(-1)) / self.temperature
-        half = self._lambda.view(torch.float64) / (2 * self.temperature**2)
+        half = on_device(self, "covariance_weight") / (2 * self.temperature**2)
         variance = half * pairs.reduce_positives(lambda s: s.var(-1, correction=0))
         negatives = pairs.mean_key_negatives(1 / self.temperature)
         return Terms(attraction=-mean, repulsion=torch.logaddexp(negatives, mean + variance))
