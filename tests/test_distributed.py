@@ -53,6 +53,7 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("cacr", {"symmetric": True, "cost": "rbf"}, 2, ("labels",)),
     ("cacr", {"cost": "rbf"}, 2, ("keys",)),
     ("siglip", {"temperature": 0.2, "bias": -2.0}, 2, ("labels",)),
+    ("nnclr", {}, 3, ("keys",)),
 ]
 METRICS = ("conditional_entropy", "alignment", "uniformity")
 
@@ -82,7 +83,7 @@ def with_parameters(name: str, arguments: dict) -> Objective:
     """Return the objective with a parameter for every number that may be one."""
     chosen: dict = dict(arguments)
     for argument, parameter in OBJECTIVES.arguments(name).items():
-        if not isinstance(parameter.default, float):
+        if argument in arguments or not isinstance(parameter.default, float):
             continue
         number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
         with contextlib.suppress(ValueError):  # a number that gets no gradient here
@@ -99,6 +100,9 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         z = x @ weights
         z.retain_grad()
         loss = with_parameters(name, arguments)
+        if any(x.is_floating_point() for x in loss.buffers()):  # the step that is compared uses what another one stored
+            first = z.detach().flip(-1).requires_grad_()
+            torch.autograd.grad(loss(first, **given), first)
         terms = loss.terms(z, **given)
         terms.total.backward()
         results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})

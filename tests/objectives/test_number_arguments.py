@@ -151,11 +151,12 @@ def test_a_trained_number_that_may_be_zero_starts_above_zero() -> None:
 @pytest.mark.parametrize("name", sorted({name for name, _ in TRAINED}))
 def test_torch_func_differentiates_arguments(name) -> None:
     z = draw(3, 5, 4)
+    given = extra_inputs(name, z)
     for argument in [argument for owner, argument in TRAINED if owner == name]:
         value = torch.tensor(default(name, argument), dtype=torch.float64)
 
         def loss(number, argument=argument) -> Tensor:
-            return objective(name, **{argument: number}, **given_with(name, argument))(z, **extra_inputs(name, z))
+            return objective(name, **{argument: number}, **given_with(name, argument))(z, **given)
 
         leaf = value.clone().requires_grad_()
         expected = torch.autograd.grad(loss(leaf), leaf)[0]

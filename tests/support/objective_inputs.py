@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from kontrast.objectives import OBJECTIVES
 
 K, M, W = 7, 9, 2
-DETACHED_KEYS: set[str] = set()
+DETACHED_KEYS = {"nnclr"}
 """Objectives that use their own projections, detached, if no keys are given: only with keys is their gradient the
 derivative of the value. `possible_inputs(name, z)[name in DETACHED_KEYS :]` are the calls for which it is."""
 

@@ -22,6 +22,7 @@ from kontrast.objectives.info_nce import InfoNCE
 from kontrast.objectives.jcl import JCL
 from kontrast.objectives.learned_temperature import LearnedTemperature
 from kontrast.objectives.multi_view_nce import MultiViewNCE
+from kontrast.objectives.nnclr import NNCLR
 from kontrast.objectives.nt_xent import NTXent
 from kontrast.objectives.pairs import Pairs
 from kontrast.objectives.siglip import SigLIP
@@ -33,9 +34,8 @@ from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
 
 __all__ = [
-    "CACR", "DCL", "DCLW", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
-    "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs",
-    "SigLIP",
-    "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "choice", "number", "objective", "positive", "switch",
-    "weight", "whole",
+    "CACR", "DCL", "DCLW", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
+    "BarlowTwins", "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent",
+    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "choice",
+    "number", "objective", "positive", "switch", "weight", "whole",
 ]  # fmt: skip
