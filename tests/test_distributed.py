@@ -54,6 +54,7 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("cacr", {"cost": "rbf"}, 2, ("keys",)),
     ("siglip", {"temperature": 0.2, "bias": -2.0}, 2, ("labels",)),
     ("nnclr", {}, 3, ("keys",)),
+    ("sogclr", {"images": 24, "gamma": 0.4}, 3, ()),
 ]
 METRICS = ("conditional_entropy", "alignment", "uniformity")
 
@@ -241,7 +242,7 @@ def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[di
 
 
 # Small messages besides the mean of the terms, forward and backward; distributed.py says what they are.
-MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0)}
+MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0), "sogclr": (1, 0)}
 FEATURE_STATISTICS = {"barlow-twins", "vicreg", "w-mse", "sim-trace"}
 
 

@@ -26,7 +26,7 @@ NUMBERS = [
     or argument in ("clamp", "ridge", "bias")
     or (name, argument) == ("siglip", "temperature")
 ]
-CONSTANT = {"ridge", "covariance_weight"}
+CONSTANT = {"ridge", "covariance_weight", "gamma"}
 """Arguments that get no gradient where they are not `VICReg`'s; a tensor that requires grad is refused."""
 GIVEN_WITH = {"rbf_t": {"cost": "rbf"}, "clamp": {"detach": False}, "bias": {"temperature": 0.1}}
 """Further arguments, without which an argument has no effect, or with which it is the only parameter."""
@@ -48,7 +48,7 @@ def default(name: str, argument: str) -> float:
 
 
 def constant(name: str, argument: str) -> bool:
-    return argument in CONSTANT and name != "vicreg"
+    return (argument in CONSTANT and name != "vicreg") or (name, argument) == ("sogclr", "temperature")
 
 
 TRAINED = [(name, argument) for name, argument in NUMBERS if not constant(name, argument)]
@@ -131,7 +131,7 @@ def test_everything_else_is_refused_by_name(name, argument) -> None:
     wrong += [np.bool_(True), torch.tensor(True), np.array(True), torch.tensor(math.inf), object(), torch]
     wrong += [torch.tensor(math.nan, requires_grad=True), torch.ones(2, requires_grad=True)]
     wrong += [nn.Parameter(torch.tensor(-300.0)), nn.Parameter(torch.ones(1))]
-    number = (name, argument) in [*NUMBERS, ("siglip", "initial_temperature")] or argument == "seed"
+    number = (name, argument) in [*NUMBERS, ("siglip", "initial_temperature")] or argument in ("seed", "images")
     wrong += [True, False] if number else [1, 0.0, torch.tensor(1)]
     for value in wrong:
         if argument in ("clamp", "bias") and isinstance(value, nn.Parameter) and not value.ndim:

@@ -29,6 +29,7 @@ from kontrast.objectives.siglip import SigLIP
 from kontrast.objectives.sim_affinity import SimAffinity
 from kontrast.objectives.sim_trace import SimTrace
 from kontrast.objectives.sim_whitening import SimWhitening
+from kontrast.objectives.sogclr import SogCLR
 from kontrast.objectives.swd import SWD
 from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
@@ -36,6 +37,6 @@ from kontrast.objectives.w_mse import WMSE
 __all__ = [
     "CACR", "DCL", "DCLW", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
     "BarlowTwins", "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent",
-    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "choice",
+    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "SogCLR", "Terms", "VICReg", "choice",
     "number", "objective", "positive", "switch", "weight", "whole",
 ]  # fmt: skip
