@@ -29,6 +29,8 @@ def extra_inputs(name: str, z: Tensor, seed: int = 0) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if OBJECTIVES[name].needs_prototypes:
         given["prototypes"] = draw_prototypes(z, seed + 20)
+    if OBJECTIVES[name].needs_bank:
+        given["bank"] = draw_bank(name, z, seed + 9)
     if OBJECTIVES[name].needs_indices:
         order = torch.randperm(3 * z.shape[-2], generator=torch.Generator().manual_seed(seed))
         given["indices"] = order[: z.shape[-2]].to(z.device)

@@ -14,6 +14,7 @@ from kontrast.objectives.arguments import choice, number, positive, switch, weig
 from kontrast.objectives.barlow_twins import BarlowTwins
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms, objective
 from kontrast.objectives.cacr import CACR
+from kontrast.objectives.co2 import CO2
 from kontrast.objectives.dcl import DCL
 from kontrast.objectives.dclw import DCLW
 from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
@@ -35,7 +36,7 @@ from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
 
 __all__ = [
-    "CACR", "DCL", "DCLW", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
+    "CACR", "CO2", "DCL", "DCLW", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
     "BarlowTwins", "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent",
     "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "SogCLR", "Terms", "VICReg", "choice",
     "number", "objective", "positive", "switch", "weight", "whole",
