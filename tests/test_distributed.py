@@ -53,6 +53,10 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("cacr", {"symmetric": True, "cost": "rbf"}, 2, ("labels",)),
     ("cacr", {"cost": "rbf"}, 2, ("keys",)),
     ("siglip", {"temperature": 0.2, "bias": -2.0}, 2, ("labels",)),
+    ("cacr", {"variant": "mocov3", "cost": "rbf"}, 3, ("keys",)),
+    ("cacr", {"variant": "mocov3"}, 3, ("keys",)),
+    ("cacr", {"margin": 0.5}, 3, ()),
+    ("info-nce", {"loss_scale": "2tau"}, 2, ("keys",)),
     ("nnclr", {}, 3, ("keys",)),
     ("sogclr", {"images": 24, "gamma": 0.4}, 3, ()),
 ]

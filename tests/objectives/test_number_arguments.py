@@ -23,7 +23,7 @@ NUMBERS = [
     (name, argument)
     for name, argument in ARGUMENTS
     if isinstance(OBJECTIVES.arguments(name)[argument].default, float)
-    or argument in ("clamp", "ridge", "bias")
+    or argument in ("clamp", "ridge", "bias", "margin")
     or (name, argument) == ("siglip", "temperature")
 ]
 CONSTANT = {"ridge", "covariance_weight", "gamma"}
@@ -43,7 +43,9 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 def default(name: str, argument: str) -> float:
     value = OBJECTIVES.arguments(name)[argument].default
     return (
-        value if isinstance(value, float) else {"clamp": 1.1, "ridge": 0.01, "temperature": 0.1, "bias": -5.0}[argument]
+        value
+        if isinstance(value, float)
+        else {"clamp": 1.1, "ridge": 0.01, "temperature": 0.1, "bias": -5.0, "margin": 0.5}[argument]
     )
 
 

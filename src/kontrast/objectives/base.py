@@ -26,7 +26,9 @@ HINTS = {
     "supcon": "SupCon is nt-xent with labels=",
     "simclr": "SimCLR's loss is nt-xent",
     "moco": "MoCo's loss is info-nce with keys= and bank=",
+    "mocov3": "MoCo v3's loss is info-nce with keys=, loss_scale='2tau' and reduction='simclr_tf'",
     "clip": "CLIP's loss is info-nce with symmetric=True",
+    "triplet": "the triplet loss is cacr with margin=",
     "infoloob": "InfoLOOB is dcl with negatives='cross-view'",
 }
 OBJECTIVES = Registry("objective", hints=HINTS)
