@@ -58,6 +58,15 @@ def test_equal_query_and_key_are_consistent_and_others_are_not(projections, keys
         assert loss.terms(projections[:1], keys=k, bank=bank)["consistency"] > 0
 
 
+def test_rounding_does_not_make_the_consistency_negative() -> None:
+    """In bfloat16 each vector is rounded before both factors are computed, so that they have the same sign."""
+    draw = torch.Generator().manual_seed(0)
+    q, noise, bank = (torch.randn(*shape, generator=draw) for shape in ((1, 500, 16), (1, 500, 16), (300, 16)))
+    given = {"keys": (q + 0.003 * noise).bfloat16(), "bank": normalize(bank, dim=-1).bfloat16()}
+    rows = CO2().rows(q.bfloat16(), **given) - InfoNCE().rows(q.bfloat16(), **given)
+    assert rows.max() > 1e-4 and rows.min() > -1e-6  # the difference of two losses is rounded
+
+
 def test_one_divergence_needs_a_log_sum_exp_and_a_constant_mean_vector(projections, bank) -> None:
     """KL(P||Q) = lse_q - <q, m_P>/tau - H(P), and both divergences together are <k - q, m_P - m_Q>/tau."""
     q, k, tau = *normalize(projections, dim=-1), 0.2
