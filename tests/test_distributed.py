@@ -21,7 +21,7 @@ from kontrast import distributed
 from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
 from kontrast.objectives.inputs import values_unread
 
-from support.objective_inputs import extra_inputs, possible_inputs
+from support.objective_inputs import extra_inputs, possible_inputs, small_objective
 
 N, WIDTH, D = 8, 6, 5
 WORLDS = (2, 4)
@@ -59,6 +59,8 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("info-nce", {"loss_scale": "2tau"}, 2, ("keys",)),
     ("nnclr", {}, 3, ("keys",)),
     ("sogclr", {"images": 24, "gamma": 0.4}, 3, ()),
+    ("swav", {}, 3, ("keys", "bank")),
+    ("dino", {"centering": "sinkhorn"}, 3, ("keys",)),
 ]
 METRICS = ("conditional_entropy", "alignment", "uniformity")
 
@@ -92,8 +94,8 @@ def with_parameters(name: str, arguments: dict) -> Objective:
             continue
         number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
         with contextlib.suppress(ValueError):  # a number that gets no gradient here
-            chosen = objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
-    return objective(name, **chosen)
+            chosen = small_objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
+    return small_objective(name, **chosen)
 
 
 def evaluate(images: slice) -> list[dict[str, Tensor]]:
@@ -151,7 +153,7 @@ def messages(images: slice) -> list[Messages]:
         x, weights, given = inputs(name, V, others, images)
         z = (x @ weights).detach().requires_grad_()
         with values_unread():
-            loss = objective(name, **arguments)(z, **given)
+            loss = small_objective(name, **arguments)(z, **given)
             forward = list(sent)
             sent.clear()
             loss.backward()
@@ -168,7 +170,7 @@ def uneven_errors(number: int) -> list[str]:
     for name in OBJECTIVES:
         z = draw(2)[0][:, : 2 + (number == 0)]
         try:
-            errors.append(f"{name}: {objective(name)(z, **extra_inputs(name, z))}")
+            errors.append(f"{name}: {small_objective(name)(z, **extra_inputs(name, z))}")
         except ValueError as error:
             errors.append(str(error))
     return errors
@@ -237,6 +239,10 @@ def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[di
         if name == "of z":
             found = torch.cat([rank[name] for rank in ours], dim=1) / world
             torch.testing.assert_close(found, expected[name], rtol=1e-6, atol=1e-9)
+        elif name.startswith("buffer "):
+            for rank in ours:
+                torch.testing.assert_close(rank[name], expected[name])
+                assert torch.equal(rank[name], ours[0][name])
         elif name.startswith("of "):
             average = torch.stack([rank[name] for rank in ours]).mean(0)
             torch.testing.assert_close(average, expected[name], rtol=1e-6, atol=1e-9)
@@ -246,7 +252,7 @@ def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[di
 
 
 # Small messages besides the mean of the terms, forward and backward; distributed.py says what they are.
-MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0), "sogclr": (1, 0)}
+MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0), "swav": (3, 0), "dino": (1, 0), "sogclr": (1, 0)}
 FEATURE_STATISTICS = {"barlow-twins", "vicreg", "w-mse", "sim-trace"}
 
 
@@ -269,6 +275,8 @@ def test_keys_are_sent_once_in_each_direction(number: int, ranks: list[dict]) ->
         more_forward = more_backward = views * (views - 1)  # pairs of views, in both directions with a teacher
     if arguments.get("detach") is False or arguments.get("cost") == "rbf":
         more_forward, more_backward = 1, 1
+    if arguments.get("centering") == "sinkhorn":
+        more_forward = 3
     assert len(forward) - len(keys) <= 1 + more_forward + ("labels" in others)
     assert len(backward) - len(gradients) <= more_backward
 

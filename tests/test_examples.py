@@ -21,7 +21,7 @@ def run_example(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["own_loop.py", "lightning_loop.py"])
+@pytest.mark.parametrize("name", ["own_loop.py", pytest.param("lightning_loop.py", marks=pytest.mark.slow)])
 def test_training_loop_lowers_the_loss(name):
     if "lightning" in name and importlib.util.find_spec("pytorch_lightning") is None:
         pytest.skip("pytorch_lightning is not installed")

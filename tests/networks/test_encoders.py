@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kontrast.errors import EnvironmentFault, UsageError
-from kontrast.networks import ENCODERS, encoder, head
+from kontrast.networks import ENCODERS, Teacher, encoder, head
+from kontrast.networks.vit import DropPath
 
 QUICK = [n for n in ENCODERS if n not in ("resnet-101", "vit-base")]
 
@@ -185,3 +186,21 @@ def test_networks_and_probes_import_neither_torchvision_nor_torch_compiler():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_drop_path_leaves_out_branches_of_random_images_and_keeps_their_mean():
+    """The teacher leaves nothing out, and evaluation neither."""
+    torch.manual_seed(0)
+    dropping = DropPath(0.25)
+    y = dropping(torch.ones(4000, 2))
+    assert y.unique().tolist() == pytest.approx([0, 1 / 0.75]) and torch.equal(y[:, 0], y[:, 1])
+    assert y.mean().item() == pytest.approx(1, abs=0.05)
+    assert torch.equal(dropping.eval()(torch.ones(4, 2)), torch.ones(4, 2))
+    vit = encoder("vit-tiny", size=16, drop_path=0.5)
+    assert [block.drop_path.drop_prob for block in vit.blocks][::11] == [0.0, 0.5]
+    x = torch.randn(6, 3, 16, 16)
+    assert not torch.equal(vit(x), vit(x))
+    teacher = Teacher(vit)
+    assert torch.equal(teacher(x), teacher(x))
+    with pytest.raises(UsageError, match="drop_path = 1"):
+        encoder("vit-tiny", size=16, drop_path=1)

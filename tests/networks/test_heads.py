@@ -19,7 +19,7 @@ def layers(module: nn.Module) -> str:
         elif isinstance(m, nn.BatchNorm1d):
             words.append("norm" + ("(plain)" if not m.affine else "" if m.bias.requires_grad else "(scale)"))
         else:
-            words.append({nn.ReLU: "relu"}[type(m)])
+            words.append({nn.ReLU: "relu", nn.GELU: "gelu"}[type(m)])
     return " ".join(words)
 
 
@@ -40,6 +40,9 @@ HEADS_TABLE = [
     ("expander", {}, "32>2048 norm relu 2048>2048 norm relu 2048>2048"),
     ("vicreg", {"outputs": 96}, "32>96 norm relu 96>96 norm relu 96>96"),
     ("barlow", {}, "32>2048 norm relu 2048>2048 norm relu 2048>2048"),
+    ("swav", {}, "32>2048 norm relu 2048>128+"),
+    ("dino", {}, "32>2048+ gelu 2048>2048+ gelu 2048>256+"),
+    ("dino", {"batch_norm": True}, "32>2048 norm gelu 2048>2048 norm gelu 2048>256+"),
 ]
 PREDICTORS_TABLE = [
     ("uniclr", {}, "32>512 norm relu 512>32"),
@@ -71,6 +74,15 @@ def test_fc8_starts_normal_with_deviation_0_02_and_zero_bias():
     weight, bias = head("fc8", 1000).parameters()
     assert weight.std().item() == pytest.approx(0.02, rel=0.02) and abs(weight.mean().item()) < 5e-4
     assert weight.abs().max() > 0.06 and not bias.any()  # a uniform distribution would end at 0.035
+
+
+def test_dinos_head_starts_normal_with_deviation_0_02_and_zero_biases():
+    torch.manual_seed(0)
+    for batch_norm in (False, True):
+        linear = [m for m in head("dino", 500, batch_norm=batch_norm) if isinstance(m, nn.Linear)]
+        for m in linear:
+            assert m.weight.std().item() == pytest.approx(0.02, rel=0.03)
+            assert m.bias is None or not m.bias.any()
 
 
 def test_every_layer_of_small_alexnet_starts_normal_with_deviation_0_02():

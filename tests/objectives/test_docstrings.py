@@ -17,6 +17,7 @@ NAMES = sorted(OBJECTIVES)
 DOCUMENTED = {
     **{name: OBJECTIVES[name] for name in NAMES},
     "Objective": objectives.Objective,
+    "Sum": objectives.Sum,
     "Terms": objectives.Terms,
     "LearnedTemperature": objectives.LearnedTemperature,
     "objective": objectives.objective,
@@ -24,6 +25,7 @@ DOCUMENTED = {
     "merge": kernels.merge,
     "mean_vectors": kernels.mean_vectors,
     "nearest_keys": kernels.nearest_keys,
+    "sinkhorn_potentials": kernels.sinkhorn_potentials,
     "softplus_sums": kernels.softplus_sums,
     "two_way_statistics": kernels.two_way_statistics,
     "metrics.alignment": metrics.alignment,

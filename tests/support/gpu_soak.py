@@ -30,7 +30,7 @@ from kontrast.cli import main as cli
 from kontrast.objectives import OBJECTIVES, objective
 
 from support.commands import Command, ends, until
-from support.objective_inputs import extra_inputs
+from support.objective_inputs import extra_inputs, small_objective
 
 PLAIN = ["evaluation.every=0", "evaluation.gallery=0", "training.log_every=20"]
 FULL_SPEED = [
@@ -92,6 +92,7 @@ def memory_of(name: str, out: Path, steps: int) -> int:
     from kontrast.optim.optimizers import build_optimizer
     from kontrast.training.build import build_learner, build_views
     from kontrast.training.step import Step
+    from kontrast.training.step_schedule import Schedule
     from kontrast.views import keys
 
     device = torch.device("cuda")
@@ -109,7 +110,7 @@ def memory_of(name: str, out: Path, steps: int) -> int:
     seen = []
     for number in range(steps):
         at = number * 256 % 2048
-        step(images[at : at + 256], keys(0, number // 8, numbers[at : at + 256]), None, 0.01, 0.9)
+        step(images[at : at + 256], keys(0, number // 8, numbers[at : at + 256]), Schedule(lr=0.01, momentum=0.9))
         if number in (499, steps - 1):
             torch.cuda.synchronize()
             host = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -179,10 +180,10 @@ def numbers_in_one_process(place: Path) -> int:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 cases += 1
                 x = z.to("cuda", dtype).requires_grad_()
-                loss = objective(name, temperature=tau)(x, **extra_inputs(name, x.detach()))
+                loss = small_objective(name, temperature=tau)(x, **extra_inputs(name, x.detach()))
                 loss.backward()
                 exact = x.detach().double().cpu()
-                true = objective(name, temperature=tau)(exact, **extra_inputs(name, exact))
+                true = small_objective(name, temperature=tau)(exact, **extra_inputs(name, exact))
                 off = abs(loss.item() - true.item()) / (1 + abs(true.item()))
                 if not torch.isfinite(x.grad).all() or not off < (1e-4 if dtype == torch.float32 else 2e-2):
                     bad.append(f"{name} tau {tau} {dtype}: {loss.item()} for {true.item()}")

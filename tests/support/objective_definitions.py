@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from support.objective_inputs import extra_inputs
+
 
 def mean(values: list[Tensor]) -> Tensor:
     return torch.stack(values).mean()
@@ -210,6 +212,66 @@ def siglip_of_views(z: Tensor, t: float, b: float) -> Tensor:
     return mean([siglip(torch.stack([z[v], z[w]]), t, b) for v in range(len(z)) for w in range(v + 1, len(z))])
 
 
+def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
+    """SwAV's algorithm: each prototype gets the same share of the samples, then each sample of the prototypes."""
+    N, K = scores.shape
+    Q = torch.exp(scores.detach().double() / epsilon)
+    Q = Q / Q.sum()
+    for _ in range(iterations):
+        for k in range(K):
+            Q[:, k] /= Q[:, k].sum() * K
+        for i in range(N):
+            Q[i] /= Q[i].sum() * N
+    return Q * N
+
+
+def prediction(z: Tensor, C: Tensor, tau: float, targets: list[Tensor]) -> Tensor:
+    """The mean cross-entropy of the targets [B,K] of each assigning view and the predictions of all other views."""
+    losses = []
+    for crop, target in enumerate(targets):
+        for v in range(len(z)):
+            if v == crop:
+                continue
+            for i in range(z.shape[1]):
+                p = torch.exp(z[v, i] @ C.T / tau) / torch.exp(z[v, i] @ C.T / tau).sum()
+                losses.append(-(target[i] * p.log()).sum())
+    return mean(losses)
+
+
+def swav(
+    z: Tensor, C: Tensor, tau: float, epsilon: float, iterations: int = 3, keys: Tensor | None = None,
+    key_C: Tensor | None = None, bank: Tensor | None = None, views: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Each of the first views, or keys, is assigned together with its queue, whose own assignments are dropped."""
+    z = normalize(z, dim=-1)
+    k = (z if keys is None else normalize(keys, dim=-1))[:views]
+    key_C = C if key_C is None else key_C
+    queues = [[] if bank is None else list(bank[w]) for w in range(len(k))]
+    rows = [torch.stack([*k[w], *queues[w]]) for w in range(len(k))]
+    targets = [sinkhorn(x @ key_C.T, epsilon, iterations)[: z.shape[1]] for x in rows]
+    return prediction(z, C, tau, targets)
+
+
+def dino(
+    z: Tensor, C: Tensor, tau: float, tau_t: float, center: Tensor | float = 0.0, keys: Tensor | None = None,
+    key_C: Tensor | None = None, views: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Each of the first views, or keys, has the softmax of its centered similarities to the teacher's prototypes."""
+    z = normalize(z, dim=-1)
+    k = (z if keys is None else normalize(keys, dim=-1))[:views].detach()
+    key_C = (C if key_C is None else key_C).detach()
+    targets = []
+    for view in k:
+        logits = [(t @ key_C.T - center) / tau_t for t in view]
+        targets.append(torch.stack([torch.softmax(row, 0) for row in logits]))
+    return prediction(z, C, tau, targets)
+
+
+def prototypes(name: str, z: Tensor) -> Tensor:
+    """The prototypes that registry-wide tests give to an objective."""
+    return extra_inputs(name, z.detach())["prototypes"]
+
+
 CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("nt-xent", {"temperature": 0.3}, lambda z: nt_xent(z, 0.3), (2, 3)),
     ("info-nce", {"temperature": 0.3}, lambda z: info_nce(z, 0.3), (2, 3)),
@@ -269,4 +331,7 @@ CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
         (2, 3),
     ),
     ("siglip", {"temperature": 0.2, "bias": -1.5}, lambda z: siglip_of_views(z, 5.0, -1.5), (2, 3)),
+    ("swav", {"temperature": 0.3}, lambda z: swav(z, prototypes("swav", z), 0.3, 0.05), (2, 3)),
+    ("swav", {"epsilon": 0.2, "iterations": 1}, lambda z: swav(z, prototypes("swav", z), 0.1, 0.2, 1), (2,)),
+    ("dino", {"teacher_temperature": 0.07}, lambda z: dino(z, prototypes("dino", z), 0.1, 0.07), (2, 3)),
 ]

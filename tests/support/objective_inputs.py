@@ -12,16 +12,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kontrast.objectives import OBJECTIVES
+from kontrast.objectives import OBJECTIVES, Objective, objective
 
 K, M, W = 7, 9, 2
-DETACHED_KEYS = {"nnclr"}
+SIZES = {"prototypes": K, "images": 4096}
+"""Arguments of objectives that must fit the inputs below."""
+DETACHED_KEYS = {"swav", "dino", "nnclr"}
 """Objectives that use their own projections, detached, if no keys are given: only with keys is their gradient the
 derivative of the value. `possible_inputs(name, z)[name in DETACHED_KEYS :]` are the calls for which it is."""
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def small_objective(name: str, **arguments: Any) -> Objective:
+    """Return the objective of the size of the inputs below, by default for few prototypes and images."""
+    sizes = {key: size for key, size in SIZES.items() if key in OBJECTIVES.arguments(name)}
+    return objective(name, **sizes | arguments)
 
 
 def extra_inputs(name: str, z: Tensor, seed: int = 0) -> dict[str, Any]:

@@ -15,21 +15,22 @@ from kontrast.networks.checks import check_whole
 
 
 class Perceptron(nn.Sequential):
-    """Linear layers with batch norm and ReLU between them.
+    """Linear layers with batch norm and an activation between them.
 
     Args:
         widths: width of the input and of each layer's output.
         last: how the last layer ends: "bias" (a bias), "none" (no bias), "norm" (batch norm), "scale" (batch norm with
             scale and without shift) or "plain-norm" (batch norm with neither).
         norm: batch norm between the layers; without it they have biases.
+        gelu: GELU instead of ReLU.
     """
 
-    def __init__(self, widths: Sequence[int], *, last: str = "bias", norm: bool = True):
+    def __init__(self, widths: Sequence[int], *, last: str = "bias", norm: bool = True, gelu: bool = False):
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(widths[:-1]):
             layers.append(nn.Linear(inputs, outputs, bias=not norm))
             layers += [nn.BatchNorm1d(outputs)] if norm else []
-            layers.append(nn.ReLU(inplace=True))
+            layers.append(nn.GELU() if gelu else nn.ReLU(inplace=True))
         layers.append(nn.Linear(widths[-2], widths[-1], bias=last == "bias"))
         if last in ("norm", "scale", "plain-norm"):
             layers.append(nn.BatchNorm1d(widths[-1], affine=last != "plain-norm"))
@@ -118,6 +119,27 @@ def simsiam(inputs: int, outputs: int = 2048, hidden: int = 2048, layers: int = 
 def expander(inputs: int, outputs: int = 2048, hidden: int | None = None, layers: int = 3) -> Perceptron:
     """The wide head of VICReg and Barlow Twins: three layers of one width, the last without bias or norm."""
     return Perceptron([inputs, *hidden_widths(hidden or outputs, layers), outputs], last="none")
+
+
+@HEADS.register("swav")
+def swav(inputs: int, outputs: int = 128, hidden: int = 2048) -> Perceptron:
+    """SwAV's head: two layers, batch norm and ReLU between them."""
+    return Perceptron([inputs, hidden, outputs])
+
+
+@HEADS.register("dino")
+def dino(inputs: int, outputs: int = 256, hidden: int = 2048, layers: int = 3, batch_norm: bool = False) -> Perceptron:
+    """DINO's head without its last layer, the prototypes: GELU between three layers, weights from N(0, 0.02) cut at 2.
+
+    The code's `use_bn_in_head` is `batch_norm`: batch norm before each GELU.
+    """
+    head = Perceptron([inputs, *hidden_widths(hidden, layers), outputs], norm=batch_norm, gelu=True)
+    for layer in head:
+        if isinstance(layer, nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return head
 
 
 HEADS.register("vicreg")(expander)

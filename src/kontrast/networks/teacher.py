@@ -14,7 +14,8 @@ from kontrast.sharding import local
 class Teacher(nn.Module):
     """A copy of the student that makes the keys, without gradients.
 
-    Its parameters are a moving average of the student's. Its batch-norm statistics come from its own forward passes.
+    Its parameters are a moving average of the student's. Its batch-norm statistics come from its own forward passes. It
+    leaves out no branches of residual networks (drop path), as in DINO.
 
     Args:
         student: the module to copy and follow.
@@ -30,6 +31,9 @@ class Teacher(nn.Module):
     def __init__(self, student: nn.Module):
         super().__init__()
         self.module = copy.deepcopy(student).requires_grad_(False)
+        for module in self.module.modules():
+            if type(module).__name__ == "DropPath":  # ours or timm's
+                setattr(module, "drop_prob", 0.0)  # noqa: B010  (unknown to type checkers)
 
     @torch.no_grad()
     def update(self, student: nn.Module, momentum: Tensor | float) -> None:

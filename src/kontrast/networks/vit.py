@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from kontrast.errors import UsageError
 from kontrast.networks.catalog import register_sizes
 from kontrast.networks.checks import check_choice, check_whole
 
@@ -36,15 +37,30 @@ class MLP(nn.Module):
         return self.fc2(gelu(self.fc1(x)))
 
 
+class DropPath(nn.Module):
+    """Leave out a residual branch for random images in training, and scale up those that stay (stochastic depth)."""
+
+    def __init__(self, drop_prob: float):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.drop_prob == 0:
+            return x
+        kept = torch.rand(len(x), *[1] * (x.ndim - 1), device=x.device) >= self.drop_prob
+        return x * (kept / (1 - self.drop_prob)).to(x.dtype)
+
+
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, drop_path: float = 0.0):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.attn, self.mlp = Attention(width, heads), MLP(width)
+        self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 class Patches(nn.Module):
@@ -61,23 +77,29 @@ class Patches(nn.Module):
 class ViT(nn.Module):
     """A vision transformer; the representation is the class token after the last norm.
 
-    vit-tiny, vit-small and vit-base have 12 blocks of width 192, 384 and 768 with 3, 6 and 12 heads. Images of another
-    size than the one it was built for (the local views of multi-crop) get interpolated positions.
+    vit-tiny, vit-small and vit-base have 12 blocks of width 192, 384 and 768 with 3, 6 and 12 heads; vit-small-moco is
+    MoCo v3's vit-small with 12 heads. Images of another size than the one it was built for (the local views of
+    multi-crop) get interpolated positions.
 
     Args:
         patch: pixels per side of a patch, which must divide the size. Default: 4 up to 64 pixels, else 16.
         positions: "sin-cos" (fixed, MoCo v3) or "learned".
         frozen_patches: keep the random patch projection, which stabilizes training (MoCo v3, section 4.2).
+        drop_path: the share of images for which the last block's branches are left out in training; it grows linearly
+            from 0 at the first block. A teacher leaves nothing out.
     """
 
     def __init__(
         self, width: int, depth: int, heads: int, *, channels: int = 3, size: int = 32,
         patch: int | None = None, positions: str = "sin-cos", frozen_patches: bool = False,
+        drop_path: float = 0.0,
     ):  # fmt: skip
         super().__init__()
         patch = check_whole("patch", patch) if patch is not None else (4 if size <= 64 else 16)
         check_whole("size", size, multiple=patch)
         check_choice("positions", positions, ("sin-cos", "learned"))
+        if isinstance(drop_path, bool) or not isinstance(drop_path, int | float) or not 0 <= drop_path < 1:
+            raise UsageError(f"drop_path = {drop_path!r}: give a number from 0 to below 1")
         self.width, self.patch = width, patch
         self.patch_embed = Patches(channels, patch, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -85,7 +107,8 @@ class ViT(nn.Module):
         if positions == "learned":
             place = 0.02 * torch.randn_like(place)
         self.pos_embed = nn.Parameter(place, requires_grad=positions == "learned")
-        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(depth)])
+        shares = [drop_path * number / max(depth - 1, 1) for number in range(depth)]
+        self.blocks = nn.Sequential(*[Block(width, heads, share) for share in shares])
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.initialize()
         if frozen_patches:
@@ -130,4 +153,5 @@ def sine_cosine(side: int, width: int) -> Tensor:
     return torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=1)
 
 
-register_sizes(ViT, {"vit-tiny": (192, 12, 3), "vit-small": (384, 12, 6), "vit-base": (768, 12, 12)})
+SIZES = {"vit-tiny": (192, 12, 3), "vit-small": (384, 12, 6), "vit-base": (768, 12, 12)}
+register_sizes(ViT, SIZES | {"vit-small-moco": (384, 12, 12)})

@@ -18,6 +18,7 @@ from kontrast.objectives.co2 import CO2
 from kontrast.objectives.dcl import DCL
 from kontrast.objectives.dclw import DCLW
 from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
+from kontrast.objectives.dino import DINO
 from kontrast.objectives.hard_negative import HardNegative
 from kontrast.objectives.info_nce import InfoNCE
 from kontrast.objectives.jcl import JCL
@@ -31,13 +32,15 @@ from kontrast.objectives.sim_affinity import SimAffinity
 from kontrast.objectives.sim_trace import SimTrace
 from kontrast.objectives.sim_whitening import SimWhitening
 from kontrast.objectives.sogclr import SogCLR
+from kontrast.objectives.sum import Sum
+from kontrast.objectives.swav import SwAV
 from kontrast.objectives.swd import SWD
 from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
 
 __all__ = [
-    "CACR", "CO2", "DCL", "DCLW", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
+    "CACR", "CO2", "DCL", "DCLW", "DINO", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
     "BarlowTwins", "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent",
-    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "SogCLR", "Terms", "VICReg", "choice",
-    "number", "objective", "positive", "switch", "weight", "whole",
+    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "SogCLR", "Sum", "SwAV", "Terms",
+    "VICReg", "choice", "number", "objective", "positive", "switch", "weight", "whole",
 ]  # fmt: skip
