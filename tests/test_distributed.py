@@ -53,6 +53,12 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("cacr", {"symmetric": True, "cost": "rbf"}, 2, ("labels",)),
     ("cacr", {"cost": "rbf"}, 2, ("keys",)),
     ("siglip", {"temperature": 0.2, "bias": -2.0}, 2, ("labels",)),
+    ("cacr", {"variant": "mocov3", "cost": "rbf"}, 3, ("keys",)),
+    ("cacr", {"variant": "mocov3"}, 3, ("keys",)),
+    ("cacr", {"margin": 0.5}, 3, ()),
+    ("info-nce", {"loss_scale": "2tau"}, 2, ("keys",)),
+    ("nnclr", {}, 3, ("keys",)),
+    ("sogclr", {"images": 24, "gamma": 0.4}, 3, ()),
     ("swav", {}, 3, ("keys", "bank")),
     ("dino", {"centering": "sinkhorn"}, 3, ("keys",)),
 ]
@@ -84,7 +90,7 @@ def with_parameters(name: str, arguments: dict) -> Objective:
     """Return the objective with a parameter for every number that may be one."""
     chosen: dict = dict(arguments)
     for argument, parameter in OBJECTIVES.arguments(name).items():
-        if not isinstance(parameter.default, float):
+        if argument in arguments or not isinstance(parameter.default, float):
             continue
         number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
         with contextlib.suppress(ValueError):  # a number that gets no gradient here
@@ -101,6 +107,9 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         z = x @ weights
         z.retain_grad()
         loss = with_parameters(name, arguments)
+        if any(x.is_floating_point() for x in loss.buffers()):  # the step that is compared uses what another one stored
+            first = z.detach().flip(-1).requires_grad_()
+            torch.autograd.grad(loss(first, **given), first)
         terms = loss.terms(z, **given)
         terms.total.backward()
         results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
@@ -243,7 +252,7 @@ def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[di
 
 
 # Small messages besides the mean of the terms, forward and backward; distributed.py says what they are.
-MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0), "swav": (3, 0), "dino": (1, 0)}
+MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0), "swav": (3, 0), "dino": (1, 0), "sogclr": (1, 0)}
 FEATURE_STATISTICS = {"barlow-twins", "vicreg", "w-mse", "sim-trace"}
 
 

@@ -19,6 +19,7 @@ ATTACHED = {
     "dclw": {"detach": False},
     "cacr": {"detach_positive_weights": False},
     "sim-trace": {"variant": "paper", "ridge": 0.05},
+    "sogclr": {"gamma": 1.0},
 }
 
 

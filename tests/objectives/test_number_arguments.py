@@ -23,12 +23,12 @@ NUMBERS = [
     (name, argument)
     for name, argument in ARGUMENTS
     if isinstance(OBJECTIVES.arguments(name)[argument].default, float)
-    or argument in ("clamp", "ridge", "bias")
+    or argument in ("clamp", "ridge", "bias", "margin")
     or (name, argument) == ("siglip", "temperature")
 ]
-CONSTANT = {"ridge", "covariance_weight", "epsilon", "teacher_temperature", "center_momentum"}
+CONSTANT = {"ridge", "covariance_weight", "epsilon", "teacher_temperature", "center_momentum", "gamma"}
 """Arguments that get no gradient where they are not `VICReg`'s; a tensor that requires grad is refused."""
-WHOLE = {"seed", "iterations", "prototypes"}
+WHOLE = {"seed", "iterations", "prototypes", "images"}
 GIVEN_WITH = {"rbf_t": {"cost": "rbf"}, "clamp": {"detach": False}, "bias": {"temperature": 0.1}}
 """Further arguments, without which an argument has no effect, or with which it is the only parameter."""
 
@@ -44,12 +44,14 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 def default(name: str, argument: str) -> float:
     value = OBJECTIVES.arguments(name)[argument].default
     return (
-        value if isinstance(value, float) else {"clamp": 1.1, "ridge": 0.01, "temperature": 0.1, "bias": -5.0}[argument]
+        value
+        if isinstance(value, float)
+        else {"clamp": 1.1, "ridge": 0.01, "temperature": 0.1, "bias": -5.0, "margin": 0.5}[argument]
     )
 
 
 def constant(name: str, argument: str) -> bool:
-    return argument in CONSTANT and name != "vicreg"
+    return (argument in CONSTANT and name != "vicreg") or (name, argument) == ("sogclr", "temperature")
 
 
 TRAINED = [(name, argument) for name, argument in NUMBERS if not constant(name, argument)]
@@ -68,6 +70,9 @@ def test_the_gradient_of_a_tensor_is_the_slope_of_the_loss(name, argument) -> No
     settings = [given_with(name, argument)]
     settings += [{"repulsion": "uniform", "cost": "rbf"}] if argument == "rbf_t" else []
     settings += [{"negatives": "same-view"}, {"attraction": "reversed"}] if argument in ("t_plus", "t_minus") else []
+    settings += (
+        [{"variant": "mocov3"}, {"variant": "mocov3", "cost": "rbf"}] if argument in ("t_plus", "t_minus") else []
+    )
     settings += [{"variant": "mocov3"}, {"symmetric": True}] if name == "sim-whitening" else []
     for further in settings:
         for z, given in calls(name):

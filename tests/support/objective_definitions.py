@@ -324,6 +324,12 @@ CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("info-nce", {"temperature": 0.3, "symmetric": True}, lambda z: clip(z, 0.3), (2,)),
     ("dcl", {"temperature": 0.3, "negatives": "cross-view"}, lambda z: info_loob(z, 0.3), (2,)),
     ("cacr", {"t_minus": 1.5, "symmetric": True}, lambda z: symmetric_cacr(z, 1.5), (2,)),
+    (
+        "sogclr",
+        {"temperature": 0.3, "gamma": 1.0},
+        lambda z: 0.3 * (dcl(z, 0.3) - math.log(len(z) * (z.shape[1] - 1))),
+        (2, 3),
+    ),
     ("siglip", {"temperature": 0.2, "bias": -1.5}, lambda z: siglip_of_views(z, 5.0, -1.5), (2, 3)),
     ("swav", {"temperature": 0.3}, lambda z: swav(z, prototypes("swav", z), 0.3, 0.05), (2, 3)),
     ("swav", {"epsilon": 0.2, "iterations": 1}, lambda z: swav(z, prototypes("swav", z), 0.1, 0.2, 1), (2,)),

@@ -15,9 +15,9 @@ from torch.nn.functional import normalize
 from kontrast.objectives import OBJECTIVES, Objective, objective
 
 K, M, W = 7, 9, 2
-SIZES = {"prototypes": K}
+SIZES = {"prototypes": K, "images": 4096}
 """Arguments of objectives that must fit the inputs below."""
-DETACHED_KEYS = {"swav", "dino"}
+DETACHED_KEYS = {"swav", "dino", "nnclr"}
 """Objectives that use their own projections, detached, if no keys are given: only with keys is their gradient the
 derivative of the value. `possible_inputs(name, z)[name in DETACHED_KEYS :]` are the calls for which it is."""
 
@@ -27,7 +27,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def small_objective(name: str, **arguments: Any) -> Objective:
-    """Return the objective of the size of the inputs below, by default for as few prototypes as they have."""
+    """Return the objective of the size of the inputs below, by default for few prototypes and images."""
     sizes = {key: size for key, size in SIZES.items() if key in OBJECTIVES.arguments(name)}
     return objective(name, **sizes | arguments)
 
@@ -37,6 +37,8 @@ def extra_inputs(name: str, z: Tensor, seed: int = 0) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if OBJECTIVES[name].needs_prototypes:
         given["prototypes"] = draw_prototypes(z, seed + 20)
+    if OBJECTIVES[name].needs_bank:
+        given["bank"] = draw_bank(name, z, seed + 9)
     if OBJECTIVES[name].needs_indices:
         order = torch.randperm(3 * z.shape[-2], generator=torch.Generator().manual_seed(seed))
         given["indices"] = order[: z.shape[-2]].to(z.device)

@@ -14,6 +14,7 @@ from kontrast.objectives.arguments import choice, number, positive, switch, weig
 from kontrast.objectives.barlow_twins import BarlowTwins
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms, objective
 from kontrast.objectives.cacr import CACR
+from kontrast.objectives.co2 import CO2
 from kontrast.objectives.dcl import DCL
 from kontrast.objectives.dclw import DCLW
 from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
@@ -23,12 +24,14 @@ from kontrast.objectives.info_nce import InfoNCE
 from kontrast.objectives.jcl import JCL
 from kontrast.objectives.learned_temperature import LearnedTemperature
 from kontrast.objectives.multi_view_nce import MultiViewNCE
+from kontrast.objectives.nnclr import NNCLR
 from kontrast.objectives.nt_xent import NTXent
 from kontrast.objectives.pairs import Pairs
 from kontrast.objectives.siglip import SigLIP
 from kontrast.objectives.sim_affinity import SimAffinity
 from kontrast.objectives.sim_trace import SimTrace
 from kontrast.objectives.sim_whitening import SimWhitening
+from kontrast.objectives.sogclr import SogCLR
 from kontrast.objectives.sum import Sum
 from kontrast.objectives.swav import SwAV
 from kontrast.objectives.swd import SWD
@@ -36,8 +39,8 @@ from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
 
 __all__ = [
-    "CACR", "DCL", "DCLW", "DINO", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
-    "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective",
-    "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Sum", "SwAV", "Terms", "VICReg", "choice",
-    "number", "objective", "positive", "switch", "weight", "whole",
+    "CACR", "CO2", "DCL", "DCLW", "DINO", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
+    "BarlowTwins", "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent",
+    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "SogCLR", "Sum", "SwAV", "Terms",
+    "VICReg", "choice", "number", "objective", "positive", "switch", "weight", "whole",
 ]  # fmt: skip

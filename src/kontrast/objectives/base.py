@@ -26,11 +26,14 @@ HINTS = {
     "supcon": "SupCon is nt-xent with labels=",
     "simclr": "SimCLR's loss is nt-xent",
     "moco": "MoCo's loss is info-nce with keys= and bank=",
+    "mocov3": "MoCo v3's loss is info-nce with keys=, loss_scale='2tau' and reduction='simclr_tf'",
     "clip": "CLIP's loss is info-nce with symmetric=True",
+    "triplet": "the triplet loss is cacr with margin=",
     "infoloob": "InfoLOOB is dcl with negatives='cross-view'",
 }
 OBJECTIVES = Registry("objective", hints=HINTS)
 NEEDED = {
+    "bank": "give earlier keys [M,D], for example kontrast.networks.MemoryBank(M, D)()",
     "prototypes": "give [K,D], for example kontrast.networks.Prototypes(K, D)()",
     "indices": "give the index of each image in the data set, whole numbers of shape [B]",
 }
@@ -109,6 +112,7 @@ class Objective(nn.Module):
     bank_per_view = False
     takes_labels = False
     takes_global_views = False
+    needs_bank = False
     needs_prototypes = False
     needs_indices = False
 
@@ -193,9 +197,9 @@ class Objective(nn.Module):
         for name in there:
             if not taken.get(name, True):
                 raise ValueError(f"{type(self).__name__} takes no {name}: leave out {name}=")
-        for name, needed in (("prototypes", self.needs_prototypes), ("indices", self.needs_indices)):
-            if needed and name not in there:
-                raise ValueError(f"{type(self).__name__} needs {name}=: {NEEDED[name]}")
+        for name, advice in NEEDED.items():
+            if getattr(self, f"needs_{name}") and name not in there:
+                raise ValueError(f"{type(self).__name__} needs {name}=: {advice}")
         if "labels" in there and ("keys" in there or "bank" in there):
             raise ValueError("labels don't go with keys or a bank, whose rows have none: give labels with z alone")
         inputs = check_inputs(z, z2, **given)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kontrast import distributed
 from kontrast.kernels.dense import in_torch_func
 
 
@@ -29,22 +30,39 @@ def update_in_backward(x: Tensor, buffer: Tensor, value: Tensor, places: Tensor 
     return x if in_torch_func() else _Update.apply(x, buffer, value.detach(), places)
 
 
-def step_on(device: torch.device, objective: nn.Module) -> Tensor:
-    """Return the objective's buffer `step` on a device, and keep it there if it was on the CPU.
+def gather_updates(places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places in a buffer and the new values of all ranks. A repeated place has its last value everywhere.
 
-    A captured graph can read and advance a counter on its own device alone, and nothing can be moved there while it is
+    So it doesn't matter in which order repeated places are written, which no device promises.
+
+    Shape:
+        places and values [B] of each rank; the result [N].
+    """
+    if distributed.world() > 1:
+        both = torch.stack([places.double(), values.double()])  # places are exact below 2^53
+        gathered, values = distributed.gather(both, dim=1).unbind()
+        places = gathered.long()
+    ordered, order = torch.sort(places, stable=True)
+    last = order.index_select(0, torch.searchsorted(ordered, places, right=True) - 1)
+    return places, values.index_select(0, last)
+
+
+def buffer_on(device: torch.device, objective: nn.Module, name: str) -> Tensor:
+    """Return a buffer of the objective on a device, and keep it there if it was on the CPU.
+
+    A captured graph can read and change a buffer on its own device alone, and nothing can be moved there while it is
     captured. The buffer never moves away from such a device, because the graph continues to use its memory.
     """
-    step = objective.get_buffer("step")
-    if step.device == device or step.device.type != "cpu" or torch.compiler.is_compiling() or in_torch_func():
-        return step.to(device)
+    buffer = objective.get_buffer(name)
+    if buffer.device == device or buffer.device.type != "cpu" or torch.compiler.is_compiling() or in_torch_func():
+        return buffer.to(device)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{type(objective).__name__} is on the CPU while a CUDA graph is captured: move it to {device}, or call it "
             "once before the capture"
         )
-    objective.step = step = step.to(device)
-    return step
+    setattr(objective, name, buffer.to(device))
+    return objective.get_buffer(name)
 
 
 class _Advance(torch.autograd.Function):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import Number, choice, fixed, positive, switch, weight
+from kontrast.objectives.arguments import Number, choice, fixed, is_zero, positive, refuse, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
-from kontrast.objectives.conditional import conditional_mean, euclidean_repulsion, rbf_repulsion
+from kontrast.objectives.conditional import conditional_mean, hinge, moco_v3_terms, negative_repulsion
 from kontrast.objectives.pairs import Pairs
 
 SIGNS = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
@@ -22,6 +22,14 @@ class CACR(Objective):
     mean of CACR from images to texts and from texts to images. Images with the same label are no negatives of each
     other.
 
+    The released code on MoCo v3 (`variant="mocov3"`) instead weights the queries of each key, local crops among them:
+
+        loss = mean_{i, key view w} sum_{v != w} p_v l_v,    p = softmax_v(t_plus ||q_v - k_w||^2)
+        l_v  = 2 tau CE(<q_v, k>/tau), tau = 1/(2 t_minus), with cost `rbf`;   c - sum_j w-_j c_j with `euclidean`
+
+    There t_plus = 2 t_minus = 1/tau, and w- is constant. With two views p is 1, and `rbf` is exactly half of MoCo v3's
+    loss, whatever t_plus is; use more views. (The code's `euclidean` form sums over images: it is N/2 times ours.)
+
     Reference: Zheng et al., Contrastive Attraction and Contrastive Repulsion for Representation Learning, TMLR 2023.
 
     Args:
@@ -35,6 +43,9 @@ class CACR(Objective):
         detach_positive_weights: treat w+ as constant in the gradient. None: only with keys.
         detach_negative_weights: treat w- as constant. `bank`: only that of bank or keys, as the momentum code.
         symmetric: use cross-view negatives in both directions: of each earlier view too.
+        margin: m of the triplet loss max(0, attraction + repulsion + m) of each anchor, at least 0, whose cross-view
+            negatives are always symmetric. None: no hinge.
+        variant: `paper`, or `mocov3` with its two costs; it ignores `negatives`, `symmetric` and `rbf_t`.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
     Shape:
@@ -56,7 +67,7 @@ class CACR(Objective):
         self, t_plus: Number = 1.0, t_minus: Number = 2.0, negatives: str = "cross-view", cost: str = "euclidean",
         attraction: str = "contrastive", repulsion: str = "contrastive", *, rbf_t: Number = 2.0,
         detach_positive_weights: bool | None = None, detach_negative_weights: bool | str = False,
-        symmetric: bool = False, reduction: str = "mean",
+        symmetric: bool = False, margin: Number | None = None, variant: str = "paper", reduction: str = "mean",
     ):
         # fmt: on
         super().__init__(reduction=reduction)
@@ -73,19 +84,20 @@ class CACR(Objective):
         self.detach_negative_weights = switch("detach_negative_weights", detach_negative_weights, "bank")
         if self.detach_negative_weights or self.repulsion == "reversed":  # a negative scale has no square root
             self.t_minus, self.rbf_t = fixed("t_minus", self.t_minus), fixed("rbf_t", self.rbf_t)
-
-        self.symmetric = switch("symmetric", symmetric)
+        self.symmetric, self.variant = switch("symmetric", symmetric), choice("variant", variant, ("paper", "mocov3"))
+        self.margin = None if margin is None else weight("margin", margin)
+        if margin is not None and (cost == "rbf" or variant == "mocov3"):
+            refuse("margin", margin, "only cost 'euclidean' of variant 'paper' has a repulsion per anchor")
+        if variant == "mocov3" and cost == "rbf" and (repulsion != "contrastive" or is_zero(self.t_minus)):
+            refuse("variant", variant, "with cost 'rbf' it needs contrastive repulsion and t_minus above 0")
 
     def contrast(self, pairs: Pairs) -> Terms:
-        t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights
+        t, symmetric = SIGNS[self.attraction] * self.t_plus, self.symmetric or self.margin is not None
+        detach, constant = self.detach_positive_weights, self.detach_negative_weights
         detach = pairs.teacher if detach is None else detach
-        attraction = pairs.reduce_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
         a = 0.0 if self.repulsion == "uniform" else 2 * SIGNS[self.repulsion] * self.t_minus
-        constant = self.detach_negative_weights
-        if constant == "bank" and (self.cost == "rbf" or (not pairs.teacher and pairs.bank is None)):
-            raise ValueError("detach_negative_weights is 'bank': give keys or a bank, and cost euclidean")
-        if self.cost == "rbf":
-            repulsion = rbf_repulsion(pairs, self.negatives, self.symmetric, a, self.rbf_t, constant)
-        else:
-            repulsion = euclidean_repulsion(pairs, self.negatives, self.symmetric, a, constant)
-        return Terms(attraction=attraction, repulsion=repulsion)
+        if self.variant == "mocov3":
+            return moco_v3_terms(pairs, self.cost, t, a, detach, bool(constant))
+        pull = pairs.reduce_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
+        push = negative_repulsion(pairs, self.cost, self.negatives, symmetric, a, self.rbf_t, constant)
+        return Terms(attraction=pull, repulsion=push) if self.margin is None else hinge(pull, push, self.margin)

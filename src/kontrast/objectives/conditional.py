@@ -1,10 +1,12 @@
 """CACR's conditional distributions: positives weighted by their cost, and negatives by their nearness.
 
-B images, K positives of an anchor.  c [...,K] costs of positives, statistics [V,B], or [P,B] for links of views.
+V query views, B images, K positives of an anchor, P links of a query view with a key view.  c [...,K] costs of
+positives, or [P,B]; statistics [V,B], or [P,B] for links.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -12,7 +14,10 @@ from torch import Tensor
 
 from kontrast.kernels import RowStatistics
 from kontrast.kernels.row_statistics import Scale, StatisticsOptions
+from kontrast.kernels.view_links import Link
 from kontrast.objectives.arguments import Number
+from kontrast.objectives.base import Terms
+from kontrast.objectives.link_rows import select_rows
 from kontrast.objectives.pairs import Pairs
 
 
@@ -31,6 +36,17 @@ def negative_statistics(
     if negatives == "same-view":
         return pairs.same_view(scale, **options)
     return pairs.link_negatives(scale, pairs.one_way_links(symmetric), **options)
+
+
+def negative_repulsion(
+    pairs: Pairs, cost: str, negatives: str, symmetric: bool, a: Number, rbf_t: Number, detach: bool | str
+) -> Tensor:
+    """Return the repulsion at the cost `euclidean` or `rbf`."""
+    if isinstance(detach, str) and (cost == "rbf" or (not pairs.teacher and pairs.bank is None)):
+        raise ValueError("detach_negative_weights is 'bank': give keys or a bank, and cost euclidean")
+    if cost == "rbf":
+        return rbf_repulsion(pairs, negatives, symmetric, a, rbf_t, bool(detach))
+    return euclidean_repulsion(pairs, negatives, symmetric, a, detach)
 
 
 def euclidean_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number, detach: bool | str) -> Tensor:
@@ -52,3 +68,41 @@ def rbf_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number, t: N
     if detach:
         value = value.detach() + 2 * t * (rows.mean[0] - rows.mean[0].detach())
     return pairs.log_mean_exp(value).mean() - 2 * t
+
+
+def hinge(attraction: Tensor, repulsion: Tensor, margin: Number) -> Terms:
+    """Return both terms of max(0, attraction + repulsion + margin), which are 0 for an anchor beyond the margin."""
+    active = attraction + repulsion + margin > 0
+    return Terms(attraction=active * attraction, repulsion=active * (repulsion + margin))
+
+
+def moco_v3_terms(pairs: Pairs, cost: str, t: Number, a: Number, detach: bool, constant: bool) -> Terms:
+    """Return both terms of CACR's code for MoCo v3: [V,B]. The queries of each key are weighted by their costs.
+
+    Args:
+        pairs: queries and keys.
+        cost: `rbf`: 2 tau times the cross-entropy of each query, tau = 1/a; `euclidean`: the paper's cost.
+        t: sharpness of the weights of queries.
+        a: scale of the similarities to negatives.
+        detach: treat the weights of queries as constant.
+        constant: treat the weights of negatives as constant.
+    """
+    links = pairs.links
+    if cost == "rbf":
+        repulsion, offset = (2 / a) * pairs.link_others(a, links), 0.0
+    else:
+        repulsion = 2 * pairs.link_negatives(a, links, with_mean=True, detach_weights=constant).mean - 2
+        offset = 2.0
+    s = pairs.similarity(links)
+    p = query_weights(2 - 2 * s, links, t, detach)
+    attraction = pairs.sum_by_query(p * (offset - 2 * s), links)
+    return Terms(attraction=attraction, repulsion=pairs.sum_by_query(p * repulsion, links))
+
+
+def query_weights(c: Tensor, links: Sequence[Link], t: Number, detach: bool) -> Tensor:
+    """Return softmax_v(t c_v) over the query views of each key view, scaled to the mean 1 over all links: [P,B]."""
+    costs = (c.detach() if detach else c).unbind()
+    groups = [[n for n, (_, w) in enumerate(links) if w == key] for key in sorted({w for _, w in links})]
+    weights = torch.cat([torch.softmax(t * torch.stack([costs[n] for n in group]), dim=0) for group in groups])
+    order = [n for group in groups for n in group]
+    return select_rows(weights, [order.index(n) for n in range(len(links))]) * (len(links) / len(groups))

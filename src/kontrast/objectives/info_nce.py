@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kontrast.objectives.arguments import Number, switch
+from torch import Tensor
+
+from kontrast.objectives.arguments import Number, positive, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.learned_temperature import current, temperature_argument
 from kontrast.objectives.pairs import Pairs
@@ -23,11 +25,14 @@ class InfoNCE(Objective):
 
     Reference: van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018; He et al.,
     Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020; Radford et al., Learning Transferable
-    Visual Models From Natural Language Supervision, ICML 2021.
+    Visual Models From Natural Language Supervision, ICML 2021; Chen, Xie and He, An Empirical Study of Training
+    Self-Supervised Vision Transformers, ICCV 2021.
 
     Args:
         temperature: tau, divides the similarities. A tensor or parameter gets its gradient; "learned" makes it a
             parameter of the loss (its log, as in CLIP).
+        loss_scale: multiplies the loss; "2tau" is twice the temperature. MoCo v3's loss has keys, loss_scale "2tau" and
+            reduction `simclr_tf`, and no bank.
         symmetric: without keys, use both directions of each pair of views.
         initial_temperature: where a learned temperature starts. None: 0.2.
         temperature_bounds: the least and the largest learned temperature. None: 0.01 and 1.
@@ -49,15 +54,22 @@ class InfoNCE(Objective):
     takes_labels = True
 
     def __init__(
-        self, temperature: Number | str = 0.2, *, symmetric: bool = False, initial_temperature: float | None = None,
-        temperature_bounds: Sequence[float] | None = None, normalize: bool = True, reduction: str = "mean",
+        self, temperature: Number | str = 0.2, *, loss_scale: Number | str = 1.0, symmetric: bool = False,
+        initial_temperature: float | None = None, temperature_bounds: Sequence[float] | None = None,
+        normalize: bool = True, reduction: str = "mean",
     ):  # fmt: skip
         super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = temperature_argument(temperature, initial_temperature, temperature_bounds, default=0.2)
         self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
+        known = isinstance(loss_scale, str) and loss_scale == "2tau"
+        self.loss_scale = loss_scale if known else positive("loss_scale", loss_scale, not_learned="it would run to 0")
         self.symmetric = switch("symmetric", symmetric)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        links = pairs.one_way_links(self.symmetric)
-        attraction, repulsion = pairs.attraction_and_others(1 / current(self.temperature), links)
-        return Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))
+        links, temperature = pairs.one_way_links(self.symmetric), current(self.temperature)
+        attraction, repulsion = pairs.attraction_and_others(1 / temperature, links)
+        terms = Terms(attraction=pairs.sum_by_query(attraction, links), repulsion=pairs.sum_by_query(repulsion, links))
+        scale = 2 * temperature if isinstance(self.loss_scale, str) else self.loss_scale
+        if isinstance(scale, Tensor) or scale != 1:
+            terms.update({name: scale * rows for name, rows in terms.items()})
+        return terms

@@ -96,6 +96,16 @@ def check_integers(name: str, given: Tensor | None, B: int) -> Tensor | None:
     return given.long()
 
 
+def indices_below(count: int, indices: Tensor | None) -> Tensor:
+    """Return the indices of images, or raise ValueError if one is negative or not below the number of images."""
+    assert indices is not None
+    if may_read_values(indices):
+        least, most = int(indices.min()), int(indices.max())
+        if least < 0 or most >= count:
+            refuse("indices", f"from {least} to {most}", f"numbers from 0 to {count - 1}, or a larger images=")
+    return indices
+
+
 def stack_views(z: Tensor, z2: Tensor | None, with_keys: bool) -> Tensor:
     """Return [V,B,D] from z [V,B,D], from two views [B,D], or, with keys, from one view [B,D]."""
     if z2 is not None:

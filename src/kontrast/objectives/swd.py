@@ -9,7 +9,7 @@ from kontrast import distributed
 from kontrast.kernels.projections import PRIORS, directions_and_prior, sliced_wasserstein
 from kontrast.objectives.arguments import Number, choice, positive, weight, whole
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
-from kontrast.objectives.buffer_updates import advance, step_on
+from kontrast.objectives.buffer_updates import advance, buffer_on
 from kontrast.objectives.link_rows import stack
 from kontrast.objectives.pairs import Pairs
 
@@ -68,7 +68,7 @@ class SWD(Objective):
         links = pairs.one_way_links()
         apart = distributed.mean(mse_loss(stack([z[v] for v, _ in links]), stack([k[w] for _, w in links])))
         states = distributed.gather(pairs.z, dim=1).reshape(-1, pairs.D)
-        step = step_on(states.device, self)
+        step = buffer_on(states.device, self, "step")
         W, P = directions_and_prior(self.prior, len(states), pairs.D, self.seed, step, states.dtype)
         distance = advance(sliced_wasserstein(states, P, W), self.step)
         factor = len(states) / pairs.D if self.divisor == "paper" else 1.0
