@@ -43,6 +43,7 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("swd", {"prior": "normal"}, 3, ()),
     ("barlow-twins", {}, 3, ()),
     ("vicreg", {}, 3, ()),
+    ("lejepa", {"directions": 6, "knots": 4}, 3, ("global_views",)),
     ("info-nce", {"symmetric": True}, 2, ()),
     ("info-nce", {"symmetric": True}, 2, ("labels",)),
     ("dcl", {"negatives": "cross-view"}, 2, ()),
@@ -67,6 +68,7 @@ def inputs(V: int) -> dict[str, Tensor]:
         "keys": draw(2, N, D),
         "bank": torch.nn.functional.normalize(draw(9, D), dim=-1),
         "labels": torch.tensor([4, 7, 7, 1, 4, 4, 0, 1]),
+        "global_views": 2,
     }
 
 
@@ -228,7 +230,7 @@ def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[di
 
 
 # Small messages besides the mean of the terms, forward and backward; distributed.py says what they are.
-MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0)}
+MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0), "lejepa": (1, 1)}
 FEATURE_STATISTICS = {"barlow-twins", "vicreg", "w-mse", "sim-trace"}
 
 

@@ -11,6 +11,7 @@ import torch
 
 import kontrast.objectives
 from kontrast import kernels, objectives
+from kontrast.kernels.characteristic import characteristic_sums
 from kontrast.objectives import OBJECTIVES, metrics
 
 NAMES = sorted(OBJECTIVES)
@@ -26,6 +27,7 @@ DOCUMENTED = {
     "nearest_keys": kernels.nearest_keys,
     "softplus_sums": kernels.softplus_sums,
     "two_way_statistics": kernels.two_way_statistics,
+    "characteristic_sums": characteristic_sums,
     "metrics.alignment": metrics.alignment,
     "metrics.uniformity": metrics.uniformity,
     "metrics.conditional_entropy": metrics.conditional_entropy,

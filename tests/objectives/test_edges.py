@@ -17,13 +17,16 @@ ATTACHED = {
     "sim-trace": {"variant": "paper", "ridge": 0.05},
 }
 
+RANDOM = {"swd", "lejepa"}
+"""Their draws change with each gradient."""
+
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("images", [6, 120])  # from one matrix, and link by link
-@pytest.mark.parametrize("name", [n for n in OBJECTIVES if n != "swd"])  # its draws change with each gradient
+@pytest.mark.parametrize("name", [n for n in OBJECTIVES if n not in RANDOM])
 def test_second_derivatives(name, images, monkeypatch) -> None:
     """By autograd.grad and by backward, they equal the difference of two gradients along one direction."""
     monkeypatch.setitem(links.SMALL, "cpu", 2**10)

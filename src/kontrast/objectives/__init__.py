@@ -21,6 +21,7 @@ from kontrast.objectives.hard_negative import HardNegative
 from kontrast.objectives.info_nce import InfoNCE
 from kontrast.objectives.jcl import JCL
 from kontrast.objectives.learned_temperature import LearnedTemperature
+from kontrast.objectives.lejepa import LeJEPA
 from kontrast.objectives.multi_view_nce import MultiViewNCE
 from kontrast.objectives.nt_xent import NTXent
 from kontrast.objectives.pairs import Pairs
@@ -34,7 +35,7 @@ from kontrast.objectives.w_mse import WMSE
 
 __all__ = [
     "CACR", "DCL", "DCLW", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
-    "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs",
+    "DecoupledNTXent", "HardNegative", "InfoNCE", "LeJEPA", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs",
     "SigLIP",
     "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "choice", "number", "objective", "positive", "switch",
     "weight", "whole",
