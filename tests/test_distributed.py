@@ -21,6 +21,8 @@ from kontrast import distributed
 from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
 from kontrast.objectives.inputs import values_unread
 
+from support.objective_inputs import extra_inputs, possible_inputs
+
 N, WIDTH, D = 8, 6, 5
 WORLDS = (2, 4)
 
@@ -56,20 +58,27 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
 METRICS = ("conditional_entropy", "alignment", "uniformity")
 
 
-def inputs(V: int) -> dict[str, Tensor]:
+def draw(V: int) -> tuple[Tensor, Tensor]:
+    """Return the inputs of a linear layer [V,N,WIDTH] and its weights."""
     generator = torch.Generator().manual_seed(V)
+    shapes = (V, N, WIDTH), (WIDTH, D)
+    return tuple(torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
 
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    return {
-        "x": draw(V, N, WIDTH),
-        "weights": draw(WIDTH, D),
-        "keys": draw(2, N, D),
-        "bank": torch.nn.functional.normalize(draw(9, D), dim=-1),
-        "labels": torch.tensor([4, 7, 7, 1, 4, 4, 0, 1]),
-        "global_views": 2,
-    }
+def inputs(name: str, V: int, others: tuple[str, ...], images: slice) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the layer's inputs and weights, and the other arguments of the objective; of these images of a batch."""
+    x, weights = draw(V)
+    calls = possible_inputs(name, x[..., :D])
+    given = calls[("keys" in others) + ("bank" in others)]
+    if "labels" in others:
+        given = given | {"labels": torch.tensor([4, 7, 7, 1, 4, 4, 0, 1])}
+    if "global_views" in others:
+        given = given | {"global_views": 2}
+    share = {"keys": lambda keys: keys[:, images], "labels": lambda y: y[images], "indices": lambda i: i[images]}
+    given = {k: share[k](value) if k in share else value for k, value in given.items()}
+    if "prototypes" in given:
+        given["prototypes"].requires_grad_()
+    return x[:, images], weights.requires_grad_(), given
 
 
 def with_parameters(name: str, arguments: dict) -> Objective:
@@ -89,17 +98,17 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
     objective's own numbers."""
     results = []
     for name, arguments, V, others in CASES:
-        given = inputs(V)
-        given = {k: x[:, images] if k in ("x", "keys") else x[images] if k == "labels" else x for k, x in given.items()}
-        weights = given["weights"].requires_grad_()
-        z = given["x"] @ weights
+        x, weights, given = inputs(name, V, others, images)
+        z = x @ weights
         z.retain_grad()
         loss = with_parameters(name, arguments)
-        terms = loss.terms(z, **{k: given[k] for k in others})
+        terms = loss.terms(z, **given)
         terms.total.backward()
         results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
-        results[-1] |= {f"of {k}": p.grad for k, p in loss.named_parameters() if p.grad is not None}
-    z = inputs(2)["x"][:, images]
+        learned = [*loss.named_parameters(), *given.items()]
+        results[-1] |= {f"of {k}": p.grad for k, p in learned if p.grad is not None}
+        results[-1] |= {f"buffer {k}": x for k, x in loss.named_buffers() if x.is_floating_point()}
+    z = draw(2)[0][:, images]
     results.append({name: getattr(metrics, name)(z) for name in METRICS})
     return results
 
@@ -110,7 +119,7 @@ def ddp_step(images: slice) -> dict[str, Tensor]:
     model: torch.nn.Module = torch.nn.Linear(WIDTH, D).double()
     if distributed.world() > 1:
         model = torch.nn.parallel.DistributedDataParallel(model)
-    objective("cacr")(model(inputs(3)["x"][:, images])).backward()
+    objective("cacr")(model(draw(3)[0][:, images])).backward()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
@@ -133,11 +142,10 @@ def messages(images: slice) -> list[Messages]:
     for name, send in originals.items():
         setattr(dist, name, counted(name, send))
     for name, arguments, V, others in CASES:
-        given = inputs(V)
-        given = {k: x[:, images] if k in ("x", "keys") else x[images] if k == "labels" else x for k, x in given.items()}
-        z = (given["x"] @ given["weights"]).requires_grad_()
+        x, weights, given = inputs(name, V, others, images)
+        z = (x @ weights).detach().requires_grad_()
         with values_unread():
-            loss = objective(name, **arguments)(z, **{k: given[k] for k in others})
+            loss = objective(name, **arguments)(z, **given)
             forward = list(sent)
             sent.clear()
             loss.backward()
@@ -152,8 +160,9 @@ def uneven_errors(number: int) -> list[str]:
     """Return the error of each objective if one rank has one image more than the others."""
     errors = []
     for name in OBJECTIVES:
+        z = draw(2)[0][:, : 2 + (number == 0)]
         try:
-            errors.append(f"{name}: {objective(name)(inputs(2)['x'][:, : 2 + (number == 0)])}")
+            errors.append(f"{name}: {objective(name)(z, **extra_inputs(name, z))}")
         except ValueError as error:
             errors.append(str(error))
     return errors
@@ -214,7 +223,8 @@ def label(case: tuple) -> str:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[label(case) for case in CASES])
 def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[dict[str, Tensor]]) -> None:
-    """Every rank has the terms of the joined batch and R times its gradient of z; other gradients average to it."""
+    """Every rank has the terms and buffers of the joined batch and R times its gradient of z; other gradients average
+    to it."""
     world, expected = len(ranks), joined[number]
     ours = [rank["cases"][number] for rank in ranks]
     for name in expected:

@@ -10,6 +10,7 @@ from kontrast.objectives import objective
 
 from support.fuzzing import amounts, fuzz
 from support.objective_definitions import CASES
+from support.objective_inputs import extra_inputs
 
 DIGITS = {
     torch.float64: (1e-8, 1e-8),
@@ -43,7 +44,7 @@ def test_objectives_equal_their_definitions_on_any_rows(case, cases, tally):
             z[0, 1] = z[0, 0]
         z = (z * scale).to(dtype)
         given = z.clone().requires_grad_()
-        ours, book = loss(given), definition(z.double())
+        ours, book = loss(given, **extra_inputs(name, z)), definition(z.double())
         rtol, atol = DIGITS[dtype]
         torch.testing.assert_close(ours.double(), book, rtol=rtol, atol=atol)
         assert bool(torch.isfinite(torch.autograd.grad(ours, given)[0]).all())

@@ -16,6 +16,7 @@ from kontrast.objectives import OBJECTIVES, objective
 
 from support.command_line import kontrast, one_line
 from support.made_images import QUICK, folder_of
+from support.objective_inputs import extra_inputs
 
 NAMES = sorted(OBJECTIVES)
 TEMPERED = [name for name in NAMES if "temperature" in OBJECTIVES.arguments(name)]
@@ -106,8 +107,8 @@ def test_any_temperature_gives_the_definitions_value(name, dtype):
     for temperature in (1e-4, 5e-3, 0.01, 0.05, 1.0, 100.0, 1e4):
         loss = objective(name, temperature=temperature)
         given = z.clone().requires_grad_()
-        value = loss(given)
-        exact = loss(z.double())
+        value = loss(given, **extra_inputs(name, z))
+        exact = loss(z.double(), **extra_inputs(name, z.double()))
         assert bool(torch.isfinite(value)) and bool(torch.isfinite(torch.autograd.grad(value, given)[0]).all())
         # A temperature of 1e-4 magnifies the rounding of a similarity ten thousand times.
         torch.testing.assert_close(value.double(), exact, rtol=1e-4, atol=digits / temperature + 1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import math
@@ -18,6 +19,8 @@ import kontrast.objectives
 from kontrast.cli.explain import objective_page
 from kontrast.objectives import OBJECTIVES, Objective, objective
 from kontrast.objectives.inputs import all_finite
+
+from support.objective_inputs import DETACHED_KEYS, change_rows, extra_inputs, possible_inputs
 
 NAMES = sorted(OBJECTIVES)
 TAKES_BANK = [name for name in NAMES if OBJECTIVES[name].takes_bank]
@@ -39,13 +42,6 @@ COMPILED_BY_DEFAULT = {"nt-xent", "cacr", "jcl", "swd", "sim-whitening", "lejepa
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def keys_and_bank(name: str, B: int, D: int, dtype: torch.dtype = torch.float64) -> list[dict[str, Tensor]]:
-    """Return the possible arguments besides z: none, keys, keys and a bank."""
-    keys, bank = draw(2, B, D, seed=8, dtype=dtype), normalize(draw(9, D, seed=9), dim=-1).to(dtype)
-    given: list[dict[str, Tensor]] = [{}, {"keys": keys}]
-    return [*given, {"keys": keys, "bank": bank}] if OBJECTIVES[name].takes_bank else given
 
 
 def test_registered_names() -> None:
@@ -87,9 +83,10 @@ def test_page_is_generated_from_the_docstring(name) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if "reduction" in OBJECTIVES.arguments(name)])
 def test_reductions_scale_the_mean_of_the_anchors(name, views) -> None:
     z = draw(views, 4, 3)
-    mean, anchors = objective(name)(z), len(objective(name).rows(z))
-    torch.testing.assert_close(objective(name, reduction="sum")(z), 4 * anchors * mean)
-    torch.testing.assert_close(objective(name, reduction="simclr_tf")(z), anchors * mean)
+    given = extra_inputs(name, z)
+    mean, anchors = objective(name)(z, **given), len(objective(name).rows(z, **given))
+    torch.testing.assert_close(objective(name, reduction="sum")(z, **given), 4 * anchors * mean)
+    torch.testing.assert_close(objective(name, reduction="simclr_tf")(z, **given), anchors * mean)
 
 
 def test_terms_of_the_whole_batch_have_no_sum() -> None:
@@ -101,17 +98,17 @@ def test_terms_of_the_whole_batch_have_no_sum() -> None:
 def test_without_normalize_the_length_counts(name) -> None:
     """Unit rows give the same loss with and without `normalize`."""
     rows, unit = draw(2, 4, 3), normalize(draw(2, 4, 3), dim=-1)
-    unnormalized = objective(name, normalize=False)
-    assert not torch.allclose(unnormalized(rows), objective(name)(rows))
+    unnormalized, given = objective(name, normalize=False), extra_inputs(name, rows)
+    assert not torch.allclose(unnormalized(rows, **given), objective(name)(rows, **given))
     if name != "w-mse":  # it normalizes after whitening
-        torch.testing.assert_close(unnormalized(unit), objective(name)(unit))
+        torch.testing.assert_close(unnormalized(unit, **given), objective(name)(unit, **given))
 
 
 @pytest.mark.parametrize("views", [2, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(name, views) -> None:
     loss, z = objective(name, **ATTACHED.get(name, {})), draw(views, 4, 3, seed=views).requires_grad_()
-    for given in keys_and_bank(name, 4, 3):
+    for given in possible_inputs(name, z.detach())[name in DETACHED_KEYS :]:
         if name == "jcl" and not given:
             query, keys = z[:1].detach().requires_grad_(), z[1:].detach()
             assert torch.autograd.gradcheck(lambda q, k=keys: loss(torch.cat([q, k])), (query,))
@@ -123,8 +120,9 @@ def test_gradcheck(name, views) -> None:
 def test_torch_func(name) -> None:
     """Gradients, directional derivatives and batches of losses, without a change to the objective."""
     several = draw(3, 2, 6, 4)
-    for given in keys_and_bank(name, 6, 4):
+    for given in possible_inputs(name, several):
         module = objective(name)
+        state = copy.deepcopy(module.state_dict())
         loss, rows = functools.partial(module, **given), several.clone().requires_grad_()
         values = torch.stack([objective(name)(z, **given) for z in rows])
         (gradients,) = torch.autograd.grad(values.sum(), rows)
@@ -132,7 +130,7 @@ def test_torch_func(name) -> None:
         torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(several), gradients)
         slope = torch.func.jvp(loss, (several[0],), (several[1],))[1]
         torch.testing.assert_close(slope, (gradients[0] * several[1]).sum())
-        assert getattr(module, "step", 0) == 0
+        assert all(torch.equal(x, state[k]) for k, x in module.state_dict().items())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,7 +138,7 @@ def test_terms_sum_to_the_loss_and_rows_average_to_it(name) -> None:
     loss = objective(name)
     for views in (2, 3):
         z = draw(views, 6, 5)
-        for given in keys_and_bank(name, 6, 5):
+        for given in possible_inputs(name, z):
             value, terms = loss(z, **given), loss.terms(z, **given)
             assert value.ndim == 0
             assert all(term.ndim == 0 for term in terms.values())
@@ -167,20 +165,25 @@ def test_every_view_has_rows(name) -> None:
 def test_two_tensors_are_two_views(name) -> None:
     z = draw(2, 6, 5)
     loss = objective(name)
-    torch.testing.assert_close(loss(z[0], z[1]), loss(z))
+    given = extra_inputs(name, z)
+    torch.testing.assert_close(loss(z[0], z[1], **given), loss(z, **given))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_order_of_images_does_not_matter(name) -> None:
     loss, z = objective(name), draw(2, 6, 5)
     order = torch.tensor([3, 1, 5, 0, 2, 4])
-    torch.testing.assert_close(loss(z[:, order]), loss(z))
+    given = extra_inputs(name, z)
+    ordered = change_rows(given, lambda indices: indices[order], "indices")
+    torch.testing.assert_close(loss(z[:, order], **ordered), loss(z, **given))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_ROTATION_INVARIANT])
 def test_rotation_invariance(name) -> None:
     z, rotation = draw(2, 6, 5), torch.linalg.qr(draw(5, 5, seed=3)).Q
-    torch.testing.assert_close(objective(name)(z @ rotation), objective(name)(z))
+    given = extra_inputs(name, z)
+    rotated = change_rows(given, lambda rows: rows @ rotation)
+    torch.testing.assert_close(objective(name)(z @ rotation, **rotated), objective(name)(z, **given))
 
 
 # These normalize after whitening; test_uniclr_identities.py tests their scale.
@@ -189,25 +192,27 @@ def test_rotation_invariance(name) -> None:
 )
 def test_length_of_projections_does_not_matter_if_normalized(name) -> None:
     loss, z = objective(name), draw(2, 6, 5)
-    for given in keys_and_bank(name, 6, 5):
-        longer = {key: 50 * x if key == "keys" else x for key, x in given.items()}
+    for given in possible_inputs(name, z):
+        longer = change_rows(given, lambda keys: 50 * keys, "keys")
         torch.testing.assert_close(loss(1e-4 * z, **longer), loss(z, **given), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_and_bank_get_no_gradient(name) -> None:
     loss, z = objective(name), draw(2, 6, 5).requires_grad_()
-    for given in keys_and_bank(name, 6, 5)[1:]:
-        given = {key: x.requires_grad_() for key, x in given.items()}
+    for given in possible_inputs(name, z.detach())[1:]:
+        given = change_rows(given, Tensor.requires_grad_)
         loss(z, **given).backward()
         assert z.grad.abs().max() > 0
-        assert all(x.grad is None for x in given.values())
+        for key, x in given.items():
+            assert (x.grad is not None and x.grad.abs().max() > 0) if key == "prototypes" else x.grad is None
 
 
 @pytest.mark.parametrize("name", TAKES_BANK)
 def test_the_bank_is_not_normalized(name) -> None:
     """Unlike z and keys."""
-    given, z = keys_and_bank(name, 6, 5)[-1], draw(2, 6, 5)
+    z = draw(2, 6, 5)
+    given = possible_inputs(name, z)[-1]
     longer = {**given, "bank": 1.5 * given["bank"]}
     assert (objective(name)(z, **longer) - objective(name)(z, **given)).abs() > 1e-6
     as_given = {**given, "keys": normalize(given["keys"], dim=-1)}
@@ -232,18 +237,20 @@ def test_half_precision_is_computed_in_float32(name) -> None:
     loss = objective(name)
     for dtype in (torch.bfloat16, torch.float16):
         z = draw(2, 16, 8, dtype=dtype)
-        for given in keys_and_bank(name, 16, 8, dtype):
-            exact = loss(z.double(), **{k: x.double() for k, x in given.items()})
+        for given in possible_inputs(name, z):
+            exact = loss(z.double(), **change_rows(given, Tensor.double))
             half = z.clone().requires_grad_()
             value = loss(half, **given)
             assert value.dtype == torch.float32
             torch.testing.assert_close(value.double(), exact, rtol=2e-2, atol=2e-2)
             assert torch.autograd.grad(value, half)[0].dtype == dtype
     single = draw(2, 16, 8, dtype=torch.float32)
-    torch.testing.assert_close(loss(single).double(), loss(single.double()), rtol=1e-5, atol=1e-5)
+    given = extra_inputs(name, single)
+    exact = loss(single.double(), **change_rows(given, Tensor.double))
+    torch.testing.assert_close(loss(single, **given).double(), exact, rtol=1e-5, atol=1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        under = loss(single)
-    torch.testing.assert_close(under, loss(single), rtol=0, atol=0)
+        under = loss(single, **given)
+    torch.testing.assert_close(under, loss(single, **given), rtol=0, atol=0)
 
 
 def degenerate() -> dict[str, Tensor]:
@@ -274,7 +281,7 @@ def test_degenerate_rows_give_finite_values_and_gradients(name) -> None:
         loss = objective(name, **arguments)
         for case, z in degenerate().items():
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                for given in keys_and_bank(name, z.shape[1], z.shape[2], dtype):
+                for given in possible_inputs(name, z.to(dtype)):
                     half = z.to(dtype).clone().requires_grad_()
                     value = loss(half, **given)
                     grad = torch.autograd.grad(value, half)[0]
@@ -309,6 +316,7 @@ BAD_INPUT = {
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_input_is_refused(name, case) -> None:
     z, given, message = BAD_INPUT[case]
+    given = extra_inputs(name, GOOD) | given
     for call in (objective(name), objective(name).terms, objective(name).rows):
         with pytest.raises(ValueError, match=message):
             call(z, **given)
@@ -316,12 +324,15 @@ def test_bad_input_is_refused(name, case) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unsuitable_banks_and_labels_are_refused(name) -> None:
-    loss, keys = objective(name), draw(2, 4, 3)
+    loss, keys = functools.partial(objective(name), **extra_inputs(name, GOOD)), draw(2, 4, 3)
     bank, labels = draw(6, 3), torch.tensor([0, 0, 1, 1])
-    if loss.takes_bank:
+    if OBJECTIVES[name].takes_bank:
+        bank = possible_inputs(name, GOOD)[-1]["bank"]
         for bad in (draw(6, 2), draw(3), draw(0, 3)):
             with pytest.raises(ValueError, match=r"bank is .* give \[M,3\]"):
                 loss(GOOD, keys=keys, bank=bad)
+        with pytest.raises(ValueError, match=r"bank is .* give \[.*M,D\]"):
+            loss(GOOD, keys=keys, bank=bank[0] if bank.ndim == 3 else bank[None])
         with pytest.raises(ValueError, match=r"bank is torch\.int64"):
             loss(GOOD, keys=keys, bank=bank.long())
         with pytest.raises(ValueError, match="bank holds NaN"):
@@ -329,7 +340,7 @@ def test_unsuitable_banks_and_labels_are_refused(name) -> None:
     else:
         with pytest.raises(ValueError, match="takes no bank"):
             loss(GOOD, keys=keys, bank=bank)
-    if loss.takes_labels:
+    if OBJECTIVES[name].takes_labels:
         for bad in (labels[:3], labels.float(), labels[None], [0, 0, 1, 1], labels > 0):
             with pytest.raises(ValueError, match=r"labels is .*shape \[4\]"):
                 loss(GOOD, labels=bad)
@@ -375,12 +386,13 @@ def test_unknown_name() -> None:
 )
 def test_compiles_into_one_graph(name) -> None:
     loss, z = objective(name), draw(2, 6, 5).requires_grad_()
-    value = loss(z)
+    given = extra_inputs(name, z.detach())
+    before = copy.deepcopy(loss.state_dict())
+    value = loss(z, **given)
     expected = torch.autograd.grad(value, z)[0]
-    if hasattr(loss, "step"):
-        loss.step.zero_()
+    loss.load_state_dict(before)
     torch.compiler.reset()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(z)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(z, **given)
     torch.testing.assert_close(compiled, value)
     torch.testing.assert_close(torch.autograd.grad(compiled, z)[0], expected)
 
@@ -388,12 +400,13 @@ def test_compiles_into_one_graph(name) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_capture_in_a_cuda_graph(name) -> None:
-    """Replays use the new values of z, and random draws advance."""
+    """Replays use the new values of z, and buffers change with each of them: SWD's draws, DINO's center."""
     loss = objective(name).cuda()
     z = draw(2, 32, 16, dtype=torch.float32).cuda().requires_grad_()
+    given = extra_inputs(name, z.detach())
 
     def step() -> tuple[Tensor, Tensor]:
-        value = loss(z)
+        value = loss(z, **given)
         return value, torch.autograd.grad(value, z)[0]
 
     stream = torch.cuda.Stream()
@@ -407,12 +420,12 @@ def test_capture_in_a_cuda_graph(name) -> None:
     for seed in (1, 2):
         with torch.no_grad():
             z.copy_(draw(2, 32, 16, seed=seed, dtype=torch.float32))
-        count = loss.step.clone() if hasattr(loss, "step") else None
+        before = {k: x.clone() for k, x in loss.named_buffers()}
         graph.replay()
         ours = [x.clone() for x in captured]
-        if count is not None:
-            assert loss.step == count + 1
-            loss.step.copy_(count)
+        for k, x in loss.named_buffers():
+            assert (k in loss.state_dict()) == (not torch.equal(x, before[k]))
+            x.copy_(before[k])
         for replayed, expected in zip(ours, step()):
             torch.testing.assert_close(replayed, expected, rtol=1e-4, atol=1e-5)
 
@@ -444,8 +457,8 @@ def test_losses_of_many_temperatures_compile_in_one_process(name) -> None:
     z, keys = draw(2, 6, 8), draw(2, 6, 8, seed=1)
     for temperature in (0.1, 0.2, 0.35, 0.5):
         loss = objective(name, temperature=temperature)
-        compiled = torch.compile(loss, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(z, keys=keys), loss(z, keys=keys))
+        compiled, given = torch.compile(loss, fullgraph=True, backend="eager"), extra_inputs(name, z)
+        torch.testing.assert_close(compiled(z, keys=keys, **given), loss(z, keys=keys, **given))
 
 
 def test_each_temperature_is_a_constant_of_its_own_trace() -> None:

@@ -10,13 +10,14 @@ from torch.nn.functional import cross_entropy, normalize
 from kontrast.objectives import OBJECTIVES, objective
 
 from support.objective_definitions import CASES, jcl, mean
+from support.objective_inputs import extra_inputs
 
 
 @pytest.mark.parametrize(("name", "arguments", "definition", "views"), CASES)
 def test_objective_equals_its_definition(name, arguments, definition, views, projections, three_views) -> None:
     for z in [{2: projections, 3: three_views}[V] for V in views]:
         z = z.clone().requires_grad_()
-        ours, expected = objective(name, **arguments)(z), definition(z)
+        ours, expected = objective(name, **arguments)(z, **extra_inputs(name, z.detach())), definition(z)
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
         slopes = [torch.autograd.grad(loss, z)[0] for loss in (ours, expected)]
         torch.testing.assert_close(*slopes, rtol=1e-7, atol=1e-9)

@@ -54,10 +54,14 @@ def test_sections(name) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shape_names_the_tensors_that_the_objective_takes(name) -> None:
-    shape = section(inspect.cleandoc(OBJECTIVES[name].__doc__), "Shape")
+    family = OBJECTIVES[name]
+    shape = section(inspect.cleandoc(family.__doc__), "Shape")
     assert "z [V,B,D]" in shape and "keys [W,B,D]" in shape
-    assert ("bank [M,D]" in shape) == OBJECTIVES[name].takes_bank
-    assert ("labels [B]" in shape) == OBJECTIVES[name].takes_labels
+    assert ("bank [M,D]" in shape) == (family.takes_bank and not family.bank_per_view)
+    assert ("bank [W,M,D]" in shape) == (family.takes_bank and family.bank_per_view)
+    assert ("labels [B]" in shape) == family.takes_labels
+    assert ("prototypes [K,D]" in shape) == family.needs_prototypes
+    assert ("indices [B]" in shape) == family.needs_indices
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

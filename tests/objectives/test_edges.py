@@ -10,6 +10,8 @@ from kontrast.errors import UsageError
 from kontrast.kernels import links
 from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
 
+from support.objective_inputs import DETACHED_KEYS, possible_inputs
+
 # Weights that are constant by default get a gradient here, so that the gradient is the derivative of the value.
 ATTACHED = {
     "dclw": {"detach": False},
@@ -31,13 +33,13 @@ def test_second_derivatives(name, images, monkeypatch) -> None:
     """By autograd.grad and by backward, they equal the difference of two gradients along one direction."""
     monkeypatch.setitem(links.SMALL, "cpu", 2**10)
     z, direction, step = draw(2, images, 4), draw(2, images, 4, seed=1), 1e-6
-    loss = objective(name, **ATTACHED.get(name, {}))
+    loss, given = objective(name, **ATTACHED.get(name, {})), possible_inputs(name, z)[name in DETACHED_KEYS]
     if name == "jcl":
         direction[1:] = 0  # its keys get no gradient
 
     def gradient(x: Tensor, graph: bool = False) -> Tensor:
         x = x if graph else x.detach().requires_grad_()
-        return torch.autograd.grad(loss(x), x, create_graph=graph)[0]
+        return torch.autograd.grad(loss(x, **given), x, create_graph=graph)[0]
 
     x = z.clone().requires_grad_()
     (gradient(x, graph=True) * direction).sum().backward()

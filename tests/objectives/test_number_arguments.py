@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from kontrast.objectives import OBJECTIVES, metrics, objective
+
+from support.objective_inputs import extra_inputs, possible_inputs
 
 ARGUMENTS = [(name, argument) for name in sorted(OBJECTIVES) for argument in OBJECTIVES.arguments(name)]
 NUMBERS = [
@@ -56,10 +57,8 @@ TRAINED = [(name, argument) for name, argument in NUMBERS if not constant(name, 
 
 def calls(name: str) -> list[tuple[Tensor, dict[str, Tensor]]]:
     """Return two views and three views, each alone, with keys, with keys and a bank, and with labels."""
-    keys, bank = draw(2, 5, 4, seed=8), normalize(draw(9, 4, seed=9), dim=-1)
-    given: list[dict[str, Tensor]] = [{}, {"keys": keys}]
-    given += [{"keys": keys, "bank": bank}] * OBJECTIVES[name].takes_bank
-    given += [{"labels": torch.tensor([3, 1, 3, 0, 1])}] * OBJECTIVES[name].takes_labels
+    given = possible_inputs(name, draw(2, 5, 4))
+    given += [given[0] | {"labels": torch.tensor([3, 1, 3, 0, 1])}] * OBJECTIVES[name].takes_labels
     return [(draw(views, 5, 4, seed=views), each) for views in (2, 3) for each in given]
 
 
@@ -92,7 +91,8 @@ def test_a_parameter_is_part_of_the_module(name, argument) -> None:
     assert dict(loss.named_parameters()) == {argument: parameter} and argument in loss.state_dict()
     assert loss.learned_numbers() == {argument: pytest.approx(default(name, argument))}
     assert f"{argument}=tensor(" in repr(loss)
-    loss(draw(3, 5, 4).float()).backward()
+    z = draw(3, 5, 4).float()
+    loss(z, **extra_inputs(name, z)).backward()
     assert parameter.grad is not None and parameter.grad.isfinite()
     assert loss.double().state_dict()[argument].dtype == torch.float64
 
@@ -156,7 +156,7 @@ def test_torch_func_differentiates_arguments(name) -> None:
         value = torch.tensor(default(name, argument), dtype=torch.float64)
 
         def loss(number, argument=argument) -> Tensor:
-            return objective(name, **{argument: number}, **given_with(name, argument))(z)
+            return objective(name, **{argument: number}, **given_with(name, argument))(z, **extra_inputs(name, z))
 
         leaf = value.clone().requires_grad_()
         expected = torch.autograd.grad(loss(leaf), leaf)[0]

@@ -30,6 +30,7 @@ from kontrast.cli import main as cli
 from kontrast.objectives import OBJECTIVES, objective
 
 from support.commands import Command, ends, until
+from support.objective_inputs import extra_inputs
 
 PLAIN = ["evaluation.every=0", "evaluation.gallery=0", "training.log_every=20"]
 FULL_SPEED = [
@@ -178,9 +179,10 @@ def numbers_in_one_process(place: Path) -> int:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 cases += 1
                 x = z.to("cuda", dtype).requires_grad_()
-                loss = objective(name, temperature=tau)(x)
+                loss = objective(name, temperature=tau)(x, **extra_inputs(name, x.detach()))
                 loss.backward()
-                true = objective(name, temperature=tau)(x.detach().double().cpu())
+                exact = x.detach().double().cpu()
+                true = objective(name, temperature=tau)(exact, **extra_inputs(name, exact))
                 off = abs(loss.item() - true.item()) / (1 + abs(true.item()))
                 if not torch.isfinite(x.grad).all() or not off < (1e-4 if dtype == torch.float32 else 2e-2):
                     bad.append(f"{name} tau {tau} {dtype}: {loss.item()} for {true.item()}")
