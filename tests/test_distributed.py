@@ -26,10 +26,12 @@ from support.objective_inputs import extra_inputs, possible_inputs
 N, WIDTH, D = 8, 6, 5
 WORLDS = (2, 4)
 
+JOINED = {"koleo": {"over_ranks": True}}
+"""Arguments without which an objective compares the images of each rank alone."""
 # objective, its arguments, number of query views, arguments besides z
 CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
-    *((name, {}, 2, ()) for name in OBJECTIVES),
-    *((name, {}, 2, ("keys",)) for name in OBJECTIVES),
+    *((name, JOINED.get(name, {}), 2, ()) for name in OBJECTIVES),
+    *((name, JOINED.get(name, {}), 2, ("keys",)) for name in OBJECTIVES),
     *((name, {}, 2, ("keys", "bank")) for name in OBJECTIVES if OBJECTIVES[name].takes_bank),
     *((name, {}, 3, ("labels",)) for name in OBJECTIVES if OBJECTIVES[name].takes_labels),
     ("nt-xent", {"reduction": "sum"}, 3, ()),
@@ -46,6 +48,7 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("barlow-twins", {}, 3, ()),
     ("vicreg", {}, 3, ()),
     ("lejepa", {"directions": 6, "knots": 4}, 3, ("global_views",)),
+    ("koleo", {"over_ranks": True}, 3, ("global_views",)),
     ("info-nce", {"symmetric": True}, 2, ()),
     ("info-nce", {"symmetric": True}, 2, ("labels",)),
     ("dcl", {"negatives": "cross-view"}, 2, ()),
@@ -106,7 +109,7 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         terms.total.backward()
         results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
         learned = [*loss.named_parameters(), *given.items()]
-        results[-1] |= {f"of {k}": p.grad for k, p in learned if p.grad is not None}
+        results[-1] |= {f"of {k}": p.grad for k, p in learned if isinstance(p, Tensor) and p.grad is not None}
         results[-1] |= {f"buffer {k}": x for k, x in loss.named_buffers() if x.is_floating_point()}
     z = draw(2)[0][:, images]
     results.append({name: getattr(metrics, name)(z) for name in METRICS})
@@ -184,6 +187,7 @@ def run_rank(number: int, world: int, port: int, folder: str) -> None:
         "cases": evaluate(images),
         "ddp": ddp_step(images),
         "half": half.grad,
+        "koleo": objective("koleo")(draw(2)[0][:, images]),
         "uneven": uneven_errors(number),
         "messages": messages(images),
     }
@@ -298,6 +302,15 @@ def test_gathered_gradients_are_summed_over_ranks(ranks: list[dict]) -> None:
     for rank in ranks:
         assert rank["half"].dtype == torch.bfloat16
         assert rank["half"].tolist() == [total] * 3
+
+
+def test_koleo_looks_for_neighbors_on_each_rank_alone(ranks: list[dict]) -> None:
+    """As published; every rank has the mean of all ranks."""
+    x, share = draw(2)[0], N // len(ranks)
+    each = [objective("koleo")(x[:, start : start + share]) for start in range(0, N, share)]
+    for rank in ranks:
+        torch.testing.assert_close(rank["koleo"], torch.stack(each).mean())
+    assert abs(rank["koleo"] - objective("koleo")(x)) > 1e-3
 
 
 def test_uneven_batches_are_refused_on_all_ranks(ranks: list[dict]) -> None:

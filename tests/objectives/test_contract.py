@@ -35,7 +35,7 @@ ATTACHED = {
 NOT_ROTATION_INVARIANT = {"swd", "barlow-twins", "vicreg", "w-mse", "lejepa"}
 EXPECTED = """
     nt-xent info-nce dcl dclw decoupled-nt-xent swd align-uniform hard-negative multi-view-nce jcl cacr sim-affinity
-    sim-whitening sim-trace alignment barlow-twins vicreg w-mse siglip lejepa
+    sim-whitening sim-trace alignment barlow-twins vicreg w-mse siglip lejepa koleo
 """
 COMPILED_BY_DEFAULT = {"nt-xent", "cacr", "jcl", "swd", "sim-whitening", "lejepa"}
 

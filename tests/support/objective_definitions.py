@@ -210,6 +210,16 @@ def siglip_of_views(z: Tensor, t: float, b: float) -> Tensor:
     return mean([siglip(torch.stack([z[v], z[w]]), t, b) for v in range(len(z)) for w in range(v + 1, len(z))])
 
 
+def koleo(z: Tensor) -> Tensor:
+    """Find each row's nearest neighbor by its distance, which a unit row's largest similarity also gives."""
+    losses = []
+    for view in normalize(z, dim=-1):
+        for i, row in enumerate(view):
+            apart = [torch.sqrt((row - other).square().sum()) for j, other in enumerate(view) if j != i]
+            losses.append(-torch.log(min(apart) + 1e-8))
+    return mean(losses)
+
+
 CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("nt-xent", {"temperature": 0.3}, lambda z: nt_xent(z, 0.3), (2, 3)),
     ("info-nce", {"temperature": 0.3}, lambda z: info_nce(z, 0.3), (2, 3)),
@@ -263,4 +273,5 @@ CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("dcl", {"temperature": 0.3, "negatives": "cross-view"}, lambda z: info_loob(z, 0.3), (2,)),
     ("cacr", {"t_minus": 1.5, "symmetric": True}, lambda z: symmetric_cacr(z, 1.5), (2,)),
     ("siglip", {"temperature": 0.2, "bias": -1.5}, lambda z: siglip_of_views(z, 5.0, -1.5), (2, 3)),
+    ("koleo", {}, koleo, (2, 3)),
 ]

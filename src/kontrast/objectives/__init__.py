@@ -20,6 +20,7 @@ from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
 from kontrast.objectives.hard_negative import HardNegative
 from kontrast.objectives.info_nce import InfoNCE
 from kontrast.objectives.jcl import JCL
+from kontrast.objectives.koleo import KoLeo
 from kontrast.objectives.learned_temperature import LearnedTemperature
 from kontrast.objectives.lejepa import LeJEPA
 from kontrast.objectives.multi_view_nce import MultiViewNCE
@@ -35,7 +36,7 @@ from kontrast.objectives.w_mse import WMSE
 
 __all__ = [
     "CACR", "DCL", "DCLW", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
-    "DecoupledNTXent", "HardNegative", "InfoNCE", "LeJEPA", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs",
+    "DecoupledNTXent", "HardNegative", "InfoNCE", "KoLeo", "LeJEPA", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs",
     "SigLIP",
     "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "choice", "number", "objective", "positive", "switch",
     "weight", "whole",
