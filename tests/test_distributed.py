@@ -48,6 +48,8 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("barlow-twins", {}, 3, ()),
     ("vicreg", {}, 3, ()),
     ("lejepa", {"directions": 6, "knots": 4}, 3, ("global_views",)),
+    ("zero-cl", {"mode": "features"}, 3, ()),
+    ("zero-cl", {"mode": "instances", "detach": False}, 2, ("keys",)),
     ("koleo", {"over_ranks": True}, 3, ("global_views",)),
     ("info-nce", {"symmetric": True}, 2, ()),
     ("info-nce", {"symmetric": True}, 2, ("labels",)),
@@ -246,6 +248,7 @@ def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[di
 # Small messages besides the mean of the terms, forward and backward; distributed.py says what they are.
 MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0), "lejepa": (1, 1)}
 FEATURE_STATISTICS = {"barlow-twins", "vicreg", "w-mse", "sim-trace"}
+BOTH = {"sim-whitening", "zero-cl"}  # statistics of features, and a gather
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[label(case) for case in CASES])
@@ -257,8 +260,8 @@ def test_keys_are_sent_once_in_each_direction(number: int, ranks: list[dict]) ->
     gradients = [shape for _, shape in backward if len(shape) == 3 and shape[0] == N]
     assert len(keys) <= 1 and len(gradients) <= len(keys)
     assert all(shape[0] == share and shape[2] == D for shape in keys)
-    if name in FEATURE_STATISTICS or name == "sim-whitening":
-        assert not keys or name == "sim-whitening"
+    if name in FEATURE_STATISTICS | BOTH:
+        assert not keys or name in BOTH
         sums = [shape for _, shape in forward + backward if shape not in (*keys, *gradients)]
         assert all(len(shape) < 2 or shape[-2:] in ((1, D), (D, D)) for shape in sums)
         return

@@ -19,6 +19,7 @@ together. Some objectives need a little more, which tests/test_distributed.py co
     sim-affinity, sim-whitening         a number per pair of views forward and backward, for the norm of A - A^T
     barlow-twins, vicreg, w-mse,        no keys: sums [V,D] and [V,D,D] of views or pairs of views, forward and backward
     sim-trace, sim-whitening
+    zero-cl                             z and keys [V+W,B,D] for its instances, and the sums above for its features
     lejepa                              no keys: sums of cosines and sines [2,V,S,K], forward and backward
 """
 

@@ -30,12 +30,14 @@ ATTACHED = {
     "dclw": {"detach": False},
     "cacr": {"detach_positive_weights": False},
     "sim-trace": {"variant": "paper", "ridge": 0.05},
+    "zero-cl": {"detach": False},
 }
 # Here the sign or order of features matters, so that a rotation changes the value.
-NOT_ROTATION_INVARIANT = {"swd", "barlow-twins", "vicreg", "w-mse", "lejepa"}
+NOT_ROTATION_INVARIANT = {"swd", "barlow-twins", "vicreg", "w-mse", "lejepa", "zero-cl"}
 EXPECTED = """
     nt-xent info-nce dcl dclw decoupled-nt-xent swd align-uniform hard-negative multi-view-nce jcl cacr sim-affinity
     sim-whitening sim-trace alignment barlow-twins vicreg w-mse siglip lejepa koleo
+    zero-cl
 """
 COMPILED_BY_DEFAULT = {"nt-xent", "cacr", "jcl", "swd", "sim-whitening", "lejepa"}
 

@@ -17,6 +17,7 @@ ATTACHED = {
     "dclw": {"detach": False},
     "cacr": {"detach_positive_weights": False},
     "sim-trace": {"variant": "paper", "ridge": 0.05},
+    "zero-cl": {"detach": False},
 }
 
 RANDOM = {"swd", "lejepa"}

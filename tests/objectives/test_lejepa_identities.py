@@ -93,7 +93,7 @@ def test_closed_forms_of_shift_and_scale() -> None:
 
 
 def test_the_gradient_is_bounded_however_far_a_row_is() -> None:
-    """An outlier moves by at most 2 sum_k w_k t_k |mean exp(i t x) - phi|, while a squared distance would pull at it."""
+    """An outlier moves by at most 2 sum_k w_k t_k |mean exp(i t x) - phi|; a squared distance would pull harder."""
     t = torch.linspace(0, 3, 17, dtype=torch.float64)
     bound = 2 * (6 / 16 * t * torch.exp(-(t**2) / 2) * 2).sum().item()
     for far in (10.0, 1e3, 1e6):

@@ -33,11 +33,11 @@ from kontrast.objectives.sim_whitening import SimWhitening
 from kontrast.objectives.swd import SWD
 from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
+from kontrast.objectives.zero_cl import ZeroCL
 
 __all__ = [
     "CACR", "DCL", "DCLW", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
-    "DecoupledNTXent", "HardNegative", "InfoNCE", "KoLeo", "LeJEPA", "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs",
-    "SigLIP",
-    "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "choice", "number", "objective", "positive", "switch",
-    "weight", "whole",
+    "DecoupledNTXent", "HardNegative", "InfoNCE", "KoLeo", "LeJEPA", "LearnedTemperature", "MultiViewNCE", "NTXent",
+    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "ZeroCL", "choice",
+    "number", "objective", "positive", "switch", "weight", "whole",
 ]  # fmt: skip
