@@ -1,4 +1,4 @@
-"""V views (of z, then of keys), B images, N of all ranks, D width, P pairs of views.  x, y [V,B,D], C [P,1,D] or [P,B]."""
+"""V views (z, then keys), B images, N of all ranks, D width, P pairs of views.  x, y [V,B,D], C [P,1,D] or [P,B]."""
 
 from __future__ import annotations
 
