@@ -26,6 +26,7 @@ from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.build import algorithms, build_views, precision
 from kontrast.training.learner import Learner
 from kontrast.training.step import Step
+from kontrast.training.step_schedule import Schedule
 from kontrast.views import keys
 
 HEADS = {"small-alexnet": {"name": "fc8"}}
@@ -78,7 +79,7 @@ def end_to_end(recipe, images: ImageSet, device: torch.device, steps: int) -> di
 
     def take() -> None:
         batch = next(batches)
-        step(batch.images, keys(0, 0, batch.indices), batch.sizes, 0.06, 1.0)
+        step(batch.images, keys(0, 0, batch.indices), Schedule(lr=0.06), sizes=batch.sizes)
 
     learner.train()
     take()

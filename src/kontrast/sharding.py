@@ -65,6 +65,15 @@ def like(reference: Tensor, part: Tensor) -> Tensor:
     )
 
 
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Add up numbers of all ranks, for example the squared norms of the shards of a tensor."""
+    import torch.distributed as ranks
+
+    x = x.clone()
+    ranks.all_reduce(x)
+    return x
+
+
 def copy_whole(target: Tensor, source: Tensor) -> None:
     """Copy a whole tensor, which every rank has, into a tensor or into this rank's part of it."""
     if in_shards(target):

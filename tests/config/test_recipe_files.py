@@ -14,11 +14,11 @@ import torch
 from kontrast.config.recipe import Recipe
 from kontrast.config.recipe_files import FOLDER, load_tree, recipe_names, recipe_text, resolve
 from kontrast.errors import UsageError
-from kontrast.objectives import objective
 from kontrast.training.build import build_learner, build_views, optimizer_of
-from kontrast.training.learner import check_options
+from kontrast.training.learner import build_objective, check_options
 from kontrast.training.resolve import temperature_of, with_defaults
 from kontrast.training.step import Step
+from kontrast.training.step_schedule import Position, schedule_of
 from kontrast.views import keys
 
 CPU = torch.device("cpu")
@@ -29,7 +29,8 @@ def shape_of_training(name: str) -> str:
     """Return what decides how a recipe's step runs; recipes that differ only in numbers have the same."""
     r = resolve(name)
     parts = [r.objective.name, r.objective.ramp, r.encoder.name, r.encoder.arguments, r.head.name]
-    parts += [r.predictor and r.predictor.name, r.teacher and r.teacher.symmetric, r.bank and r.bank.contents]
+    parts += [r.predictor and r.predictor.name, r.prototypes and r.prototypes.kind]
+    parts += [r.teacher and r.teacher.symmetric, r.bank and r.bank.contents]
     parts += [r.batch_norm.kind, r.batch_norm.joint, r.views.count > 2, r.views.local_count > 0, r.data.random_bits > 0]
     return json.dumps([*parts, r.training.optimizer, r.training.stop_gradient], sort_keys=True)
 
@@ -43,6 +44,8 @@ def shrunk(name: str, real_size: bool) -> Recipe:
     changes = ["training.batch=4", "batch_norm.splits=2"]
     if recipe.bank:
         changes.append("bank.size=40")
+    if recipe.prototypes:
+        changes.append("prototypes.count=24")
     if recipe.views.size > 64:
         changes.append("views.size=32")
     elif not real_size and recipe.encoder.name != "convn":
@@ -58,13 +61,15 @@ def three_steps(recipe: Recipe) -> list[dict[str, float]]:
     made = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     batch, channels = recipe.training.batch, colours + recipe.data.random_bits
-    learner = build_learner(recipe, channels, CPU)
+    learner = build_learner(recipe, channels, CPU, images=batch, classes=3)
     learner.train()
     step = Step(learner, optimizer_of(recipe, learner), build_views(recipe, torch.float32), device=CPU)
     terms = []
     for number in range(3):
         images = torch.randint(0, 256, (batch, channels, side, side), dtype=torch.uint8, generator=made)
-        step(images, keys(0, number, torch.arange(batch)), None, lr=recipe.training.lr, momentum=0.9)
+        numbers = torch.arange(batch)
+        given = {"indices": numbers} | ({"labels": numbers % 3} if recipe.training.labels else {})
+        step(images, keys(0, number, numbers), schedule_of(recipe, Position(number, 30, 10)), **given)
         assert step.check() is None, f"not finite at step {number}"
         terms.append(step.flush())
     return terms
@@ -74,7 +79,7 @@ def three_steps(recipe: Recipe) -> list[dict[str, float]]:
 def test_every_recipe_can_be_built(name):
     recipe = resolve(name)
     build_views(recipe, torch.float32)
-    check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
+    check_options(recipe, build_objective(recipe))
     assert recipe.title
 
 

@@ -18,6 +18,7 @@ NAMES = sorted(OBJECTIVES)
 DOCUMENTED = {
     **{name: OBJECTIVES[name] for name in NAMES},
     "Objective": objectives.Objective,
+    "Sum": objectives.Sum,
     "Terms": objectives.Terms,
     "LearnedTemperature": objectives.LearnedTemperature,
     "objective": objectives.objective,

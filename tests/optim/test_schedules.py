@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from kontrast.config.recipe_files import recipe_names, resolve
 from kontrast.errors import UsageError
-from kontrast.optim.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
+from kontrast.optim.schedules import learning_rate, ramp, scaled_learning_rate, teacher_momentum, weight_decay
 from kontrast.training.ineffective_settings import refuse_ineffective, schedule_warnings, unused_settings
 from kontrast.training.pretrain import pretrain
 
@@ -72,9 +73,23 @@ def test_teacher_momentum_goes_to_one_by_the_cosine():
     assert teacher_momentum(70, total=100, momentum=0.999) == 0.999
 
 
-def test_joint_weight_ramps_as_the_code_does():
-    assert [joint_weight(e, epochs=4, weight=2.0, ramp=True) for e in range(4)] == [0.5, 1.0, 1.5, 2.0]
-    assert joint_weight(0, epochs=200, weight=4.0) == 4.0
+def test_a_ramp_without_a_start_is_that_of_the_jcl_code():
+    assert [ramp(e, epochs=4, end=2.0) for e in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
+
+
+def test_a_ramp_with_a_start_is_dino_s_teacher_temperature():
+    """np.concatenate((np.linspace(0.04, 0.07, 30), np.ones(n - 30) * 0.07)) in DINO's code."""
+    expected = [*np.linspace(0.04, 0.07, 30), *[0.07] * 5]
+    assert [ramp(e, epochs=30, end=0.07, start=0.04) for e in range(35)] == pytest.approx(expected)
+    assert ramp(0, epochs=1, end=0.07, start=0.04) == 0.04
+
+
+def test_weight_decay_follows_dino_s_cosine():
+    """final + 0.5 (base - final) (1 + cos(pi i / n)) in DINO's code."""
+    total = 50
+    expected = [0.4 + 0.5 * (0.04 - 0.4) * (1 + math.cos(math.pi * i / total)) for i in range(total)]
+    assert [weight_decay(i, total=total, start=0.04, final=0.4) for i in range(total)] == pytest.approx(expected)
+    assert weight_decay(7, total=10, start=0.1) == 0.1
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -92,6 +92,7 @@ def memory_of(name: str, out: Path, steps: int) -> int:
     from kontrast.optim.optimizers import build_optimizer
     from kontrast.training.build import build_learner, build_views
     from kontrast.training.step import Step
+    from kontrast.training.step_schedule import Schedule
     from kontrast.views import keys
 
     device = torch.device("cuda")
@@ -109,7 +110,7 @@ def memory_of(name: str, out: Path, steps: int) -> int:
     seen = []
     for number in range(steps):
         at = number * 256 % 2048
-        step(images[at : at + 256], keys(0, number // 8, numbers[at : at + 256]), None, 0.01, 0.9)
+        step(images[at : at + 256], keys(0, number // 8, numbers[at : at + 256]), Schedule(lr=0.01, momentum=0.9))
         if number in (499, steps - 1):
             torch.cuda.synchronize()
             host = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -17,6 +17,7 @@ from kontrast.objectives import OBJECTIVES, objective
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.learner import Learner, check_options
 from kontrast.training.step import Step
+from kontrast.training.step_schedule import Schedule
 from kontrast.views import Views, keys
 
 BASE = {
@@ -64,11 +65,11 @@ def make(options: dict, name: str = "nt-xent", **arguments) -> tuple[Learner, St
     return learner, step
 
 
-def batch(number: int = 0, count: int = 8) -> tuple[torch.Tensor, torch.Tensor, None]:
+def batch(number: int = 0, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     images = torch.randint(
         0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
     )
-    return images, keys(0, number, torch.arange(count)), None
+    return images, keys(0, number, torch.arange(count))
 
 
 class ForbidReads(TorchDispatchMode):
@@ -93,14 +94,14 @@ def test_every_objective_trains_with_every_option_or_says_why_not(name, option, 
     images = batch()
     views = step.views(*images)  # made beforehand: on CUDA they are separate kernels, which have their own test
     step.views = lambda *_: views
-    step(*images, lr=0.1, momentum=0.9)
+    step(*images, Schedule(lr=0.1, momentum=0.9))
     assert step.check() is None
     assert all(math.isfinite(value) for value in step.flush().values())
     assert any(not torch.equal(p, before[n]) for n, p in learner.student.named_parameters() if n in before)
     # The tiled kernel reads ids and lengths, which a CPU may; on CUDA it is Triton's, whose own tests look for reads.
     monkeypatch.setattr(StatisticsFunction, "apply", statistics_operator)
     with ForbidReads():
-        step(*images, lr=0.1, momentum=0.9)
+        step(*images, Schedule(lr=0.1, momentum=0.9))
 
 
 def test_local_crops_without_keys_are_further_views_and_not_in_the_bank():
@@ -169,7 +170,7 @@ def test_accumulation_is_exact(option):
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 module.eval()
         for number in range(2):
-            step(*batch(number), lr=0.1, momentum=0.5)
+            step(*batch(number), Schedule(lr=0.1, momentum=0.5))
         ends.append({k: t.detach().clone() for k, t in learner.state_dict().items()})
     for key, whole in ends[0].items():
         torch.testing.assert_close(ends[1][key], whole, rtol=1e-4, atol=1e-6, msg=key)
@@ -177,7 +178,7 @@ def test_accumulation_is_exact(option):
 
 def test_accumulation_counts_batch_statistics_once():
     learner, step = make({"training": {"batch": 8, "accumulate": 2}})
-    step(*batch(), lr=0.1, momentum=1.0)
+    step(*batch(), Schedule(lr=0.1, momentum=1.0))
     norms = [m for m in learner.student.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     assert {int(m.num_batches_tracked) for m in norms} == {2}
 
@@ -185,7 +186,7 @@ def test_accumulation_counts_batch_statistics_once():
 def test_the_bank_stores_the_keys_after_the_step():
     learner, step = make(OPTIONS["teacher and bank"], "info-nce")
     start = learner.bank.rows.clone()
-    step(*batch(), lr=0.1, momentum=0.9)
+    step(*batch(), Schedule(lr=0.1, momentum=0.9))
     assert int(learner.bank.pointer) == 8
     assert torch.equal(learner.bank.rows[8:], start[8:]) and not torch.equal(learner.bank.rows[:8], start[:8])
 
@@ -196,7 +197,7 @@ def test_a_skipped_step_changes_nothing(option):
     learner, step = make(OPTIONS[option], "info-nce")
     step.skipping, made = True, step.views
     for number in range(2):
-        step(*batch(number), lr=0.1, momentum=0.5)
+        step(*batch(number), Schedule(lr=0.1, momentum=0.5))
     before = {k: t.clone() for k, t in learner.state_dict().items() if k != "steps"}
 
     def spoiled(*inputs):
@@ -204,7 +205,7 @@ def test_a_skipped_step_changes_nothing(option):
         return tuple(v * math.nan for v in views) if isinstance(views, tuple) else views * math.nan
 
     step.views = spoiled
-    step(*batch(2), lr=0.1, momentum=0.5)
+    step(*batch(2), Schedule(lr=0.1, momentum=0.5))
     assert step.check() is not None
     for key, tensor in before.items():
         assert torch.equal(learner.state_dict()[key], tensor), key
@@ -212,10 +213,10 @@ def test_a_skipped_step_changes_nothing(option):
 
 def test_the_teacher_has_no_gradient_and_is_updated_by_the_momentum():
     learner, step = make(OPTIONS["teacher"], "info-nce")
-    step(*batch(0), lr=0.1, momentum=0.5)
+    step(*batch(0), Schedule(lr=0.1, momentum=0.5))
     student = [p.detach().clone() for p in learner.student.parameters()]
     teacher = [p.detach().clone() for p in learner.teacher.parameters()]
-    step(*batch(1), lr=0.1, momentum=0.75)
+    step(*batch(1), Schedule(lr=0.1, momentum=0.75))
     assert all(p.grad is None for p in learner.teacher.parameters())
     for now, then, s in zip(learner.teacher.parameters(), teacher, student):
         torch.testing.assert_close(now, 0.75 * then + 0.25 * s)
@@ -223,11 +224,11 @@ def test_the_teacher_has_no_gradient_and_is_updated_by_the_momentum():
 
 def test_a_loss_that_is_not_finite_leaves_the_weights_unchanged():
     learner, step = make({})
-    step(*batch(0), lr=0.1, momentum=1.0)
+    step(*batch(0), Schedule(lr=0.1, momentum=1.0))
     with torch.no_grad():
         next(learner.student.head.parameters()).fill_(float("nan"))
     before = [p.detach().clone() for p in learner.student.encoder.parameters()]
-    step(*batch(1), lr=0.1, momentum=1.0)
+    step(*batch(1), Schedule(lr=0.1, momentum=1.0))
     assert step.check() == 1
     assert all(torch.equal(p, k) for p, k in zip(learner.student.encoder.parameters(), before))
 
@@ -237,7 +238,7 @@ def test_two_equal_runs_are_equal_bit_for_bit():
     for _ in range(2):
         learner, step = make(OPTIONS["split batch norm"], "info-nce")
         for number in range(3):
-            step(*batch(number), lr=0.1, momentum=0.9)
+            step(*batch(number), Schedule(lr=0.1, momentum=0.9))
         ends.append(learner.state_dict())
     assert all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
 

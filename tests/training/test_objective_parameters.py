@@ -24,6 +24,7 @@ from kontrast.training.resolve import temperature_of
 from kontrast.training.run_folder import RunFolder
 from kontrast.training.signals import StopSignals
 from kontrast.training.step import Step
+from kontrast.training.step_schedule import Schedule
 
 from support.commands import TINY, Command, free_port, rank_environment
 
@@ -163,7 +164,7 @@ def steps_in_float64(case: str, out: Path) -> int:
     views = torch.randn(10, 2, 16, 3, 16, 16, dtype=torch.float64, generator=made)
     step = Step(learner, optimizer, lambda n, *_: views[n][:, share], device=torch.device("cpu"), accumulate=parts)
     for number in range(10):
-        step(number, None, None, 0.1 if chosen.training.optimizer == "sgd" else 0.01, 0.9)
+        step(number, None, Schedule(lr=0.1 if chosen.training.optimizer == "sgd" else 0.01, momentum=0.9))
     assert step.check() is None
     save_file({k: t.detach().contiguous() for k, t in learner.objective.state_dict().items()}, out)
     distributed.finalize()

@@ -16,6 +16,7 @@ from kontrast.files import read_json_lines
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.build import build_learner, build_views
 from kontrast.training.step import Step
+from kontrast.training.step_schedule import Schedule
 from kontrast.views import keys
 
 from support.commands import TINY, Command, free_port, rank_environment
@@ -140,7 +141,7 @@ def train_in_float64(case: str, out: Path) -> int:
     for number in range(20):
         made = torch.Generator().manual_seed(number)
         images = torch.randint(0, 256, (16, 3, 20, 20), dtype=torch.uint8, generator=made)
-        step(images[share], keys(0, number, torch.arange(16))[share], None, 0.01, 0.9)
+        step(images[share], keys(0, number, torch.arange(16))[share], Schedule(lr=0.01, momentum=0.9))
     assert step.check() is None
     if distributed.is_main():
         save_file({k: t.contiguous() for k, t in learner.state_dict().items()}, out)

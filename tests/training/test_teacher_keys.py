@@ -14,6 +14,7 @@ from kontrast.networks import SplitBatchNorm
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.learner import Learner
 from kontrast.training.step import Step
+from kontrast.training.step_schedule import Schedule
 from kontrast.views import Views, keys
 
 VIEWS, IMAGES, MOMENTUM = 4, 8, 0.5
@@ -48,7 +49,7 @@ def trained(batch_norm: dict, contents: str, symmetric: bool = False) -> tuple[L
     )
     pictures = torch.randint(0, 256, (IMAGES, 3, 16, 16), dtype=torch.uint8)
     image_keys = keys(0, 0, torch.arange(IMAGES))
-    step(pictures, image_keys, None, lr=0.5, momentum=0.9)
+    step(pictures, image_keys, Schedule(lr=0.5, momentum=0.9))
     made = step.views(pictures, image_keys)
     step.views = lambda *_: made
     return learner, step, made
@@ -57,7 +58,7 @@ def trained(batch_norm: dict, contents: str, symmetric: bool = False) -> tuple[L
 def fresh_rows(learner: Learner, step: Step) -> torch.Tensor:
     """Return the rows that the bank stores in the next step."""
     start = int(learner.bank.pointer)
-    step(torch.empty(0), torch.empty(0), None, lr=0.1, momentum=MOMENTUM)
+    step(torch.empty(0), torch.empty(0), Schedule(lr=0.1, momentum=MOMENTUM))
     return learner.bank.rows[start : int(learner.bank.pointer)]
 
 

@@ -124,10 +124,11 @@ def export(
     format: Annotated[str, typer.Option(help="safetensors or onnx.")] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="The file; default: export/encoder.FORMAT in the run.")] = None,
     data: Annotated[str, typer.Option(help="Images to check ONNX on; default: the run's own.")] = "",
+    with_head: Annotated[bool, typer.Option("--with-head", help="Add the head, predictor and prototypes.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write the encoder for other programs, with a JSON card; ONNX is compared with torch on real images."""
-    result = kontrast.export(run, format, out, data=data or None)
+    result = kontrast.export(run, format, out, data=data or None, with_head=with_head)
     emit(result.to_dict(), str(result).splitlines(), as_json)
 
 

@@ -30,7 +30,11 @@ class ObjectiveSettings:
     """The loss, by name, with its arguments."""
 
     name: str = "nt-xent"
-    ramp: str = ""  # an argument that grows linearly from 0 to its value over training (JCL's covariance_weight)
+    weight: float = 1.0  # multiplies the loss
+    plus: tuple[dict[str, Any], ...] = ()  # further objectives that are added, each with its name, weight and arguments
+    ramp: str = ""  # an argument that grows linearly to its value, epoch by epoch (JCL's covariance_weight)
+    ramp_from: float | None = None  # its value in the first epoch; none: it grows from 0, which no epoch has (JCL)
+    ramp_epochs: float = 0.0  # epochs in which it grows; 0: all
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -51,6 +55,8 @@ class NetworkSettings:
     """An encoder, head or predictor, by name, with its arguments."""
 
     name: str
+    lr_factor: float = 1.0  # multiplies the learning rate of this network
+    constant_lr: bool = False  # the learning rate of this network stays at its peak (SimSiam's predictor)
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -81,6 +87,7 @@ class TeacherSettings:
     momentum: float = 0.99  # the share of the teacher that each step keeps
     schedule: Literal["constant", "cosine"] = "constant"  # constant, or cosine: the momentum grows to 1 over training
     symmetric: bool = True  # every view is a query and a key; false: view 0 is the query, the others are keys
+    result: bool = False  # evaluate and export the teacher's encoder instead of the student's (DINO)
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,20 @@ class BankSettings:
     """A memory bank: keys of earlier batches, which serve as further negatives."""
 
     size: int = 4096  # rows
-    contents: Literal["last", "all", "means", "unit-means"] = "last"  # keys to store; means are JCL's
+    contents: Literal["last", "all", "views", "means", "unit-means"] = "last"  # keys; views: a queue each; means: JCL's
+    start: float = 0.0  # epochs before the first rows are stored (SwAV's queue)
+
+
+@dataclass(frozen=True)
+class PrototypeSettings:
+    """Prototypes: keys that are learned."""
+
+    count: int = 3000
+    kind: Literal["unit", "weight-norm"] = "unit"  # unit: weights on the sphere (SwAV); weight-norm: directions (DINO)
+    learn_scale: bool = False  # learn the length of each prototype; only for weight-norm
+    frozen_epochs: float = 0.0  # epochs at the start in which they are not trained
+    frozen_steps: int = 0  # the same in steps; the longer of the two counts
+    lr_factor: float = 1.0  # multiplies their learning rate
 
 
 @dataclass(frozen=True)
@@ -112,12 +132,17 @@ class TrainingSettings:
     momentum: float = 0.9  # of sgd and lars
     lr_inside: bool = False  # LARS as in SimCLR's TensorFlow code: the momentum includes the learning rate
     weight_decay: float = 5e-4
+    final_weight_decay: float | None = None  # weight decay follows a cosine to this value (DINO); none: it is constant
     decay_all: bool = True  # false: biases and norms have no weight decay
     schedule: Literal["cosine", "steps", "constant", "linear"] = "cosine"  # of the learning rate
     lr_per_epoch: bool = False  # the learning rate changes only between epochs (MoCo, JCL)
+    final_lr: float = 0.0  # the learning rate, before lr_scaling, at which cosine and linear schedules end
     warmup: float = 0.0  # epochs in which the learning rate grows linearly from 0
     milestones: tuple[float, ...] = ()  # epochs at which schedule = "steps" multiplies the learning rate by gamma
     gamma: float = 0.1
+    clip: float = 0.0  # the largest norm of the gradient; 0: no limit
+    clip_each: bool = False  # limit the norm of each parameter's gradient separately (DINO)
+    labels: bool = False  # give the labels of the images to the objective (supervised training)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU that has it
     stop_gradient: bool = False  # without a teacher, the student's own projections are keys without gradient (SimSiam)
     accumulate: int = 1  # parts that a batch is computed in, to save memory; the loss is still that of the whole batch
@@ -162,6 +187,7 @@ class Recipe:
     predictor: NetworkSettings | None = None
     teacher: TeacherSettings | None = None
     bank: BankSettings | None = None
+    prototypes: PrototypeSettings | None = None
     batch_norm: BatchNormSettings = field(default_factory=BatchNormSettings)
     data: DataSettings = field(default_factory=DataSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -170,8 +196,8 @@ class Recipe:
 
 
 AT_LEAST: dict[str, float] = {
-    "views.count": 1, "views.size": 1, "bank.size": 1, "batch_norm.splits": 1, "training.accumulate": 1,
-    "training.log_every": 1, "evaluation.k": 1, "checkpoints.keep": 1, "training.batch": 2,
+    "views.count": 1, "views.size": 1, "bank.size": 1, "prototypes.count": 2, "batch_norm.splits": 1,
+    "training.accumulate": 1, "training.log_every": 1, "evaluation.k": 1, "checkpoints.keep": 1, "training.batch": 2,
     "evaluation.temperature": 1e-6, "evaluation.crop": 1e-3,
 }  # fmt: skip
 """The least value of a number; 0 for all others."""
@@ -221,7 +247,7 @@ def _read_value(hint: Any, value: Any, name: str, origin: str) -> Any:
     if problem:
         raise UsageError(f"{origin}: {name} {problem}")
     if typing.get_origin(hint) is tuple:
-        return tuple(map(float, value))
+        return tuple(map(float, value)) if typing.get_args(hint)[0] is float else tuple(map(dict, value))
     return float(value) if hint is float else value
 
 
@@ -254,8 +280,12 @@ def _type_problem(hint: Any, value: Any) -> str:
         words = typing.get_args(hint)
         return "" if value in words else f"can't be {value!r}: {nearest(value, words)}"
     if typing.get_origin(hint) is tuple:
-        numbers = isinstance(value, list | tuple) and all(type(one) in (int, float) for one in value)
-        return "" if numbers else f"must be a list of numbers, not {value!r}"
+        entries = list(value) if isinstance(value, list | tuple) else [None]
+        if typing.get_args(hint)[0] is float:
+            numbers = all(type(one) in (int, float) for one in entries)
+            return "" if numbers else f"must be a list of numbers, not {value!r}"
+        tables = all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in entries)
+        return "" if tables else f"must be a list of tables with a name, such as [{{ name = 'koleo' }}], not {value!r}"
     allowed = (int, float) if hint is float else (hint,)
     return "" if type(value) in allowed else f"must be {TYPE_NAMES.get(hint, 'a table')}, not {value!r}"
 

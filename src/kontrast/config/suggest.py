@@ -13,6 +13,10 @@ from kontrast.registry import nearest
 ARGUMENTS = {"temperature": ["objective.temperature"], "width": ["encoder.width"]}
 """Arguments that are often looked for; no section lists its arguments."""
 FILLED_IN = {
+    "objective.images": "the number of training images",
+    "objective.classes": "the number of classes of the training images",
+    "objective.prototypes": "prototypes.count",
+    "objective.width": "the width of the head",
     "encoder.channels": "the number of channels of the images",
     "encoder.size": "views.size",
     "head.inputs": "the width of the encoder",

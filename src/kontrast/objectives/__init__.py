@@ -30,6 +30,7 @@ from kontrast.objectives.siglip import SigLIP
 from kontrast.objectives.sim_affinity import SimAffinity
 from kontrast.objectives.sim_trace import SimTrace
 from kontrast.objectives.sim_whitening import SimWhitening
+from kontrast.objectives.sum import Sum
 from kontrast.objectives.swd import SWD
 from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
@@ -38,6 +39,6 @@ from kontrast.objectives.zero_cl import ZeroCL
 __all__ = [
     "CACR", "DCL", "DCLW", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
     "DecoupledNTXent", "HardNegative", "InfoNCE", "KoLeo", "LeJEPA", "LearnedTemperature", "MultiViewNCE", "NTXent",
-    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Terms", "VICReg", "ZeroCL", "choice",
-    "number", "objective", "positive", "switch", "weight", "whole",
+    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Sum", "Terms", "VICReg", "ZeroCL",
+    "choice", "number", "objective", "positive", "switch", "weight", "whole",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ are the same, and nothing here waits for the device, so that a step can be captu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kontrast.errors import CheckpointError, UsageError
 from kontrast.registry import Registry
-from kontrast.sharding import copy_whole, in_shards, like, local, whole
+from kontrast.sharding import copy_whole, in_shards, like, local, sum_over_ranks, whole
 
 OPTIMIZERS = Registry("optimizer")
 
@@ -24,8 +24,8 @@ OPTIMIZERS = Registry("optimizer")
 class Optimizer:
     """Base class: updates the trainable parameters of a module in place.
 
-    Parameters are grouped by weight decay, dtype and device; one kernel updates a group. The state is a flat dict of
-    tensors that safetensors can write.
+    Parameters are grouped by weight decay, learning rate, dtype and device; one kernel updates a group. The state is a
+    flat dict of tensors that safetensors can write.
 
     Args:
         model: the module whose parameters with `requires_grad` are trained.
@@ -46,12 +46,40 @@ class Optimizer:
         self.weight_decay = {n: 0.0 if p.ndim <= int(exclude_1d) else weight_decay for n, p in named.items()}
         self.state = {s: {n: torch.zeros_like(local(p)) for n, p in named.items()} for s in self.slots}
         self.lr = torch.tensor(float(lr), device=next(iter(named.values())).device)
+        self.part_lr: dict[str, Tensor] = {}  # by the prefix of the names of parameters
+        self.decay_share: Tensor | None = None
 
-    def set_lr(self, lr: float) -> None:
-        """Write the learning rate into its tensor. A rate too large for float32 becomes infinite, not an error: the
-        training step then reports that its numbers are not finite."""
+    def set_lr(self, lr: float, part: str = "") -> None:
+        """Write the learning rate into its tensor, of all parameters or of one part that has its own rate.
+
+        A rate too large for float32 becomes infinite, not an error: the training step then reports that its numbers are
+        not finite.
+
+        Args:
+            lr: the learning rate.
+            part: how the names of the part's parameters begin, for example "predictor."; default: all other ones.
+        """
         assert isinstance(self.lr, Tensor)
-        self.lr.fill_(lr if lr <= torch.finfo(self.lr.dtype).max else float("inf"))
+        if part and part not in self.part_lr:
+            self.part_lr[part] = self.lr.clone()
+        rate = self.part_lr[part] if part else self.lr
+        rate.fill_(lr if lr <= torch.finfo(rate.dtype).max else float("inf"))
+
+    def lr_of(self, name: str) -> Tensor | float:
+        """Return the learning rate of a parameter."""
+        return next((rate for part, rate in self.part_lr.items() if name.startswith(part)), self.lr)
+
+    def set_decay_share(self, share: float) -> None:
+        """Multiply the weight decay by a number from now on, which captured CUDA graphs read."""
+        if self.decay_share is None:
+            self.decay_share = torch.ones((), device=next(iter(self.parameters.values())).device)
+        self.decay_share.fill_(share)
+
+    def add_decay(self, ps: list[Tensor], gs: list[Tensor], decay: float) -> list[Tensor]:
+        """Return gradients plus weight decay."""
+        if self.decay_share is None:
+            return list(torch._foreach_add(gs, ps, alpha=decay))
+        return list(torch._foreach_add(gs, torch._foreach_mul(ps, decay * self.decay_share)))
 
     def zero_grad(self) -> None:
         for p in self.parameters.values():
@@ -62,7 +90,8 @@ class Optimizer:
         split: dict[tuple, dict[str, Tensor]] = {}
         for n, p in self.parameters.items():
             if p.grad is not None:
-                split.setdefault((self.group_key(n), p.dtype, p.device), {})[n] = p.grad
+                rate = next((part for part in self.part_lr if n.startswith(part)), "")
+                split.setdefault((self.group_key(n), rate, p.dtype, p.device), {})[n] = p.grad
         for gradients in split.values():
             names = list(gradients)
             ps = [local(self.parameters[n]) for n in names]
@@ -141,9 +170,12 @@ class SGD(Optimizer):
 
     def update_fused(self, names: list[str], decay: float, ps: list, gs: list, found_inf: Tensor | None) -> None:
         buffers = self.slot_tensors("momentum", names) if self.momentum else []  # the kernel wants none
+        if decay and self.decay_share is not None:  # the kernel takes a number, which a captured graph could not change
+            gs, decay = self.add_decay(ps, gs, decay), 0.0
+        lr = self.lr_of(names[0])
         fixed: Any = {"dampening": 0.0, "maximize": False, "is_first_step": False, "found_inf": found_inf}
         torch._fused_sgd_(
-            ps, gs, buffers, weight_decay=decay, momentum=self.momentum, lr=self.lr, nesterov=self.nesterov, **fixed
+            ps, gs, buffers, weight_decay=decay, momentum=self.momentum, lr=lr, nesterov=self.nesterov, **fixed
         )
 
 
@@ -186,7 +218,7 @@ class LARS(SGD):
 
     def adapt(self, ps: list[Tensor], gs: list[Tensor], decay: float) -> list[Tensor]:
         """Return trust |p|/|g| g for each g = gradient + decay p, or g itself if one of the norms is zero."""
-        gs = list(torch._foreach_add(gs, ps, alpha=decay))
+        gs = self.add_decay(ps, gs, decay)
         norm_p, norm_g = torch.stack(torch._foreach_norm(ps)), torch.stack(torch._foreach_norm(gs))
         ratio = torch.where((norm_p > 0) & (norm_g > 0), self.trust * norm_p / norm_g, 1.0)
         return list(torch._foreach_mul(gs, list(ratio.unbind())))
@@ -198,10 +230,10 @@ class LARS(SGD):
             gs = [torch.where(keep > 0, g, 0.0) for g in gs]
         if names[0] not in self.plain:
             gs = self.adapt(ps, gs, decay)
-        b = self.slot_tensors("momentum", names)
+        b, lr = self.slot_tensors("momentum", names), self.lr_of(names[0])
         torch._foreach_mul_(b, self.momentum * keep + (1 - keep))
-        torch._foreach_add_(b, torch._foreach_mul(gs, keep * self.lr if self.lr_inside else keep))
-        torch._foreach_sub_(ps, torch._foreach_mul(b, keep if self.lr_inside else keep * self.lr))
+        torch._foreach_add_(b, torch._foreach_mul(gs, keep * lr if self.lr_inside else keep))
+        torch._foreach_sub_(ps, torch._foreach_mul(b, keep if self.lr_inside else keep * lr))
 
 
 @OPTIMIZERS.register("adamw")
@@ -232,9 +264,17 @@ class AdamW(Optimizer):
             one = steps[0].new_ones(()) if found_inf is None else 1 - found_inf.reshape(())
             torch._foreach_add_(steps, [one] * len(steps))
             moments = [self.slot_tensors(slot, names) for slot in self.slots]
-            rule = {"lr": self.lr, "beta1": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
+            if decay and self.decay_share is not None:
+                gs, decay = self.decayed(names, ps, gs, decay, one), 0.0
+            rule = {"lr": self.lr_of(names[0]), "beta1": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
             fixed = {"amsgrad": False, "maximize": False, "found_inf": found_inf}
             self.kernel(ps, gs, *moments, [], steps, weight_decay=decay, **rule, **fixed)
+
+    def decayed(self, names: list[str], ps: list[Tensor], gs: list[Tensor], decay: float, one: Tensor) -> list[Tensor]:
+        """Apply a weight decay that changes to the parameters, if `one` is 1, and return the gradients."""
+        assert self.decay_share is not None
+        torch._foreach_mul_(ps, torch.where(one > 0, 1 - self.lr_of(names[0]) * decay * self.decay_share, 1.0))
+        return gs
 
 
 @OPTIMIZERS.register("adam")
@@ -242,6 +282,28 @@ class Adam(AdamW):
     """Adam with weight decay added to the gradient (Kingma and Ba 2015)."""
 
     kernel: Any = staticmethod(torch._fused_adam_)
+
+    def decayed(self, names: list[str], ps: list[Tensor], gs: list[Tensor], decay: float, one: Tensor) -> list[Tensor]:
+        return self.add_decay(ps, gs, decay)
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[Tensor], most: float, each: bool = False) -> None:
+    """Scale gradients down in place if their norm is larger than `most`, without waiting for the device.
+
+    Args:
+        parameters: those with a gradient count.
+        most: the largest norm.
+        each: limit the norm of each parameter's gradient (DINO) instead of the norm of all together.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = [local(g) for g in gradients]
+    squares = torch.stack([norm.float() for norm in torch._foreach_norm(parts)]).square()
+    if any(in_shards(g) for g in gradients):
+        sharded = torch.tensor([in_shards(g) for g in gradients], device=squares.device)
+        squares = torch.where(sharded, sum_over_ranks(squares), squares)
+    norms = (squares if each else squares.sum().expand_as(squares)).sqrt()
+    torch._foreach_mul_(parts, list((most / (norms + 1e-6)).clamp(max=1).unbind()))
 
 
 def build_optimizer(

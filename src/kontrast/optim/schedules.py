@@ -1,4 +1,4 @@
-"""The learning rate with its warm-up, the teacher's momentum and JCL's ramp, as pure functions of the step.
+"""The learning rate with its warm-up, weight decay, the teacher's momentum and ramps, as pure functions of the step.
 
 t step from 0, T steps in all. Nothing has to be saved or restored. Epochs may be fractions; step t belongs to epoch
 t / steps_per_epoch.
@@ -99,6 +99,36 @@ def teacher_momentum(step: int, *, total: int, momentum: float, schedule: str = 
     return 1 - cosine_decay(1 - momentum, min(step, total), max(total, 1))
 
 
-def joint_weight(epoch: int, *, epochs: int, weight: float, ramp: bool = False) -> float:
-    """Return JCL's lambda of an epoch: constant as in the paper, or lambda (epoch + 1) / epochs as in its code."""
-    return weight * (epoch + 1) / epochs if ramp else weight
+def weight_decay(step: int, *, total: int, start: float, final: float | None = None) -> float:
+    """Return the weight decay of a step: constant, or a cosine from `start` to `final` (DINO).
+
+    Args:
+        step: the step, counted from 0.
+        total: all steps.
+        start: the weight decay of the first step.
+        final: the weight decay after the last step; None for a constant one.
+
+    Example:
+        >>> round(weight_decay(50, total=100, start=0.04, final=0.4), 3)
+        0.22
+    """
+    return start if final is None else final + cosine_decay(start - final, min(step, total), max(total, 1))
+
+
+def ramp(epoch: int, *, epochs: float, end: float, start: float | None = None) -> float:
+    """Return an argument that grows linearly from epoch to epoch.
+
+    Args:
+        epoch: the epoch, counted from 0.
+        epochs: how many epochs it grows; it then stays at `end`.
+        end: its last value.
+        start: its value in epoch 0, from which the last of the growing epochs reaches `end` (DINO's teacher
+            temperature). None: it is end (epoch + 1) / epochs, which begins one epoch after 0 (JCL's lambda).
+
+    Example:
+        >>> [ramp(e, epochs=4, end=8.0) for e in range(5)], [ramp(e, epochs=3, end=4.0, start=2.0) for e in range(4)]
+        ([2.0, 4.0, 6.0, 8.0, 8.0], [2.0, 3.0, 4.0, 4.0])
+    """
+    if start is None:
+        return end * min((epoch + 1) / max(epochs, 1), 1.0)
+    return start + (end - start) * min(epoch / max(epochs - 1, 1), 1.0)

@@ -16,7 +16,6 @@ import torch
 
 from kontrast.errors import DataError, UsageError
 from kontrast.files import disk_faults, read_json_lines
-from kontrast.objectives import objective
 from kontrast.papers.gpu_sharing import shared_gpu
 from kontrast.papers.measure import MEASURES, logged_curves, mean_and_error, probe_run
 from kontrast.papers.parallel_runs import ParallelRuns, runs_at_once
@@ -34,7 +33,7 @@ from kontrast.studies.text_tables import aligned, terminal_width
 from kontrast.training import checkpoints
 from kontrast.training.build import precision
 from kontrast.training.device import choose_device, describe_device
-from kontrast.training.learner import check_options
+from kontrast.training.learner import build_objective, check_options
 from kontrast.training.run_folder import timestamp
 from kontrast.training.splits import open_split
 
@@ -159,7 +158,7 @@ class TableRunner(CellRunner):
             source = self.table.recipe(row, self.overrides).data.source
             recipe = self.table.recipe(row, [*self.overrides, f"seed={seed}", *find_data(source, self.data)])
             changed = self.table.changed_settings(row, self.overrides)
-            check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
+            check_options(recipe, build_objective(recipe))
             if recipe.training.epochs < 1:
                 raise UsageError("training.epochs=0 trains nothing; give at least 1")
         except UsageError as error:

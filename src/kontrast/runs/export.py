@@ -21,14 +21,15 @@ from torch import Tensor, nn
 
 from kontrast.config.recipe import to_tree
 from kontrast.data import ImageSet
-from kontrast.errors import DataError, EnvironmentFault, NumbersError, UsageError, printable
+from kontrast.errors import CheckpointError, DataError, EnvironmentFault, NumbersError, UsageError, printable
 from kontrast.files import disk_faults, write_atomic, write_json
 from kontrast.networks import Encoder
 from kontrast.registry import nearest
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.probe import read_probes
 from kontrast.runs.run import Run, open_run
-from kontrast.training.checkpoints import versions
+from kontrast.runs.snapshots import result_prefix
+from kontrast.training import checkpoints
 from kontrast.training.run_folder import sha256
 
 FORMATS = ("safetensors", "onnx")
@@ -67,6 +68,7 @@ def export(
     out: str | os.PathLike[str] | None = None,
     *,
     data: str | None = None,
+    with_head: bool = False,
 ) -> ExportResult:
     """Write the encoder to a file for other programs, and a JSON card beside it.
 
@@ -77,6 +79,8 @@ def export(
         format: "safetensors" (default) or "onnx".
         out: The file to write; default: export/encoder.FORMAT in the run folder.
         data: The images to compare ONNX with torch on; default: the run's own.
+        with_head: Add what the newest checkpoint has besides the encoder, for safetensors alone: the projection head,
+            the predictor and the prototypes, under names that begin with "kontrast.".
 
     Returns:
         The paths of the file and its card, the number of features, and ONNX's largest difference from torch.
@@ -92,13 +96,15 @@ def export(
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
     out = Path(out) if out is not None else run.path / "export" / f"encoder.{format}"
+    if with_head and format != "safetensors":
+        raise UsageError(f"--with-head needs --format safetensors: an {format} file has the encoder alone")
     if out.suffix != f".{format}" or out.resolve() == (run.path / "encoder.safetensors").resolve():
         raise UsageError(f"--out {out}: give a path that ends in .{format} and is not the run's own file")
     encoder = run.encoder("cpu")
     card = describe(run, encoder)
     difference = None
     if format == "safetensors":
-        content = safetensors_bytes(encoder, card)
+        content = safetensors_bytes(encoder, card, beside_encoder(run) if with_head else {})
     else:
         images = real_images(run, data)
         content, difference = checked_onnx(run, encoder, images)
@@ -132,18 +138,30 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
         "data": info["data"],
         "trained": {key: info[key] for key in ("device", "steps", "seconds", "finished") if key in info},
         "versions": {key: info[key] for key in ("kontrast", "torch", "python") if key in info},
-        "exported_with": versions(),
+        "exported_with": checkpoints.versions(),
         "recipe": to_tree(run.recipe),
         "fingerprint": info.get("fingerprint", ""),
         "probes": read_probes(run.path / "probes.json"),
     }
 
 
-def safetensors_bytes(encoder: nn.Module, card: dict[str, Any]) -> bytes:
+def beside_encoder(run: Run) -> dict[str, Tensor]:
+    """Return the head, predictor and prototypes of the newest checkpoint, under names that begin with "kontrast."."""
+    newest = checkpoints.newest(run.path / "checkpoints")
+    if newest is None:
+        raise CheckpointError(f"--with-head: {run.path} has no checkpoint left, and encoder.safetensors has no head")
+    parts = {"head": f"{result_prefix(run.recipe)}.head", "predictor": "learner.predictor"}
+    parts["prototypes"] = "learner.prototypes"
+    found = {name: checkpoints.under(prefix, newest[0]) for name, prefix in parts.items()}
+    return {f"kontrast.{name}.{key}": tensor for name, tensors in found.items() for key, tensor in tensors.items()}
+
+
+def safetensors_bytes(encoder: nn.Module, card: dict[str, Any], more: dict[str, Tensor]) -> bytes:
     """Return the content of the safetensors file, with the card in its header."""
     from safetensors.torch import save
 
-    tensors = {name: t.detach().cpu().contiguous() for name, t in encoder.state_dict().items()}
+    named = encoder.state_dict() | more
+    tensors = {name: t.detach().cpu().contiguous() for name, t in named.items()}
     return sort_header(save(tensors, metadata={"format": "pt", "kontrast": json.dumps(card)}))
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kontrast import networks
+from kontrast.config.recipe import Recipe
 from kontrast.errors import CheckpointError
 from kontrast.files import read_json_lines
 from kontrast.runs.run import Run
@@ -39,7 +40,7 @@ def snapshots(
     for path in spread_evenly(saved, max(1, limit - 1)):
         try:
             tensors, _, manifest = checkpoints.load(path)
-            student = restore_student(run, checkpoints.under("learner.student", tensors), device)
+            student = restore_student(run, checkpoints.under(result_prefix(run.recipe), tensors), device)
             found.append(Snapshot(manifest["step"] * scale, student))
         except CheckpointError as error:
             say(f"skipped {error}")
@@ -50,6 +51,11 @@ def snapshots(
         encoder = run.encoder(device)
         return [Snapshot(1.0, Student(encoder, networks.head("identity", encoder.width)))], ENCODER_ALONE
     return [Snapshot(0.0, restore_student(run, None, device)), *found][-limit:], unit
+
+
+def result_prefix(recipe: Recipe) -> str:
+    """Return how the names of the network that a run is evaluated by begin in its checkpoints."""
+    return "learner.teacher.module" if recipe.teacher is not None and recipe.teacher.result else "learner.student"
 
 
 def restore_student(run: Run, tensors: dict | None, device: torch.device) -> Student:

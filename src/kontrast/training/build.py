@@ -19,6 +19,7 @@ from kontrast.networks import smallest_batch, synchronize_batch_norm
 from kontrast.optim.optimizers import Optimizer, build_optimizer
 from kontrast.sharding import is_sharded, shard, whole_state
 from kontrast.training.learner import Learner, build_student
+from kontrast.training.step_schedule import largest_weight_decay
 from kontrast.views import Views
 
 
@@ -29,9 +30,11 @@ def build_feeder(recipe: Recipe, train: ImageSet, device: torch.device) -> Feede
     return feeder(train, batch, seed=seed, allow_small=data.allow_small, resident=data.resident)
 
 
-def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learner:
+def build_learner(
+    recipe: Recipe, channels: int, device: torch.device, images: int = 2**20, classes: int = 0
+) -> Learner:
     """Return the learner on its device. Raises if a rank's share of the batch is too small for batch norm."""
-    learner = Learner(recipe, channels).to(device)
+    learner = Learner(recipe, channels, images, classes).to(device)
     sharded = recipe.training.parallel == "fsdp" and distributed.world() > 1
     if not sharded:  # sharding needs contiguous parameters
         learner.to(memory_format=torch.channels_last)  # like the views; faster on CUDA and on CPUs
@@ -49,13 +52,24 @@ def build_learner(recipe: Recipe, channels: int, device: torch.device) -> Learne
     return learner
 
 
+def facts_of(train: ImageSet) -> dict[str, int]:
+    """Return what a learner has to know of its training images: channels, how many there are, and their classes.
+
+    Images are counted by their numbers in the source, of which a part may have been left out.
+    """
+    assert train.index is not None
+    images = int(train.index.max()) + 1 if len(train) else 0
+    classes = 0 if train.labels is None or not len(train) else int(train.labels.max()) + 1
+    return {"channels": train.channels, "images": images, "classes": classes}
+
+
 def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
     """Return the recipe's optimizer of the learner's parameters."""
     t = recipe.training
     momentum = t.momentum if t.optimizer in ("sgd", "lars") else None
     exclude = {"exclude_1d": True} if t.optimizer == "lars" or not t.decay_all else {}
     inside = {"lr_inside": True} if t.optimizer == "lars" and t.lr_inside else {}
-    decay = t.weight_decay
+    decay = largest_weight_decay(recipe)
     return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=decay, **exclude, **inside)
 
 
@@ -101,11 +115,12 @@ def build_views(recipe: Recipe, dtype: torch.dtype) -> Views:
 
 
 def whole_student(learner: Learner, recipe: Recipe, channels: int, device: torch.device) -> nn.Module:
-    """Return the student; if it is sharded, an unsharded copy, which all ranks must ask for together."""
-    if not is_sharded(learner.student):
-        return learner.student
+    """Return the student, or the teacher if it is the recipe's result; if it is sharded, an unsharded copy, which all
+    ranks must ask for together."""
+    if not is_sharded(learner.result):
+        return learner.result
     copy = build_student(recipe, channels)
-    copy.load_state_dict(whole_state(learner.student))
+    copy.load_state_dict(whole_state(learner.result))
     return copy.to(device)
 
 

@@ -13,10 +13,11 @@ from kontrast import distributed
 from kontrast.config.recipe import Recipe
 from kontrast.data import Feeder, ImageSet
 from kontrast.errors import EnvironmentFault, NumbersError
-from kontrast.training.build import build_feeder, build_learner, build_views, optimizer_of, precision
+from kontrast.training.build import build_feeder, build_learner, build_views, facts_of, optimizer_of, precision
 from kontrast.training.checkpoints import checkpoints
 from kontrast.training.run_folder import RunFolder
 from kontrast.training.step import Step
+from kontrast.training.step_schedule import Schedule
 from kontrast.views import keys
 
 USABLE = 0.95
@@ -90,7 +91,7 @@ def peak_of_step(recipe: Recipe, train: ImageSet, count: int, device: torch.devi
     """Return the peak memory in bytes of one step on `count` images, including images resident on the device."""
     torch.cuda.reset_peak_memory_stats(device)
     feeder = build_feeder(recipe, train, device)  # keeps images on the device
-    learner = build_learner(recipe, train.channels, device)
+    learner = build_learner(recipe, device=device, **facts_of(train))
     dtype = precision(recipe.training.precision, device)
     step = Step(
         learner, optimizer_of(recipe, learner), build_views(recipe, dtype), device=device, precision=dtype,
@@ -98,7 +99,11 @@ def peak_of_step(recipe: Recipe, train: ImageSet, count: int, device: torch.devi
     )  # fmt: skip
     rows = torch.arange(count) % len(feeder.data)
     pixels, sizes = train.batch(rows)
-    step(pixels.to(device), keys(0, 0, rows.to(device)), None if sizes is None else sizes.to(device), 0.0, 1.0)
+    of_images = {"sizes": sizes, "labels": train.labels[rows] if train.labels is not None else None, "indices": rows}
+    if not recipe.training.labels:
+        del of_images["labels"]
+    given = {name: None if x is None else x.to(device) for name, x in of_images.items()}
+    step(pixels.to(device), keys(0, 0, rows.to(device)), Schedule(lr=0.0), **given)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device)
 

@@ -1,20 +1,21 @@
-"""One learner for every method: a student and, if the recipe has them, a predictor, a teacher and a bank.
+"""One learner for every method: a student and, if the recipe has them, predictor, teacher, bank and prototypes.
 
-V query views, W key views, L local crops, B images, D width of the projection, M rows of the bank.
+V query views, W key views, L local crops, B images, D width of the projection, M rows of the bank, K prototypes.
 
     queries z [V(+L),B,D] = predictor(head(encoder(views)))
     keys    k [W,B,D]     = projections of the teacher, or of the student with a stop-gradient, or none
-    loss                  = objective(z, keys=k, bank=m)
+    loss                  = objective(z, keys=k, bank=m, prototypes=c)
 
 Local crops are queries; without keys they are further views. Without a teacher the bank stores the student's own rows.
 
 MoCo v2 is InfoNCE + teacher + bank; BYOL is alignment + teacher + predictor; SimSiam is alignment + predictor +
-stop-gradient. There is no class per method.
+stop-gradient; SwAV is swav + prototypes + bank; DINO is dino + prototypes + teacher. There is no class per method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +24,17 @@ from torch import Tensor, nn
 from kontrast import distributed, networks, sharding
 from kontrast.config.recipe import Recipe
 from kontrast.errors import UsageError
-from kontrast.networks import MemoryBank, SplitBatchNorm, Teacher, convert_split_batch_norm, shuffle, unshuffle
+from kontrast.networks import (
+    MemoryBank,
+    Prototypes,
+    SplitBatchNorm,
+    Teacher,
+    convert_split_batch_norm,
+    shuffle,
+    unshuffle,
+)
 from kontrast.networks.catalog import Encoder, Head, Module
-from kontrast.objectives import Objective, objective
+from kontrast.objectives import OBJECTIVES, Objective, Sum, objective
 from kontrast.objectives.base import Terms
 from kontrast.objectives.inputs import OptionalInputs, values_unread
 from kontrast.registry import nearest
@@ -59,21 +68,25 @@ def build_student(recipe: Recipe, channels: int) -> Student:
 
 
 class Learner(nn.Module):
-    """The networks, the objective and the bank of a recipe.
+    """The networks, the objective, the bank and the prototypes of a recipe.
 
     Args:
         recipe: what to build; options that don't fit together are refused.
         channels: of the images.
+        images: the number of images in the data set, for objectives that store an estimate per image.
+        classes: the number of classes of the images, for supervised training; 0 if they have no labels.
     """
 
     steps: Tensor
     width: int
 
-    def __init__(self, recipe: Recipe, channels: int = 3):
+    def __init__(self, recipe: Recipe, channels: int = 3, images: int = 2**20, classes: int = 0):
         super().__init__()
-        self.objective: Objective = objective(recipe.objective.name, **recipe.objective.arguments)
-        check_options(recipe, self.objective)
         student = build_student(recipe, channels)
+        known = {"images": images, "classes": classes, "width": student.head.width}
+        known |= {"prototypes": recipe.prototypes.count} if recipe.prototypes else {}
+        self.objective: Objective = build_objective(recipe, known)
+        check_options(recipe, self.objective, classes)
         check_own_networks(recipe, student, channels)
         check_crops(recipe, student.encoder, channels)
         if recipe.training.parallel == "fsdp" and not sharding.is_transformer(student.encoder):
@@ -84,11 +97,17 @@ class Learner(nn.Module):
         if p := recipe.predictor:
             self.predictor = with_batch_norm(networks.predictor(p.name, self.width, **p.arguments), recipe)
         self.teacher = Teacher(self.student) if recipe.teacher else None
+        self.prototypes, self.teacher_prototypes = None, None
+        if c := recipe.prototypes:
+            self.prototypes = Prototypes(c.count, self.width, c.kind, c.learn_scale)
+            self.teacher_prototypes = Teacher(self.prototypes) if recipe.teacher else None
         self.bank, self.contents = None, ""
         if recipe.bank is not None:
             self.contents = recipe.bank.contents
-            self.bank = MemoryBank(recipe.bank.size, self.width, normalize=self.contents != "means")
+            queues = recipe.views.count if self.contents == "views" else 0
+            self.bank = MemoryBank(recipe.bank.size, self.width, normalize=self.contents != "means", queues=queues)
         self.count = recipe.views.count
+        self.returns_teacher = recipe.teacher is not None and recipe.teacher.result
         self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric
         self.stop_gradient, self.joint = recipe.training.stop_gradient, recipe.batch_norm.joint
         self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
@@ -97,7 +116,7 @@ class Learner(nn.Module):
         self._norms: dict[str, list[Any]] = {
             n: [m for m in part.modules() if isinstance(m, BATCH_NORM)] for n, part in self.parts()
         }
-        self.ramp_end = float(getattr(self.objective, recipe.objective.ramp)) if recipe.objective.ramp else 0.0
+        self.ramp_end = float(getattr(self.ramped, recipe.objective.ramp)) if recipe.objective.ramp else 0.0
         if recipe.training.accumulate > 1 and has_dropout(self.student):
             refuse("training.accumulate", f"{recipe.encoder.name} has dropout, which differs between its two passes")
 
@@ -105,6 +124,24 @@ class Learner(nn.Module):
         """Return the networks by name."""
         named = {"student": self.student, "teacher": self.teacher, "predictor": self.predictor}
         return [(name, part) for name, part in named.items() if part is not None]
+
+    @property
+    def ramped(self) -> Objective:
+        """The objective that `objective.ramp` belongs to: the first one, if others are added to it."""
+        return first_objective(self.objective)
+
+    @property
+    def result(self) -> Student:
+        """The network that is evaluated and exported: the student, or the teacher if the recipe says so."""
+        if self.teacher is None or not self.returns_teacher:
+            return self.student
+        assert isinstance(self.teacher.module, Student)
+        return self.teacher.module
+
+    def loss_parameters(self) -> dict[str, nn.Parameter]:
+        """Return what is trained besides the networks, by name: the prototypes, and the objective's own parameters."""
+        found = {n: p for n, p in self.named_parameters() if n.startswith(("objective.", "prototypes."))}
+        return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
 
     def compile_networks(self) -> None:
         """Compile the networks. They are called through `network`, so that state dicts keep their plain names.
@@ -120,12 +157,20 @@ class Learner(nn.Module):
         return self._compiled[name] if name in self._compiled else getattr(self, name)
 
     def forward(
-        self, views: Tensor, local: Tensor | None = None, momentum: Tensor | None = None, with_loss: bool = True
-    ) -> Outcome | Tensor:
+        self, views: Tensor, local: Tensor | None = None, momentum: Tensor | None = None, with_loss: bool = True,
+        **of_images: Tensor,
+    ) -> Outcome | Tensor:  # fmt: skip
         """Return the terms of the loss, or with `with_loss=False` the queries alone.
 
+        Args:
+            views: the global views.
+            local: the local crops, if there are any.
+            momentum: of the teacher.
+            with_loss: whether to return the terms.
+            **of_images: what the objective is given about the images: `indices` and `labels`.
+
         Shape:
-            views [V,B,C,h,w], local crops [L,B,C,l,l], momentum of the teacher []; queries [V(+L),B,D].
+            views [V,B,C,h,w], local crops [L,B,C,l,l], momentum [], indices and labels [B]; queries [V(+L),B,D].
         """
         if not with_loss:
             return self.predict(self.projections(views, local))
@@ -133,16 +178,26 @@ class Learner(nn.Module):
         projections = self.projections(views, local)
         if self.stop_gradient:
             keys = projections[: views.shape[0]].detach()
-        return self.compute_loss(self.predict(projections), keys)
+        return self.compute_loss(self.predict(projections), keys, **of_images)
 
     def projections(self, views: Tensor, local: Tensor | None) -> Tensor:
         """Return the student's projections [V(+L),B,D] of the query views and local crops."""
         projections = self.per_view("student", views[:1] if self.asymmetric else views)
         return projections if local is None else torch.cat([projections, self.per_view("student", local)])
 
-    def compute_loss(self, z: Tensor, keys: Tensor | None) -> Outcome:
+    def compute_loss(
+        self, z: Tensor, keys: Tensor | None, indices: Tensor | None = None, labels: Tensor | None = None
+    ) -> Outcome:
         """Return the terms of the loss of queries and keys, and the rows that the bank will store."""
-        inputs: OptionalInputs = {"keys": keys, "bank": None if self.bank is None else self.bank.rows}
+        inputs: OptionalInputs = {
+            "keys": keys,
+            "bank": None if self.bank is None else self.bank.rows,
+            "prototypes": None if self.prototypes is None else self.prototypes(),
+            "key_prototypes": None if self.teacher_prototypes is None else self.teacher_prototypes(),
+            "indices": indices if self.objective.needs_indices else None,
+            "labels": labels,
+            "global_views": self.count if self.objective.takes_global_views and len(z) > self.count else None,
+        }
         with values_unread():  # the step checks for NaN itself, on the device and on all ranks
             terms = self.objective.terms(z, **inputs)
         stored = z[: self.count] if keys is None else keys
@@ -166,6 +221,8 @@ class Learner(nn.Module):
             return None
         if momentum is not None and self.training:
             self.teacher.update(self.student, momentum)
+            if self.teacher_prototypes is not None and self.prototypes is not None:
+                self.teacher_prototypes.update(self.prototypes, momentum)
         images = views[1:] if self.asymmetric else views
         if not self.shuffled:
             return torch.cat([self.per_view("teacher", part) for part in images.chunk(parts, 1)], 1)
@@ -199,14 +256,17 @@ class Learner(nn.Module):
         return network(shares.flatten(0, 2)).unflatten(0, shares.shape[:3]).transpose(0, 1).flatten(1, 2)
 
     def rows_for_bank(self, keys: Tensor) -> Tensor:
-        """Return the rows that the bank stores, from keys [W,B,D] of all ranks: the last view, all, or JCL's means.
+        """Return the rows that the bank stores, from keys [W,B,D] of all ranks: [N,D], or per view [W,N,D].
 
-        The bank itself normalizes the means if they are to be `unit-means`.
+        They are those of the last view, of all views, or JCL's means, which the bank itself normalizes if they are to
+        be `unit-means`.
         """
         unit = torch.nn.functional.normalize(keys.detach().to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
         joined = distributed.gather(unit, dim=1)  # view by view, so that any number of ranks gives the same rows
         if self.contents == "last":
             return joined[-1]
+        if self.contents == "views":
+            return joined
         return joined.flatten(0, 1) if self.contents == "all" else joined.mean(0)
 
 
@@ -241,9 +301,45 @@ def refuse(option: str, reason: str) -> None:
     raise UsageError(f"{option} can't be used here: {reason}")
 
 
-def check_options(recipe: Recipe, loss: Objective) -> None:
-    """Raise an error with the reason if options don't fit the objective or each other."""
+def build_objective(recipe: Recipe, known: Mapping[str, int] = MappingProxyType({})) -> Objective:
+    """Return the objective of a recipe, and those that are added to it.
+
+    Args:
+        recipe: whose [objective] it is.
+        known: arguments that the recipe can't set, because they come from the data or the networks.
+    """
+
+    def build(name: str, arguments: Mapping[str, Any]) -> Objective:
+        filled_in = {key: known[key] for key in OBJECTIVES.arguments(name) if key in known}
+        return objective(name, **arguments, **filled_in)
+
+    settings = recipe.objective
+    first = build(settings.name, settings.arguments)
+    if settings.weight == 1 and not settings.plus:
+        return first
+    added = [{"weight": 1.0, **entry} for entry in settings.plus]
+    others = [build(e["name"], {k: v for k, v in e.items() if k not in ("name", "weight")}) for e in added]
+    return Sum([first, *others], [settings.weight, *(entry["weight"] for entry in added)])
+
+
+def first_objective(loss: Objective) -> Objective:
+    return loss.parts[0] if isinstance(loss, Sum) else loss
+
+
+def check_options(recipe: Recipe, loss: Objective, classes: int | None = None) -> None:
+    """Raise an error with the reason if options don't fit the objective, each other, or the classes, if known."""
     name, views, ramp = recipe.objective.name, recipe.views, recipe.objective.ramp
+    if recipe.training.labels and (classes == 0 or not loss.takes_labels):
+        refuse("training.labels", "the images have no labels" if classes == 0 else f"{name} takes no labels")
+    if recipe.training.labels and (recipe.teacher or recipe.bank or recipe.training.stop_gradient):
+        refuse("training.labels", "keys and banks have no labels: train without teacher, bank and stop-gradient")
+    if recipe.prototypes is not None and not loss.needs_prototypes:
+        refuse("prototypes", f"{name} has none")
+    if loss.needs_prototypes and recipe.prototypes is None:
+        refuse(f"objective.name = {name!r}", "it needs prototypes: set prototypes.count")
+    if recipe.bank is not None and (recipe.bank.contents == "views") != loss.bank_per_view:
+        wanted = "one queue per view: set bank.contents='views'" if loss.bank_per_view else "one bank for all views"
+        refuse(f"bank.contents = {recipe.bank.contents!r}", f"{name} has {wanted}")
     if recipe.teacher is not None and recipe.training.stop_gradient:
         refuse("training.stop_gradient", "the keys of a teacher have no gradient anyway")
     if recipe.bank is not None and not loss.takes_bank:
@@ -254,7 +350,9 @@ def check_options(recipe: Recipe, loss: Objective) -> None:
         refuse("views.local_count", "local crops need a symmetric teacher: set teacher.symmetric=true")
     check_batch(recipe)
     if ramp:
-        settable = [n for n, p in vars(type(loss)).items() if isinstance(p, property) and p.fset is not None]
+        settable = [
+            n for n, p in vars(type(first_objective(loss))).items() if isinstance(p, property) and p.fset is not None
+        ]
         if ramp not in settable:
             refuse(f"objective.ramp = {ramp!r}", f"in {name}, {nearest(ramp, settable)}")
 

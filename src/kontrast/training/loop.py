@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,17 @@ from kontrast.counters import GOLDEN
 from kontrast.data import Batch, ImageSet
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault
 from kontrast.files import write_json
-from kontrast.optim.schedules import joint_weight, learning_rate, scaled_learning_rate, teacher_momentum
 from kontrast.sharding import load_whole, whole_state
 from kontrast.training import checkpoints
-from kontrast.training.build import build_feeder, build_learner, build_views, optimizer_of, precision, whole_student
+from kontrast.training.build import (
+    build_feeder,
+    build_learner,
+    build_views,
+    facts_of,
+    optimizer_of,
+    precision,
+    whole_student,
+)
 from kontrast.training.failures import SKIPS, describe_failure, failure_text, not_finite
 from kontrast.training.metrics_log import MetricsLog
 from kontrast.training.progress import Progress
@@ -32,6 +39,7 @@ from kontrast.training.run_folder import RunFolder
 from kontrast.training.signals import Cut, StopSignals
 from kontrast.training.splits import sync_bad_images
 from kontrast.training.step import Step
+from kontrast.training.step_schedule import Position, learning_rate_of, ramp_of, schedule_of
 from kontrast.views import keys
 
 Say = Callable[[str], None]
@@ -67,9 +75,8 @@ class Loop:
         self.precision = precision(t.precision, device)
         torch.manual_seed(recipe.seed)
         self.channels = train.channels
-        self.learner = build_learner(recipe, train.channels, device)
+        self.learner = build_learner(recipe, device=device, **facts_of(train))
         self.optimizer = optimizer_of(recipe, self.learner)
-        self.peak = scaled_learning_rate(t.lr, t.batch, t.lr_scaling)
         per_epoch = self.feeder.steps_per_epoch
         steps = t.epochs * per_epoch
         self.position = Position(0, min(steps, t.max_steps) if t.max_steps else steps, per_epoch)
@@ -82,7 +89,9 @@ class Loop:
         views, skipping = build_views(recipe, self.precision), on_nan == "skip"
         compiled = t.compile == "yes" or (t.compile == "auto" and device.type == "cuda")
         step = partial(Step, device=device, precision=self.precision, accumulate=t.accumulate, compile=compiled)
-        self.step = step(self.learner, self.optimizer, views, skipping=skipping, say=say)
+        self.step = step(
+            self.learner, self.optimizer, views, clip=t.clip, clip_each=t.clip_each, skipping=skipping, say=say
+        )
 
     def restore(self) -> None:
         """Load the newest valid checkpoint, if there is one, and warn if the continuation won't be bit-exact."""
@@ -206,16 +215,15 @@ class Loop:
     def take_step(self, batch: Any) -> None:
         """Train on one batch."""
         recipe, position = self.recipe, self.position
-        momentum = 1.0
-        if t := recipe.teacher:
-            momentum = teacher_momentum(position.step, total=position.total, momentum=t.momentum, schedule=t.schedule)
         if recipe.objective.ramp:
-            epochs = max(1, -(-position.total // position.per_epoch))
-            value = joint_weight(position.epoch, epochs=epochs, weight=self.learner.ramp_end, ramp=True)
-            setattr(self.learner.objective, recipe.objective.ramp, value)
+            value = ramp_of(recipe, position, end=self.learner.ramp_end)
+            setattr(self.learner.ramped, recipe.objective.ramp, value)
         self.seed_dropout()
         view_keys = keys(recipe.seed, position.epoch, batch.indices)
-        self.step(batch.images, view_keys, batch.sizes, self.learning_rate(position.step), momentum)
+        of_images = {"sizes": batch.sizes, "labels": batch.labels if recipe.training.labels else None}
+        if self.learner.objective.needs_indices:
+            of_images["indices"] = batch.indices
+        self.step(batch.images, view_keys, schedule_of(recipe, position), **of_images)
         position.step += 1
 
     def seed_dropout(self) -> None:
@@ -230,12 +238,6 @@ class Loop:
             generator = torch.cuda.default_generators[index]
         generator.manual_seed((self.recipe.seed * GOLDEN + draw) % 2**63)
 
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        t, p = self.recipe.training, self.position
-        rate = partial(learning_rate, schedule=t.schedule, warmup=t.warmup, milestones=t.milestones, factor=t.gamma)
-        return rate(step, lr=self.peak, epochs=p.epochs, steps_per_epoch=p.per_epoch, per_epoch=t.lr_per_epoch)
-
     def report(self, bar: Progress) -> None:
         """Show progress, and log every `log_every` steps, which waits for the device."""
         t, position = self.recipe.training, self.position
@@ -249,7 +251,7 @@ class Loop:
         loss = sum(terms.values())
         bar.advance(t.batch, epoch=position.epoch, loss=loss, **terms)
         if self.main:
-            lr, epoch = self.learning_rate(position.step - 1), position.epochs_done
+            lr, epoch = learning_rate_of(self.recipe, position, position.step - 1), position.epochs_done
             record = {"step": position.step, "epoch": epoch, "loss": loss, **terms, "lr": lr}
             self.log.write(**record | self.learner.objective.learned_numbers() | record)
             self.log.speed.write(step=position.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
@@ -300,7 +302,9 @@ class Loop:
             return
         bad = self.position.step - 1 if self.step.skipping else self.first + good
         terms = {} if self.step.skipping else self.step.flush()
-        self.failures.append(describe_failure(self.feeder, bad, self.learning_rate(bad), terms))
+        self.failures.append(
+            describe_failure(self.feeder, bad, learning_rate_of(self.recipe, self.position, bad), terms)
+        )
         if self.main:
             write_json(self.folder / "not-finite.json", {"version": 1, "steps": self.failures})
         if not self.step.skipping or len(self.failures) > SKIPS:
@@ -323,28 +327,3 @@ def is_state(state: Any) -> bool:
         and all(isinstance(failure, dict) for failure in known["failures"])
         and (not best or (type(best.get("step")) is int and type(best.get("knn")) is float))
     )
-
-
-@dataclass
-class Position:
-    """How far a run has come: steps taken, steps in all, and steps per epoch."""
-
-    step: int
-    total: int
-    per_epoch: int
-
-    @property
-    def epoch(self) -> int:
-        return self.step // self.per_epoch
-
-    @property
-    def epochs_done(self) -> float:
-        return self.epoch if self.step % self.per_epoch == 0 else self.step / self.per_epoch
-
-    @property
-    def epochs(self) -> float:
-        return self.total / self.per_epoch
-
-    @property
-    def finished(self) -> bool:
-        return self.step >= self.total

@@ -187,7 +187,7 @@ class Pretraining:
         finally:
             if len(train.bad) > known:  # unpacked images are decoded, and found to be bad, during training
                 self.report_skipped(folder, train)
-        encoder = whole_state(loop.learner.student.encoder)  # every rank must take part
+        encoder = whole_state(loop.learner.result.encoder)  # every rank must take part
         if distributed.is_main():
             digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
             seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin

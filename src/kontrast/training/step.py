@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from kontrast import distributed
-from kontrast.optim.optimizers import Optimizer
+from kontrast.optim.optimizers import Optimizer, clip_gradients
 from kontrast.sharding import is_sharded, local
 from kontrast.training.learner import Learner, Outcome
+from kontrast.training.step_schedule import Schedule
 
 EAGER_STEPS = 3  # steps before capture, real ones, in which compilation and lazy allocations happen
 
@@ -33,6 +35,8 @@ class Step:
         precision: the type that the networks compute in.
         compile: compile the networks.
         accumulate: parts that a batch is computed in.
+        clip: the largest norm of the gradient; 0 for no limit.
+        clip_each: limit the norm of each parameter's gradient separately.
         skipping: undo a step whose loss or gradient is not finite; otherwise the weights stay frozen after it.
         say: receives messages for people.
     """
@@ -47,19 +51,21 @@ class Step:
         precision: torch.dtype = torch.float32,
         compile: bool = False,
         accumulate: int = 1,
+        clip: float = 0.0,
+        clip_each: bool = False,
         skipping: bool = False,
         say: Callable[[str], None] = print,
     ):
         self.learner, self.optimizer, self.views = learner, optimizer, views
         self.device, self.precision, self.accumulate, self.say = device, precision, accumulate, say
-        self.skipping = skipping
+        self.clip, self.clip_each, self.skipping = clip, clip_each, skipping
         self.sharded = is_sharded(learner)
         if compile and not self.sharded:
             learner.compile_networks()
         elif compile:
             say("the networks are not compiled: their parameters are sharded")
-        self.objective_parameters = [p for p in learner.objective.parameters() if p.requires_grad]
-        distributed.copy_from_first_rank([p.data for p in self.objective_parameters])
+        self.loss_parameters = learner.loss_parameters()
+        distributed.copy_from_first_rank([p.data for p in self.loss_parameters.values()])
         alone = distributed.world() == 1 or self.sharded  # sharded modules reduce their gradients themselves
         self.module: nn.Module = learner if alone else data_parallel(learner, device)
         self.momentum = torch.ones((), device=device)
@@ -70,48 +76,60 @@ class Step:
         self.count = 0
         self.capturing = device.type == "cuda" and distributed.world() == 1
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Tensor] = []
+        self._inputs: dict[str, Tensor] = {}
         self._taken = 0
+        self.frozen, self.storing = False, True
 
-    def __call__(self, images: Tensor, keys: Tensor, sizes: Tensor | None, lr: float, momentum: float) -> None:
+    def __call__(self, images: Tensor, keys: Tensor, schedule: Schedule, **of_images: Tensor | None) -> None:
         """Take one step. The terms of the loss stay on the device until `flush`.
 
         Args:
             images: uint8 [B,C,H,W].
             keys: int64 [B], which seed the views of each image.
-            sizes: int64 [B,2], height and width of each image if images are padded, else None.
-            lr: learning rate.
-            momentum: of the teacher.
+            schedule: the scheduled numbers of this step.
+            **of_images: `sizes` int64 [B,2], height and width of each image if images are padded; `indices` int64 [B],
+                the number of each image in its data set; `labels` int64 [B]. None stands for an input that isn't there.
         """
-        self.optimizer.set_lr(lr)
-        self.momentum.fill_(momentum)
-        inputs = [images, keys] + ([] if sizes is None else [sizes])
+        self.follow(schedule)
+        inputs = {"images": images, "keys": keys, **{name: x for name, x in of_images.items() if x is not None}}
         if not self.capturing or self._taken < EAGER_STEPS:
-            self._take(*inputs)
+            self._take(**inputs)
         else:
             self._replay(inputs)
         self._taken += 1
         self.count += 1
 
-    def _replay(self, inputs: list[Tensor]) -> None:
-        if self._graph is not None and [t.shape for t in inputs] != [t.shape for t in self._inputs]:
+    def follow(self, schedule: Schedule) -> None:
+        """Write the numbers where a captured graph reads them; a graph that does something else is dropped."""
+        self.optimizer.set_lr(schedule.lr)
+        for part, lr in schedule.part_lr.items():
+            self.optimizer.set_lr(lr, part)
+        if schedule.decay_share is not None:
+            self.optimizer.set_decay_share(schedule.decay_share)
+        self.momentum.fill_(schedule.momentum)
+        if (self.frozen, self.storing) != (schedule.frozen, schedule.storing):
+            self.frozen, self.storing, self._graph = schedule.frozen, schedule.storing, None
+
+    def _replay(self, inputs: dict[str, Tensor]) -> None:
+        shapes = {name: x.shape for name, x in inputs.items()}
+        if self._graph is not None and shapes != {name: x.shape for name, x in self._inputs.items()}:
             self._graph = None  # images of other sizes, padded to another shape, need another graph
         if self._graph is None and not self._capture(inputs):
-            self._take(*inputs)
+            self._take(**inputs)
             return
-        for mine, theirs in zip(self._inputs, inputs):
-            mine.copy_(theirs, non_blocking=True)
+        for name, theirs in inputs.items():
+            self._inputs[name].copy_(theirs, non_blocking=True)
         assert self._graph is not None
         self._graph.replay()
 
-    def _capture(self, inputs: list[Tensor]) -> bool:
-        self._inputs = [t.clone() for t in inputs]
+    def _capture(self, inputs: dict[str, Tensor]) -> bool:
+        self._inputs = {name: x.clone() for name, x in inputs.items()}
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad()
         torch.cuda.synchronize(self.device)
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._take(*self._inputs)
+                self._take(**self._inputs)
         except Exception as error:
             self.capturing = False
             reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
@@ -126,18 +144,23 @@ class Step:
         """Whether the step runs as a CUDA graph."""
         return self._graph is not None
 
-    def _take(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None) -> None:
+    def _take(self, images: Tensor, keys: Tensor, sizes: Tensor | None = None, **of_images: Tensor) -> None:
         self.optimizer.zero_grad()
         saved = [t.clone() for t in self.state_to_roll_back()] if self.skipping else []
         made = self.views(images, keys, sizes)
         views, crops = made if isinstance(made, tuple) else (made, None)
         with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision != torch.float32):
-            outcome = self._forward_backward(views, crops)
-        distributed.average_gradients(self.objective_parameters)
+            outcome = self._forward_backward(views, crops, of_images)
+        for name, parameter in self.loss_parameters.items():
+            if self.frozen and name.startswith("prototypes."):
+                parameter.grad = None
+        distributed.average_gradients(list(self.loss_parameters.values()))
         loss = torch.stack([t.detach().float() for t in outcome.terms.values()])
         self._check_finite(loss)
+        if self.clip:
+            clip_gradients(self.optimizer.parameters.values(), self.clip, self.clip_each)
         self.optimizer.step(found_inf=self.failed)
-        if outcome.bank_rows is not None:
+        if outcome.bank_rows is not None and self.storing:
             assert self.learner.bank is not None
             self.learner.bank.enqueue(outcome.bank_rows)
         for tensor, before in zip(self.state_to_roll_back(), saved):
@@ -149,18 +172,18 @@ class Step:
 
     def state_to_roll_back(self) -> list[Tensor]:
         """Return what changes before a step is known to be finite: batch statistics, the bank, the teacher."""
-        teacher = self.learner.teacher
-        return [*self.learner.buffers(), *([local(p) for p in teacher.parameters()] if teacher is not None else [])]
+        teachers = [t for t in (self.learner.teacher, self.learner.teacher_prototypes) if t is not None]
+        return [*self.learner.buffers(), *(local(p) for teacher in teachers for p in teacher.parameters())]
 
-    def _forward_backward(self, views: Tensor, crops: Tensor | None) -> Outcome:
+    def _forward_backward(self, views: Tensor, crops: Tensor | None, of_images: dict[str, Any]) -> Outcome:
         if self.accumulate > 1:
-            return self._in_parts(views, crops)
-        outcome: Outcome = self.module(views, crops, self.momentum)
+            return self._in_parts(views, crops, of_images)
+        outcome: Outcome = self.module(views, crops, self.momentum, **of_images)
         with torch.autocast(self.device.type, enabled=False):
             outcome.terms.total.backward()
         return outcome
 
-    def _in_parts(self, views: Tensor, crops: Tensor | None) -> Outcome:
+    def _in_parts(self, views: Tensor, crops: Tensor | None, of_images: dict[str, Any]) -> Outcome:
         """Compute the exact loss of the whole batch in parts, with the memory of one part (gradient caching).
 
         First the projections of all parts, without gradient, and the loss; then each part again, with its share of the
@@ -176,7 +199,7 @@ class Step:
                 queries.append(learner.predict(projections))
                 own_keys.append(projections[: images.shape[0]])
         z = torch.cat(queries, 1).requires_grad_()
-        outcome = learner.compute_loss(z, torch.cat(own_keys, 1) if learner.stop_gradient else keys)
+        outcome = learner.compute_loss(z, torch.cat(own_keys, 1) if learner.stop_gradient else keys, **of_images)
         with torch.autocast(self.device.type, enabled=False):
             outcome.terms.total.backward()
         assert z.grad is not None
@@ -216,12 +239,10 @@ class Step:
 def data_parallel(learner: Learner, device: torch.device) -> nn.Module:
     """Return the learner with gradients averaged over ranks; buffers are not broadcast.
 
-    The parameters of the objective are left out: `Step` averages their gradients itself, because a loss of a batch in
-    parts, or of sharded networks, is computed outside of DDP's forward.
+    Prototypes and parameters of the objective are left out: `Step` averages their gradients itself, because a loss of a
+    batch in parts, or of sharded networks, is computed outside of DDP's forward.
     """
-    DDP._set_params_and_buffers_to_ignore_for_model(
-        learner, [f"objective.{name}" for name, _ in learner.objective.named_parameters()]
-    )
+    DDP._set_params_and_buffers_to_ignore_for_model(learner, list(learner.loss_parameters()))
     with warnings.catch_warnings():
         # Newer torch renamed the argument broadcast_buffers and changed its meaning at the start; both will do.
         warnings.simplefilter("ignore", FutureWarning)

@@ -23,7 +23,7 @@ from kontrast.config.overrides import apply_overrides
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_tree
 from kontrast.data import ImageSet
 from kontrast.files import disk_faults
-from kontrast.objectives import OBJECTIVES, objective
+from kontrast.objectives import OBJECTIVES
 from kontrast.studies.audit.audit_summary import summarize
 from kontrast.studies.audit.baselines import BASELINES, SUPERVISED, UNTRAINED, VAE, train_baseline
 from kontrast.studies.audit.retained_features import measure_features
@@ -31,7 +31,7 @@ from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, pr
 from kontrast.studies.study_result import AuditResult
 from kontrast.training.build import build_views
 from kontrast.training.device import choose_device
-from kontrast.training.learner import check_options
+from kontrast.training.learner import build_objective, check_options
 from kontrast.training.resolve import fresh_recipe
 from kontrast.training.splits import open_split
 
@@ -169,7 +169,7 @@ def plan(
             tree = apply_overrides(to_tree(base), [*texts, f"{FEATURE_KEYS[feature]}={amount}", f"seed={seed}"])
             cells.append(make_cell(out, learner, feature, amount, read_recipe(tree, "audit")))
         recipe = cells[-1].recipe
-        check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
+        check_options(recipe, build_objective(recipe))
     return cells
 
 

@@ -18,10 +18,10 @@ from kontrast.config.overrides import apply_overrides, parse_override
 from kontrast.config.recipe import Recipe, read_recipe, to_tree, toml_value
 from kontrast.config.recipe_files import recipe_names
 from kontrast.errors import UsageError
-from kontrast.objectives import OBJECTIVES, objective
+from kontrast.objectives import OBJECTIVES
 from kontrast.registry import unknown
 from kontrast.studies.cells import Cell, Say, recipe_changes, seeds_from
-from kontrast.training.learner import check_options
+from kontrast.training.learner import build_objective, check_options
 from kontrast.training.resolve import fresh_recipe, with_defaults
 
 KEPT_VIEW_SETTINGS = ("count", "local_count", "local_size")
@@ -139,7 +139,7 @@ def cell_recipe(tree: Mapping[str, Any], sweep: Mapping[str, Any], first: Recipe
     if steps and "training.max_steps" not in sweep and batch != first.training.batch:
         scaled = max(1, round(steps * first.training.batch / batch))
         recipe = read_recipe(apply_overrides(to_tree(recipe), [f"training.max_steps={scaled}"]), "compare")
-    check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
+    check_options(recipe, build_objective(recipe))
     return with_defaults(recipe)
 
 

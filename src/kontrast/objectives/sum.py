@@ -1,0 +1,84 @@
+"""A weighted sum of objectives.  V views, B images, D width.  z [V,B,D], rows [V,B]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from kontrast.objectives.arguments import number
+from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.inputs import OptionalInputs
+
+USES = {
+    "bank": "takes_bank", "labels": "takes_labels", "global_views": "takes_global_views", "indices": "needs_indices",
+    "prototypes": "needs_prototypes", "key_prototypes": "needs_prototypes",
+}  # fmt: skip
+"""The attribute that says whether an objective uses an input; every objective takes keys."""
+
+
+class Sum(Objective):
+    """A weighted sum of objectives, for example of DINO and KoLeo.
+
+    Its terms are those of the first objective, and the loss of each further one under its name. Each objective is given
+    the inputs that it uses.
+
+    Args:
+        parts: the objectives.
+        weights: one number per objective; default: 1 for each.
+
+    Shape:
+        as those of its parts; the loss is a scalar, `rows` [V,B] if every part has rows.
+
+    Example:
+        >>> from kontrast.objectives import NTXent, Sum, VICReg
+        >>> loss = Sum([NTXent(), VICReg()], weights=[1.0, 0.1])
+        >>> list(loss.terms(torch.randn(2, 8, 4)))
+        ['attraction', 'repulsion', 'vicreg']
+    """
+
+    parts: Any
+
+    def __init__(self, parts: Sequence[Objective], weights: Sequence[float] | None = None):
+        weights = [1.0] * len(parts) if weights is None else list(weights)
+        if not parts or len(weights) != len(parts) or not all(isinstance(part, Objective) for part in parts):
+            raise ValueError(f"Sum: give objectives and one weight for each, not {len(parts)} and {len(weights)}")
+        super().__init__(normalize=parts[0].normalize, reduction=parts[0].reduction)
+        self.parts = nn.ModuleList(parts)
+        self.weights = [number("weight", weight) for weight in weights]
+        for attribute in set(USES.values()) | {"bank_per_view"}:
+            setattr(self, attribute, any(getattr(part, attribute) for part in parts))
+
+    def names(self) -> list[str]:
+        """Return the registered name of each part, or that of its class; a name that repeats gets a number."""
+        registered = {kind: name for name, kind in OBJECTIVES.items()}
+        found: list[str] = []
+        for part in self.parts:
+            name = registered.get(type(part), type(part).__name__)
+            found.append(f"{name}-{found.count(name) + 1}" if name in found else name)
+        return found
+
+    def forward(self, z: Tensor, z2: Tensor | None = None, **given: Unpack[OptionalInputs]) -> Tensor:
+        return self.add([part(z, z2, **self.used_by(part, given)) for part in self.parts])
+
+    def terms(self, z: Tensor, z2: Tensor | None = None, **given: Unpack[OptionalInputs]) -> Terms:
+        found = [part.terms(z, z2, **self.used_by(part, given)) for part in self.parts]
+        terms = Terms(**{name: self.weights[0] * term for name, term in found[0].items()})
+        further = zip(self.names()[1:], self.weights[1:], found[1:])
+        return Terms(**terms, **{name: weight * part.total for name, weight, part in further})
+
+    def rows(self, z: Tensor, z2: Tensor | None = None, **given: Unpack[OptionalInputs]) -> Tensor:
+        return self.add([part.rows(z, z2, **self.used_by(part, given)) for part in self.parts])
+
+    def add(self, values: list[Tensor]) -> Tensor:
+        return torch.stack([weight * value for weight, value in zip(self.weights, values)]).sum(0)
+
+    def used_by(self, part: Objective, given: OptionalInputs) -> Any:
+        """Return the inputs that a part uses; one that no part uses goes to all of them, and they refuse it."""
+        unused = [name for name, use in USES.items() if not getattr(self, use)]
+        return {n: x for n, x in given.items() if n not in USES or n in unused or getattr(part, USES[n])}
+
+    def extra_repr(self) -> str:
+        return f"weights={self.weights}"
