@@ -18,22 +18,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
+from kontrast.objectives import OBJECTIVES, Objective, Sum, metrics, objective
 from kontrast.objectives.inputs import values_unread
 
-from support.objective_inputs import extra_inputs, possible_inputs
+from support.objective_inputs import build_for, extra_inputs, possible_inputs
 
 N, WIDTH, D = 8, 6, 5
 WORLDS = (2, 4)
 
-JOINED = {"koleo": {"over_ranks": True}}
-"""Arguments without which an objective compares the images of each rank alone."""
+ARGUMENTS = {"koleo": {"over_ranks": True}, "cross-entropy": {"classes": 8}}
+"""Arguments without which an objective compares the images of each rank alone, or refuses the labels."""
 # objective, its arguments, number of query views, arguments besides z
 CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
-    *((name, JOINED.get(name, {}), 2, ()) for name in OBJECTIVES),
-    *((name, JOINED.get(name, {}), 2, ("keys",)) for name in OBJECTIVES),
+    *((name, ARGUMENTS.get(name, {}), 2, ()) for name in OBJECTIVES),
+    *((name, ARGUMENTS.get(name, {}), 2, ("keys",)) for name in OBJECTIVES if not OBJECTIVES[name].needs_labels),
     *((name, {}, 2, ("keys", "bank")) for name in OBJECTIVES if OBJECTIVES[name].takes_bank),
-    *((name, {}, 3, ("labels",)) for name in OBJECTIVES if OBJECTIVES[name].takes_labels),
+    *((name, ARGUMENTS.get(name, {}), 3, ("labels",)) for name in OBJECTIVES if OBJECTIVES[name].takes_labels),
     ("nt-xent", {"reduction": "sum"}, 3, ()),
     ("dclw", {"detach": False}, 3, ()),
     ("cacr", {"cost": "rbf"}, 3, ()),
@@ -86,7 +86,7 @@ def inputs(name: str, V: int, others: tuple[str, ...], images: slice) -> tuple[T
     return x[:, images], weights.requires_grad_(), given
 
 
-def with_parameters(name: str, arguments: dict) -> Objective:
+def with_parameters(name: str, arguments: dict, z: Tensor) -> Objective:
     """Return the objective with a parameter for every number that may be one."""
     chosen: dict = dict(arguments)
     for argument, parameter in OBJECTIVES.arguments(name).items():
@@ -95,7 +95,7 @@ def with_parameters(name: str, arguments: dict) -> Objective:
         number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
         with contextlib.suppress(ValueError):  # a number that gets no gradient here
             chosen = objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
-    return objective(name, **chosen)
+    return build_for(name, z, **chosen)
 
 
 def evaluate(images: slice) -> list[dict[str, Tensor]]:
@@ -106,7 +106,7 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         x, weights, given = inputs(name, V, others, images)
         z = x @ weights
         z.retain_grad()
-        loss = with_parameters(name, arguments)
+        loss = with_parameters(name, arguments, z)
         terms = loss.terms(z, **given)
         terms.total.backward()
         results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
@@ -131,6 +131,15 @@ def ddp_step(images: slice) -> dict[str, Tensor]:
     return {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
 
 
+def evaluate_sum(images: slice) -> dict[str, Tensor]:
+    """Return the terms of a sum of objectives on these images, and their gradient."""
+    z = draw(3)[0][:, images].requires_grad_()
+    parts = [objective("nt-xent"), objective("koleo", over_ranks=True), objective("lejepa", directions=4)]
+    terms = Sum(parts, weights=[1.0, 0.2, 0.5]).terms(z, global_views=2)
+    terms.total.backward()
+    return {name: term.detach() for name, term in terms.items()} | {"of z": z.grad}
+
+
 # Of one case, the messages of the forward and of the backward pass, each as its name and the shape that a rank sends.
 Messages = tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str, tuple[int, ...]]]]
 
@@ -150,7 +159,7 @@ def messages(images: slice) -> list[Messages]:
         x, weights, given = inputs(name, V, others, images)
         z = (x @ weights).detach().requires_grad_()
         with values_unread():
-            loss = objective(name, **arguments)(z, **given)
+            loss = build_for(name, z, **arguments)(z, **given)
             forward = list(sent)
             sent.clear()
             loss.backward()
@@ -167,7 +176,7 @@ def uneven_errors(number: int) -> list[str]:
     for name in OBJECTIVES:
         z = draw(2)[0][:, : 2 + (number == 0)]
         try:
-            errors.append(f"{name}: {objective(name)(z, **extra_inputs(name, z))}")
+            errors.append(f"{name}: {build_for(name, z)(z, **extra_inputs(name, z))}")
         except ValueError as error:
             errors.append(str(error))
     return errors
@@ -189,6 +198,7 @@ def run_rank(number: int, world: int, port: int, folder: str) -> None:
         "cases": evaluate(images),
         "ddp": ddp_step(images),
         "half": half.grad,
+        "sum": evaluate_sum(images),
         "koleo": objective("koleo")(draw(2)[0][:, images]),
         "uneven": uneven_errors(number),
         "messages": messages(images),
@@ -305,6 +315,15 @@ def test_gathered_gradients_are_summed_over_ranks(ranks: list[dict]) -> None:
     for rank in ranks:
         assert rank["half"].dtype == torch.bfloat16
         assert rank["half"].tolist() == [total] * 3
+
+
+def test_a_sum_of_objectives_on_ranks_equals_one_process(ranks: list[dict]) -> None:
+    expected = evaluate_sum(slice(0, N))
+    assert list(expected) == ["attraction", "repulsion", "koleo", "lejepa", "of z"]
+    of_z = expected.pop("of z")
+    torch.testing.assert_close(torch.cat([rank["sum"].pop("of z") for rank in ranks], dim=1) / len(ranks), of_z)
+    for rank in ranks:
+        torch.testing.assert_close(rank["sum"], expected)
 
 
 def test_koleo_looks_for_neighbors_on_each_rank_alone(ranks: list[dict]) -> None:

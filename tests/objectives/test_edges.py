@@ -10,7 +10,7 @@ from kontrast.errors import UsageError
 from kontrast.kernels import links
 from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
 
-from support.objective_inputs import DETACHED_KEYS, possible_inputs
+from support.objective_inputs import DETACHED_KEYS, build_for, possible_inputs
 
 # Weights that are constant by default get a gradient here, so that the gradient is the derivative of the value.
 ATTACHED = {
@@ -34,7 +34,7 @@ def test_second_derivatives(name, images, monkeypatch) -> None:
     """By autograd.grad and by backward, they equal the difference of two gradients along one direction."""
     monkeypatch.setitem(links.SMALL, "cpu", 2**10)
     z, direction, step = draw(2, images, 4), draw(2, images, 4, seed=1), 1e-6
-    loss, given = objective(name, **ATTACHED.get(name, {})), possible_inputs(name, z)[name in DETACHED_KEYS]
+    loss, given = build_for(name, z, **ATTACHED.get(name, {})), possible_inputs(name, z)[name in DETACHED_KEYS]
     if name == "jcl":
         direction[1:] = 0  # its keys get no gradient
 

@@ -26,7 +26,7 @@ NUMBERS = [
     or argument in ("clamp", "ridge", "bias")
     or (name, argument) == ("siglip", "temperature")
 ]
-CONSTANT = {"ridge", "covariance_weight", "largest", "eps"}
+CONSTANT = {"ridge", "covariance_weight", "largest", "eps", "smoothing"}
 """Arguments that get no gradient where they are not `VICReg`'s; a tensor that requires grad is refused."""
 WHOLE = [(n, a) for n, a in ARGUMENTS if type(OBJECTIVES.arguments(n)[a].default) is int]
 GIVEN_WITH = {"rbf_t": {"cost": "rbf"}, "clamp": {"detach": False}, "bias": {"temperature": 0.1}}

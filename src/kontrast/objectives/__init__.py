@@ -14,6 +14,7 @@ from kontrast.objectives.arguments import choice, number, positive, switch, weig
 from kontrast.objectives.barlow_twins import BarlowTwins
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms, objective
 from kontrast.objectives.cacr import CACR
+from kontrast.objectives.cross_entropy import CrossEntropy
 from kontrast.objectives.dcl import DCL
 from kontrast.objectives.dclw import DCLW
 from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
@@ -38,7 +39,7 @@ from kontrast.objectives.zero_cl import ZeroCL
 
 __all__ = [
     "CACR", "DCL", "DCLW", "JCL", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment", "BarlowTwins",
-    "DecoupledNTXent", "HardNegative", "InfoNCE", "KoLeo", "LeJEPA", "LearnedTemperature", "MultiViewNCE", "NTXent",
-    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Sum", "Terms", "VICReg", "ZeroCL",
-    "choice", "number", "objective", "positive", "switch", "weight", "whole",
+    "CrossEntropy", "DecoupledNTXent", "HardNegative", "InfoNCE", "KoLeo", "LeJEPA", "LearnedTemperature",
+    "MultiViewNCE", "NTXent", "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "Sum",
+    "Terms", "VICReg", "ZeroCL", "choice", "number", "objective", "positive", "switch", "weight", "whole",
 ]  # fmt: skip
