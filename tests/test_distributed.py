@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kontrast import distributed
-from kontrast.objectives import OBJECTIVES, Objective, metrics, objective
+from kontrast.objectives import OBJECTIVES, Objective, Sum, metrics, objective
 from kontrast.objectives.inputs import values_unread
 
 from support.objective_inputs import extra_inputs, possible_inputs, small_objective
@@ -26,12 +26,14 @@ from support.objective_inputs import extra_inputs, possible_inputs, small_object
 N, WIDTH, D = 8, 6, 5
 WORLDS = (2, 4)
 
+ARGUMENTS = {"koleo": {"over_ranks": True}, "cross-entropy": {"classes": 8}}
+"""Arguments without which an objective compares the images of each rank alone, or refuses the labels."""
 # objective, its arguments, number of query views, arguments besides z
 CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
-    *((name, {}, 2, ()) for name in OBJECTIVES),
-    *((name, {}, 2, ("keys",)) for name in OBJECTIVES),
+    *((name, ARGUMENTS.get(name, {}), 2, ()) for name in OBJECTIVES),
+    *((name, ARGUMENTS.get(name, {}), 2, ("keys",)) for name in OBJECTIVES if not OBJECTIVES[name].needs_labels),
     *((name, {}, 2, ("keys", "bank")) for name in OBJECTIVES if OBJECTIVES[name].takes_bank),
-    *((name, {}, 3, ("labels",)) for name in OBJECTIVES if OBJECTIVES[name].takes_labels),
+    *((name, ARGUMENTS.get(name, {}), 3, ("labels",)) for name in OBJECTIVES if OBJECTIVES[name].takes_labels),
     ("nt-xent", {"reduction": "sum"}, 3, ()),
     ("dclw", {"detach": False}, 3, ()),
     ("cacr", {"cost": "rbf"}, 3, ()),
@@ -45,6 +47,10 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("swd", {"prior": "normal"}, 3, ()),
     ("barlow-twins", {}, 3, ()),
     ("vicreg", {}, 3, ()),
+    ("lejepa", {"directions": 6, "knots": 4}, 3, ("global_views",)),
+    ("zero-cl", {"mode": "features"}, 3, ()),
+    ("zero-cl", {"mode": "instances", "detach": False}, 2, ("keys",)),
+    ("koleo", {"over_ranks": True}, 3, ("global_views",)),
     ("info-nce", {"symmetric": True}, 2, ()),
     ("info-nce", {"symmetric": True}, 2, ("labels",)),
     ("dcl", {"negatives": "cross-view"}, 2, ()),
@@ -79,6 +85,8 @@ def inputs(name: str, V: int, others: tuple[str, ...], images: slice) -> tuple[T
     given = calls[("keys" in others) + ("bank" in others)]
     if "labels" in others:
         given = given | {"labels": torch.tensor([4, 7, 7, 1, 4, 4, 0, 1])}
+    if "global_views" in others:
+        given = given | {"global_views": 2}
     share = {"keys": lambda keys: keys[:, images], "labels": lambda y: y[images], "indices": lambda i: i[images]}
     given = {k: share[k](value) if k in share else value for k, value in given.items()}
     if "prototypes" in given:
@@ -86,7 +94,7 @@ def inputs(name: str, V: int, others: tuple[str, ...], images: slice) -> tuple[T
     return x[:, images], weights.requires_grad_(), given
 
 
-def with_parameters(name: str, arguments: dict) -> Objective:
+def with_parameters(name: str, arguments: dict, z: Tensor) -> Objective:
     """Return the objective with a parameter for every number that may be one."""
     chosen: dict = dict(arguments)
     for argument, parameter in OBJECTIVES.arguments(name).items():
@@ -94,8 +102,8 @@ def with_parameters(name: str, arguments: dict) -> Objective:
             continue
         number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
         with contextlib.suppress(ValueError):  # a number that gets no gradient here
-            chosen = small_objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
-    return small_objective(name, **chosen)
+            chosen = objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
+    return small_objective(name, z, **chosen).double()
 
 
 def evaluate(images: slice) -> list[dict[str, Tensor]]:
@@ -106,7 +114,7 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         x, weights, given = inputs(name, V, others, images)
         z = x @ weights
         z.retain_grad()
-        loss = with_parameters(name, arguments)
+        loss = with_parameters(name, arguments, z)
         if any(x.is_floating_point() for x in loss.buffers()):  # the step that is compared uses what another one stored
             first = z.detach().flip(-1).requires_grad_()
             torch.autograd.grad(loss(first, **given), first)
@@ -114,7 +122,7 @@ def evaluate(images: slice) -> list[dict[str, Tensor]]:
         terms.total.backward()
         results.append({**{k: x.detach() for k, x in terms.items()}, "of z": z.grad, "of weights": weights.grad})
         learned = [*loss.named_parameters(), *given.items()]
-        results[-1] |= {f"of {k}": p.grad for k, p in learned if p.grad is not None}
+        results[-1] |= {f"of {k}": p.grad for k, p in learned if isinstance(p, Tensor) and p.grad is not None}
         results[-1] |= {f"buffer {k}": x for k, x in loss.named_buffers() if x.is_floating_point()}
     z = draw(2)[0][:, images]
     results.append({name: getattr(metrics, name)(z) for name in METRICS})
@@ -132,6 +140,15 @@ def ddp_step(images: slice) -> dict[str, Tensor]:
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
     return {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
+
+
+def evaluate_sum(images: slice) -> dict[str, Tensor]:
+    """Return the terms of a sum of objectives on these images, and their gradient."""
+    z = draw(3)[0][:, images].requires_grad_()
+    parts = [objective("nt-xent"), objective("koleo", over_ranks=True), objective("lejepa", directions=4)]
+    terms = Sum(parts, weights=[1.0, 0.2, 0.5]).terms(z, global_views=2)
+    terms.total.backward()
+    return {name: term.detach() for name, term in terms.items()} | {"of z": z.grad}
 
 
 # Of one case, the messages of the forward and of the backward pass, each as its name and the shape that a rank sends.
@@ -153,7 +170,7 @@ def messages(images: slice) -> list[Messages]:
         x, weights, given = inputs(name, V, others, images)
         z = (x @ weights).detach().requires_grad_()
         with values_unread():
-            loss = small_objective(name, **arguments)(z, **given)
+            loss = small_objective(name, z, **arguments)(z, **given)
             forward = list(sent)
             sent.clear()
             loss.backward()
@@ -170,7 +187,7 @@ def uneven_errors(number: int) -> list[str]:
     for name in OBJECTIVES:
         z = draw(2)[0][:, : 2 + (number == 0)]
         try:
-            errors.append(f"{name}: {small_objective(name)(z, **extra_inputs(name, z))}")
+            errors.append(f"{name}: {small_objective(name, z)(z, **extra_inputs(name, z))}")
         except ValueError as error:
             errors.append(str(error))
     return errors
@@ -192,6 +209,8 @@ def run_rank(number: int, world: int, port: int, folder: str) -> None:
         "cases": evaluate(images),
         "ddp": ddp_step(images),
         "half": half.grad,
+        "sum": evaluate_sum(images),
+        "koleo": objective("koleo")(draw(2)[0][:, images]),
         "uneven": uneven_errors(number),
         "messages": messages(images),
     }
@@ -252,8 +271,11 @@ def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[di
 
 
 # Small messages besides the mean of the terms, forward and backward; distributed.py says what they are.
-MORE_MESSAGES = {"align-uniform": (1, 1), "dclw": (1, 0), "swav": (3, 0), "dino": (1, 0), "sogclr": (1, 0)}
+MORE_MESSAGES = {
+    "align-uniform": (1, 1), "dclw": (1, 0), "swav": (3, 0), "dino": (1, 0), "sogclr": (1, 0), "lejepa": (1, 1),
+}  # fmt: skip
 FEATURE_STATISTICS = {"barlow-twins", "vicreg", "w-mse", "sim-trace"}
+BOTH = {"sim-whitening", "zero-cl"}  # statistics of features, and a gather
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[label(case) for case in CASES])
@@ -265,8 +287,8 @@ def test_keys_are_sent_once_in_each_direction(number: int, ranks: list[dict]) ->
     gradients = [shape for _, shape in backward if len(shape) == 3 and shape[0] == N]
     assert len(keys) <= 1 and len(gradients) <= len(keys)
     assert all(shape[0] == share and shape[2] == D for shape in keys)
-    if name in FEATURE_STATISTICS or name == "sim-whitening":
-        assert not keys or name == "sim-whitening"
+    if name in FEATURE_STATISTICS | BOTH:
+        assert not keys or name in BOTH
         sums = [shape for _, shape in forward + backward if shape not in (*keys, *gradients)]
         assert all(len(shape) < 2 or shape[-2:] in ((1, D), (D, D)) for shape in sums)
         return
@@ -312,6 +334,24 @@ def test_gathered_gradients_are_summed_over_ranks(ranks: list[dict]) -> None:
     for rank in ranks:
         assert rank["half"].dtype == torch.bfloat16
         assert rank["half"].tolist() == [total] * 3
+
+
+def test_a_sum_of_objectives_on_ranks_equals_one_process(ranks: list[dict]) -> None:
+    expected = evaluate_sum(slice(0, N))
+    assert list(expected) == ["attraction", "repulsion", "koleo", "lejepa", "of z"]
+    of_z = expected.pop("of z")
+    torch.testing.assert_close(torch.cat([rank["sum"].pop("of z") for rank in ranks], dim=1) / len(ranks), of_z)
+    for rank in ranks:
+        torch.testing.assert_close(rank["sum"], expected)
+
+
+def test_koleo_looks_for_neighbors_on_each_rank_alone(ranks: list[dict]) -> None:
+    """As published; every rank has the mean of all ranks."""
+    x, share = draw(2)[0], N // len(ranks)
+    each = [objective("koleo")(x[:, start : start + share]) for start in range(0, N, share)]
+    for rank in ranks:
+        torch.testing.assert_close(rank["koleo"], torch.stack(each).mean())
+    assert abs(rank["koleo"] - objective("koleo")(x)) > 1e-3
 
 
 def test_uneven_batches_are_refused_on_all_ranks(ranks: list[dict]) -> None:

@@ -23,6 +23,8 @@ together. Some objectives need a little more, which tests/test_distributed.py co
     dino                                no keys: the mean [D] of the teacher's rows forward, for the center
     barlow-twins, vicreg, w-mse,        no keys: sums [V,D] and [V,D,D] of views or pairs of views, forward and backward
     sim-trace, sim-whitening
+    zero-cl                             z and keys [V+W,B,D] for its instances, and the sums above for its features
+    lejepa                              no keys: sums of cosines and sines [2,V,S,K], forward and backward
 """
 
 from __future__ import annotations

@@ -31,15 +31,16 @@ ATTACHED = {
     "cacr": {"detach_positive_weights": False},
     "sim-trace": {"variant": "paper", "ridge": 0.05},
     "sogclr": {"gamma": 1.0},
+    "zero-cl": {"detach": False},
 }
 # Here the sign or order of features matters, so that a rotation changes the value.
-NOT_ROTATION_INVARIANT = {"swd", "barlow-twins", "vicreg", "w-mse"}
+NOT_ROTATION_INVARIANT = {"swd", "barlow-twins", "vicreg", "w-mse", "lejepa", "zero-cl", "cross-entropy"}
 EXPECTED = """
     nt-xent info-nce dcl dclw decoupled-nt-xent swd align-uniform hard-negative multi-view-nce jcl cacr sim-affinity
-    sim-whitening sim-trace alignment barlow-twins vicreg w-mse siglip swav dino nnclr sogclr
-    co2
+    sim-whitening sim-trace alignment barlow-twins vicreg w-mse siglip swav dino nnclr sogclr co2 lejepa koleo
+    zero-cl cross-entropy
 """
-COMPILED_BY_DEFAULT = {"nt-xent", "cacr", "jcl", "swd", "sim-whitening"}
+COMPILED_BY_DEFAULT = {"nt-xent", "cacr", "jcl", "swd", "sim-whitening", "lejepa"}
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -86,9 +87,9 @@ def test_page_is_generated_from_the_docstring(name) -> None:
 def test_reductions_scale_the_mean_of_the_anchors(name, views) -> None:
     z = draw(views, 4, 3)
     given = extra_inputs(name, z)
-    mean, anchors = small_objective(name)(z, **given), len(small_objective(name).rows(z, **given))
-    torch.testing.assert_close(small_objective(name, reduction="sum")(z, **given), 4 * anchors * mean)
-    torch.testing.assert_close(small_objective(name, reduction="simclr_tf")(z, **given), anchors * mean)
+    mean, anchors = small_objective(name, z)(z, **given), len(small_objective(name, z).rows(z, **given))
+    torch.testing.assert_close(small_objective(name, z, reduction="sum")(z, **given), 4 * anchors * mean)
+    torch.testing.assert_close(small_objective(name, z, reduction="simclr_tf")(z, **given), anchors * mean)
 
 
 def test_terms_of_the_whole_batch_have_no_sum() -> None:
@@ -109,7 +110,8 @@ def test_without_normalize_the_length_counts(name) -> None:
 @pytest.mark.parametrize("views", [2, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(name, views) -> None:
-    loss, z = small_objective(name, **ATTACHED.get(name, {})), draw(views, 4, 3, seed=views).requires_grad_()
+    z = draw(views, 4, 3, seed=views).requires_grad_()
+    loss = small_objective(name, z, **ATTACHED.get(name, {}))
     for given in possible_inputs(name, z.detach())[name in DETACHED_KEYS :]:
         if name == "jcl" and not given:
             query, keys = z[:1].detach().requires_grad_(), z[1:].detach()
@@ -123,10 +125,10 @@ def test_torch_func(name) -> None:
     """Gradients, directional derivatives and batches of losses, without a change to the objective."""
     several = draw(3, 2, 6, 4)
     for given in possible_inputs(name, several):
-        module = small_objective(name)
+        module = small_objective(name, several)
         state = copy.deepcopy(module.state_dict())
         loss, rows = functools.partial(module, **given), several.clone().requires_grad_()
-        values = torch.stack([small_objective(name)(z, **given) for z in rows])
+        values = torch.stack([small_objective(name, z)(z, **given) for z in rows])
         (gradients,) = torch.autograd.grad(values.sum(), rows)
         torch.testing.assert_close(torch.func.vmap(loss)(several), values.detach())
         torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(several), gradients)
@@ -137,7 +139,7 @@ def test_torch_func(name) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_terms_sum_to_the_loss_and_rows_average_to_it(name) -> None:
-    loss = small_objective(name)
+    loss = small_objective(name, draw(2, 6, 5))
     for views in (2, 3):
         z = draw(views, 6, 5)
         for given in possible_inputs(name, z):
@@ -166,17 +168,16 @@ def test_every_view_has_rows(name) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_tensors_are_two_views(name) -> None:
     z = draw(2, 6, 5)
-    loss = small_objective(name)
+    loss = small_objective(name, z)
     given = extra_inputs(name, z)
     torch.testing.assert_close(loss(z[0], z[1], **given), loss(z, **given))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_order_of_images_does_not_matter(name) -> None:
-    loss, z = small_objective(name), draw(2, 6, 5)
-    order = torch.tensor([3, 1, 5, 0, 2, 4])
-    given = extra_inputs(name, z)
-    ordered = change_rows(given, lambda indices: indices[order], "indices")
+    z, order = draw(2, 6, 5), torch.tensor([3, 1, 5, 0, 2, 4])
+    loss, given = small_objective(name, z), extra_inputs(name, z)
+    ordered = change_rows(given, lambda of_images: of_images[order], "indices", "labels")
     torch.testing.assert_close(loss(z[:, order], **ordered), loss(z, **given))
 
 
@@ -201,7 +202,8 @@ def test_length_of_projections_does_not_matter_if_normalized(name) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_and_bank_get_no_gradient(name) -> None:
-    loss, z = small_objective(name), draw(2, 6, 5).requires_grad_()
+    z = draw(2, 6, 5).requires_grad_()
+    loss = small_objective(name, z)
     for given in possible_inputs(name, z.detach())[1:]:
         given = change_rows(given, Tensor.requires_grad_)
         loss(z, **given).backward()
@@ -236,7 +238,7 @@ def test_info_nce_with_an_unnormalized_bank() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_half_precision_is_computed_in_float32(name) -> None:
     """bf16 and fp16 give a float32 loss near the float32 one, under autocast too; the gradient has z's type."""
-    loss = small_objective(name)
+    loss = small_objective(name, draw(2, 16, 8))
     for dtype in (torch.bfloat16, torch.float16):
         z = draw(2, 16, 8, dtype=dtype)
         for given in possible_inputs(name, z):
@@ -280,8 +282,8 @@ def test_degenerate_rows_give_finite_values_and_gradients(name) -> None:
         name, []
     )
     for arguments in settings:
-        loss = small_objective(name, **arguments)
         for case, z in degenerate().items():
+            loss = small_objective(name, z, **arguments)
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 for given in possible_inputs(name, z.to(dtype)):
                     half = z.to(dtype).clone().requires_grad_()
@@ -318,15 +320,18 @@ BAD_INPUT = {
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_input_is_refused(name, case) -> None:
     z, given, message = BAD_INPUT[case]
-    given = extra_inputs(name, GOOD) | given
-    for call in (small_objective(name), small_objective(name).terms, small_objective(name).rows):
+    needed, loss = extra_inputs(name, GOOD), small_objective(name, GOOD)
+    if "keys" in given and "labels" in needed:
+        message = "labels don't go with keys"
+    given = needed | given
+    for call in (loss, loss.terms, loss.rows):
         with pytest.raises(ValueError, match=message):
             call(z, **given)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unsuitable_banks_and_labels_are_refused(name) -> None:
-    loss, keys = functools.partial(small_objective(name), **extra_inputs(name, GOOD)), draw(2, 4, 3)
+    loss, keys = functools.partial(small_objective(name, GOOD), **extra_inputs(name, GOOD)), draw(2, 4, 3)
     bank, labels = draw(6, 3), torch.tensor([0, 0, 1, 1])
     if OBJECTIVES[name].takes_bank:
         bank = possible_inputs(name, GOOD)[-1]["bank"]
@@ -347,8 +352,9 @@ def test_unsuitable_banks_and_labels_are_refused(name) -> None:
             with pytest.raises(ValueError, match=r"labels is .*shape \[4\]"):
                 loss(GOOD, labels=bad)
         torch.testing.assert_close(loss(GOOD, labels=labels.to(torch.uint8)), loss(GOOD, labels=labels))
-        with pytest.raises(ValueError, match="all 4 labels are 5"):
-            loss(GOOD, labels=torch.full((4,), 5))
+        if not OBJECTIVES[name].needs_labels:  # one class is no less than another, and no anchor needs a negative
+            with pytest.raises(ValueError, match="all 4 labels are 5"):
+                loss(GOOD, labels=torch.full((4,), 5))
         with pytest.raises(ValueError, match=r"labels .* keys"):
             loss(GOOD, keys=keys, labels=labels)
     else:
@@ -387,8 +393,8 @@ def test_unknown_name() -> None:
     "name", [name if name in COMPILED_BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
 def test_compiles_into_one_graph(name) -> None:
-    loss, z = small_objective(name), draw(2, 6, 5).requires_grad_()
-    given = extra_inputs(name, z.detach())
+    z = draw(2, 6, 5).requires_grad_()
+    loss, given = small_objective(name, z), extra_inputs(name, z.detach())
     before = copy.deepcopy(loss.state_dict())
     value = loss(z, **given)
     expected = torch.autograd.grad(value, z)[0]
@@ -405,8 +411,8 @@ def test_compiles_into_one_graph(name) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_capture_in_a_cuda_graph(name) -> None:
     """Replays use the new values of z, and buffers change with each of them: SWD's draws, DINO's center."""
-    loss = small_objective(name).cuda()
     z = draw(2, 32, 16, dtype=torch.float32).cuda().requires_grad_()
+    loss = small_objective(name, z).cuda()
     given = extra_inputs(name, z.detach())
 
     def step() -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 
 import kontrast.objectives
 from kontrast import kernels, objectives
+from kontrast.kernels.characteristic import characteristic_sums
 from kontrast.objectives import OBJECTIVES, metrics
 
 NAMES = sorted(OBJECTIVES)
@@ -28,6 +29,7 @@ DOCUMENTED = {
     "sinkhorn_potentials": kernels.sinkhorn_potentials,
     "softplus_sums": kernels.softplus_sums,
     "two_way_statistics": kernels.two_way_statistics,
+    "characteristic_sums": characteristic_sums,
     "metrics.alignment": metrics.alignment,
     "metrics.uniformity": metrics.uniformity,
     "metrics.conditional_entropy": metrics.conditional_entropy,
@@ -56,7 +58,8 @@ def test_sections(name) -> None:
 def test_shape_names_the_tensors_that_the_objective_takes(name) -> None:
     family = OBJECTIVES[name]
     shape = section(inspect.cleandoc(family.__doc__), "Shape")
-    assert "z [V,B,D]" in shape and "keys [W,B,D]" in shape
+    assert "z [V,B,D]" in shape
+    assert ("keys [W,B,D]" in shape) == (not family.needs_labels)
     assert ("bank [M,D]" in shape) == (family.takes_bank and not family.bank_per_view)
     assert ("bank [W,M,D]" in shape) == (family.takes_bank and family.bank_per_view)
     assert ("labels [B]" in shape) == family.takes_labels

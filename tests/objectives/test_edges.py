@@ -20,6 +20,7 @@ ATTACHED = {
     "cacr": {"detach_positive_weights": False},
     "sim-trace": {"variant": "paper", "ridge": 0.05},
     "sogclr": {"gamma": 1.0},
+    "zero-cl": {"detach": False},
 }
 
 
@@ -33,7 +34,7 @@ def test_second_derivatives(name, images, monkeypatch) -> None:
     """By autograd.grad and by backward, they equal the difference of two gradients along one direction."""
     monkeypatch.setitem(links.SMALL, "cpu", 2**10)
     z, direction, step = draw(2, images, 4), draw(2, images, 4, seed=1), 1e-6
-    loss, given = small_objective(name, **ATTACHED.get(name, {})), possible_inputs(name, z)[name in DETACHED_KEYS]
+    loss, given = small_objective(name, z, **ATTACHED.get(name, {})), possible_inputs(name, z)[name in DETACHED_KEYS]
     state = copy.deepcopy(loss.state_dict())
     if name == "jcl":
         direction[1:] = 0  # its keys get no gradient

@@ -26,9 +26,12 @@ NUMBERS = [
     or argument in ("clamp", "ridge", "bias", "margin")
     or (name, argument) == ("siglip", "temperature")
 ]
-CONSTANT = {"ridge", "covariance_weight", "epsilon", "teacher_temperature", "center_momentum", "gamma"}
+CONSTANT = {
+    "ridge", "covariance_weight", "epsilon", "teacher_temperature", "center_momentum", "gamma", "largest", "eps",
+    "smoothing",
+}  # fmt: skip
 """Arguments that get no gradient where they are not `VICReg`'s; a tensor that requires grad is refused."""
-WHOLE = {"seed", "iterations", "prototypes", "images"}
+WHOLE = [(n, a) for n, a in ARGUMENTS if type(OBJECTIVES.arguments(n)[a].default) is int]
 GIVEN_WITH = {"rbf_t": {"cost": "rbf"}, "clamp": {"detach": False}, "bias": {"temperature": 0.1}}
 """Further arguments, without which an argument has no effect, or with which it is the only parameter."""
 
@@ -137,7 +140,7 @@ def test_everything_else_is_refused_by_name(name, argument) -> None:
     wrong += [np.bool_(True), torch.tensor(True), np.array(True), torch.tensor(math.inf), object(), torch]
     wrong += [torch.tensor(math.nan, requires_grad=True), torch.ones(2, requires_grad=True)]
     wrong += [nn.Parameter(torch.tensor(-300.0)), nn.Parameter(torch.ones(1))]
-    number = (name, argument) in [*NUMBERS, ("siglip", "initial_temperature")] or argument in WHOLE
+    number = (name, argument) in [*NUMBERS, *WHOLE, ("siglip", "initial_temperature")]
     wrong += [True, False] if number else [1, 0.0, torch.tensor(1)]
     for value in wrong:
         if argument in ("clamp", "bias") and isinstance(value, nn.Parameter) and not value.ndim:

@@ -272,6 +272,38 @@ def prototypes(name: str, z: Tensor) -> Tensor:
     return extra_inputs(name, z.detach())["prototypes"]
 
 
+def koleo(z: Tensor) -> Tensor:
+    """Find each row's nearest neighbor by its distance, which a unit row's largest similarity also gives."""
+    losses = []
+    for view in normalize(z, dim=-1):
+        for i, row in enumerate(view):
+            apart = [torch.sqrt((row - other).square().sum()) for j, other in enumerate(view) if j != i]
+            losses.append(-torch.log(min(apart) + 1e-8))
+    return mean(losses)
+
+
+def zero_cl_half(z: Tensor, ridge: float) -> Tensor:
+    """FCL of two views: each column standardized, whitened by the root of the correlations, which is constant."""
+    whitened = []
+    for view in z:
+        columns = [(x - x.mean()) / torch.sqrt((x - x.mean()).square().mean() + 1e-5) for x in view.T]
+        correlation = torch.tensor([[(x @ y).item() / len(view) for y in columns] for x in columns], dtype=z.dtype)
+        values, vectors = torch.linalg.eigh(correlation)
+        root = vectors @ torch.diag((values + ridge).rsqrt()) @ vectors.T
+        whitened.append([sum(root[d, e] * columns[e] for e in range(len(columns))) for d in range(len(columns))])
+    C = [x @ y / z.shape[1] for x, y in zip(*whitened)]
+    return torch.stack([(1 - c) ** 2 for c in C]).sum()
+
+
+def zero_cl(z: Tensor, ridge: float, halves: str) -> Tensor:
+    total = torch.zeros((), dtype=z.dtype)
+    pairs = [(v, w) for v in range(len(z)) for w in range(v + 1, len(z))]
+    for v, w in pairs:
+        two = torch.stack([z[v], z[w]])
+        total = total + sum(zero_cl_half(two if half == "features" else two.mT, ridge) for half in halves.split())
+    return total / len(pairs)
+
+
 CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("nt-xent", {"temperature": 0.3}, lambda z: nt_xent(z, 0.3), (2, 3)),
     ("info-nce", {"temperature": 0.3}, lambda z: info_nce(z, 0.3), (2, 3)),
@@ -334,4 +366,8 @@ CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("swav", {"temperature": 0.3}, lambda z: swav(z, prototypes("swav", z), 0.3, 0.05), (2, 3)),
     ("swav", {"epsilon": 0.2, "iterations": 1}, lambda z: swav(z, prototypes("swav", z), 0.1, 0.2, 1), (2,)),
     ("dino", {"teacher_temperature": 0.07}, lambda z: dino(z, prototypes("dino", z), 0.1, 0.07), (2, 3)),
+    ("koleo", {}, koleo, (2, 3)),
+    ("zero-cl", {}, lambda z: zero_cl(z, 0.01, "features instances"), (2, 3)),
+    ("zero-cl", {"mode": "features", "ridge": 0.1}, lambda z: zero_cl(z, 0.1, "features"), (2, 3)),
+    ("zero-cl", {"mode": "instances", "ridge": 0.1}, lambda z: zero_cl(z, 0.1, "instances"), (2,)),
 ]

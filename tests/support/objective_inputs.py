@@ -1,7 +1,7 @@
 """The inputs that an objective needs or takes besides z, from a fixed seed and in z's type.
 
 V views, B images, W views of keys, M rows of the bank, K prototypes, D width.  z [V,B,D] or [B,D], keys [W,B,D], bank
-[M,D] or [W,M,D], prototypes [K,D], indices [B].
+[M,D] or [W,M,D], prototypes [K,D], indices and labels [B].
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch.nn.functional import normalize
 from kontrast.objectives import OBJECTIVES, Objective, objective
 
 K, M, W = 7, 9, 2
-SIZES = {"prototypes": K, "images": 4096}
+CLASSES = 4
+SIZES = {"prototypes": K, "images": 4096, "classes": CLASSES}
 """Arguments of objectives that must fit the inputs below."""
 DETACHED_KEYS = {"swav", "dino", "nnclr"}
 """Objectives that use their own projections, detached, if no keys are given: only with keys is their gradient the
@@ -26,10 +27,13 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def small_objective(name: str, **arguments: Any) -> Objective:
-    """Return the objective of the size of the inputs below, by default for few prototypes and images."""
-    sizes = {key: size for key, size in SIZES.items() if key in OBJECTIVES.arguments(name)}
-    return objective(name, **sizes | arguments)
+def small_objective(name: str, z: Tensor | None = None, **arguments: Any) -> Objective:
+    """Return the objective for rows like z and of the size of the inputs below, with the same parameters each time."""
+    known = SIZES | ({} if z is None else {"width": z.shape[-1]})
+    sizes = {key: size for key, size in known.items() if key in OBJECTIVES.arguments(name)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return objective(name, **sizes | arguments)
 
 
 def extra_inputs(name: str, z: Tensor, seed: int = 0) -> dict[str, Any]:
@@ -42,12 +46,16 @@ def extra_inputs(name: str, z: Tensor, seed: int = 0) -> dict[str, Any]:
     if OBJECTIVES[name].needs_indices:
         order = torch.randperm(3 * z.shape[-2], generator=torch.Generator().manual_seed(seed))
         given["indices"] = order[: z.shape[-2]].to(z.device)
+    if OBJECTIVES[name].needs_labels:
+        given["labels"] = (torch.arange(z.shape[-2], device=z.device) + seed) % CLASSES
     return given
 
 
 def possible_inputs(name: str, z: Tensor, seed: int = 0) -> list[dict[str, Any]]:
     """Return the ways to call an objective: with what it needs, with keys, and with keys and a bank if it takes one."""
     needed = extra_inputs(name, z, seed)
+    if "labels" in needed:  # which don't go with keys
+        return [needed]
     with_keys = needed | {"keys": draw(W, *z.shape[-2:], seed=seed + 8).to(z)}
     if "prototypes" in needed:
         with_keys["key_prototypes"] = draw_prototypes(z, seed + 21)

@@ -1,4 +1,4 @@
-r"""Feature statistics: mean, covariance with a ridge, and whitening by Cholesky.
+r"""Feature statistics: mean, covariance with a ridge, standardization, and whitening by Cholesky or symmetrically.
 
 n rows of this rank, count rows of all ranks, D width.  rows [...,n,D], mean [...,1,D], covariance [...,D,D]: each
 matrix of rows in a batch has statistics of its own.
@@ -6,6 +6,7 @@ matrix of rows in a batch has statistics of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,31 @@ def mean_and_covariance(rows: Tensor, *, count: int | None = None, total: Total 
     mean = total(rows.sum(-2, keepdim=True)) / count
     centered = rows - mean
     return mean, total(centered.mT @ centered) / (count - 1)
+
+
+def standardize(rows: Tensor, *, count: int | None = None, total: Total = identity) -> Tensor:
+    """Scale each feature to mean 0 and variance 1 over all rows, like batch norm (eps 1e-5), [...,n,D]."""
+    count = rows.shape[-2] if count is None else count
+    centered = rows - total(rows.sum(-2, keepdim=True)) / count
+    return centered * torch.rsqrt(total(centered.square().sum(-2, keepdim=True)) / count + 1e-5)
+
+
+def inverse_root(correlation: Tensor, ridge: float) -> Tensor:
+    r"""Return the symmetric (C + ridge I)^(-1/2) of correlation matrices C [...,D,D], whose diagonal is at most 1.
+
+    It is computed by the coupled Newton-Schulz iteration, because a CUDA graph can't capture `torch.linalg.eigh`.
+    Divided by its largest possible eigenvalue, the matrix has eigenvalues from ridge/(D + ridge) to 1. Small ones grow
+    by 9/4 in each round, and those near 1 converge quadratically: six more rounds reach float64's precision.
+    """
+    D = correlation.shape[-1]
+    largest = D + ridge
+    rounds = math.ceil(math.log(largest / ridge) / math.log(9 / 4)) + 6
+    eye = torch.eye(D, dtype=correlation.dtype, device=correlation.device)
+    root, inverse = (correlation + ridge * eye) / largest, eye
+    for _ in range(rounds):
+        factor = 1.5 * eye - 0.5 * inverse @ root
+        root, inverse = root @ factor, factor @ inverse
+    return inverse / math.sqrt(largest)
 
 
 def with_ridge(covariance: Tensor, ridge: float, *, absolute: bool = False) -> Tensor:

@@ -62,13 +62,22 @@ def directions_and_prior(
     prior: str, b: int, d: int, seed: int, step: Tensor, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """Draw a random orthogonal matrix [d,d], uniform over rotations, and rows of the prior [b,d]."""
+    gaussian, rows = draw(prior, b, d, seed, step, dtype)
+    return orthogonalize(gaussian).to(dtype), rows.to(dtype)
+
+
+def unit_directions(count: int, d: int, seed: int, step: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Draw independent directions [count,d], uniform on the unit sphere: the rows of that prior."""
+    return draw("hypersphere", count, d, seed, step, dtype)[1].to(dtype)
+
+
+def draw(prior: str, b: int, d: int, seed: int, step: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Draw a Gaussian matrix [d,d] and rows of the prior [b,d], on a GPU by one kernel."""
     if step.is_cuda and not torch.compiler.is_compiling() and not in_torch_func():
         from kontrast.kernels.triton_projections import triton_gaussian_and_prior
 
-        gaussian, rows = triton_gaussian_and_prior(prior, b, d, seed, step, dtype)
-    else:
-        gaussian, rows = gaussian_and_prior(prior, b, d, seed, step)
-    return orthogonalize(gaussian).to(dtype), rows.to(dtype)
+        return triton_gaussian_and_prior(prior, b, d, seed, step, dtype)
+    return gaussian_and_prior(prior, b, d, seed, step)
 
 
 def orthogonalize(q: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from kontrast.objectives.barlow_twins import BarlowTwins
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms, objective
 from kontrast.objectives.cacr import CACR
 from kontrast.objectives.co2 import CO2
+from kontrast.objectives.cross_entropy import CrossEntropy
 from kontrast.objectives.dcl import DCL
 from kontrast.objectives.dclw import DCLW
 from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
@@ -22,7 +23,9 @@ from kontrast.objectives.dino import DINO
 from kontrast.objectives.hard_negative import HardNegative
 from kontrast.objectives.info_nce import InfoNCE
 from kontrast.objectives.jcl import JCL
+from kontrast.objectives.koleo import KoLeo
 from kontrast.objectives.learned_temperature import LearnedTemperature
+from kontrast.objectives.lejepa import LeJEPA
 from kontrast.objectives.multi_view_nce import MultiViewNCE
 from kontrast.objectives.nnclr import NNCLR
 from kontrast.objectives.nt_xent import NTXent
@@ -37,10 +40,12 @@ from kontrast.objectives.swav import SwAV
 from kontrast.objectives.swd import SWD
 from kontrast.objectives.vicreg import VICReg
 from kontrast.objectives.w_mse import WMSE
+from kontrast.objectives.zero_cl import ZeroCL
 
 __all__ = [
     "CACR", "CO2", "DCL", "DCLW", "DINO", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
-    "BarlowTwins", "DecoupledNTXent", "HardNegative", "InfoNCE", "LearnedTemperature", "MultiViewNCE", "NTXent",
-    "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace", "SimWhitening", "SogCLR", "Sum", "SwAV", "Terms",
-    "VICReg", "choice", "number", "objective", "positive", "switch", "weight", "whole",
+    "BarlowTwins", "CrossEntropy", "DecoupledNTXent", "HardNegative", "InfoNCE", "KoLeo", "LeJEPA",
+    "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace",
+    "SimWhitening", "SogCLR", "Sum", "SwAV", "Terms", "VICReg", "ZeroCL", "choice", "number", "objective",
+    "positive", "switch", "weight", "whole",
 ]  # fmt: skip

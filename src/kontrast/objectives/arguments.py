@@ -36,17 +36,18 @@ def refuse(name: str, value: Any, allowed: str) -> NoReturn:
 
 def number(
     name: str, value: Any, *, above: float | None = None, least: float | None = None, below: float | None = None,
-    not_learned: str = "",
+    most: float | None = None, not_learned: str = "",
 ) -> Number:  # fmt: skip
-    """Check a finite number: more than `above`, at least `least`, less than `below`; a trained one is not 0 either.
+    """Check a finite number: above `above`, at least `least`, below `below`, at most `most`; a trained one is not 0.
 
     `not_learned` is the reason for refusing the word "learned", for arguments that someone may want to learn.
     """
     if isinstance(value, str) and value == "learned" and not_learned:
         refuse(name, value, f"it can't be learned here: {not_learned}; give a number")
     if isinstance(value, Tensor) and is_differentiated(value):
-        return check_tensor(name, value, above if least != 0 else 0.0, below)
+        return check_tensor(name, value, above if least != 0 else 0.0, below, most)
     limits = [("above", above, operator.gt), ("of at least", least, operator.ge), ("below", below, operator.lt)]
+    limits += [("of at most", most, operator.le)]
     given = [(word, limit, compare) for word, limit, compare in limits if limit is not None]
     found = as_float(value)
     if math.isfinite(found) and found != 0 and not 1 / LARGEST <= abs(found) <= LARGEST:
@@ -74,12 +75,14 @@ def is_differentiated(value: Tensor) -> bool:
     return isinstance(value, nn.Parameter) or value.requires_grad or value.is_meta or not may_read_values(value)
 
 
-def check_tensor(name: str, value: Tensor, above: float | None, below: float | None) -> Tensor:
+def check_tensor(
+    name: str, value: Tensor, above: float | None, below: float | None, most: float | None = None
+) -> Tensor:
     """Check the shape and type of a tensor that is differentiated, and its value, if it can be read."""
     if value.ndim or not value.is_floating_point():
         refuse(name, value, "give a number, or a floating point tensor of shape []")
     if not value.is_meta and may_read_values(value):
-        number(name, value.detach().item(), above=above, below=below)
+        number(name, value.detach().item(), above=above, below=below, most=most)
     return value
 
 
@@ -105,12 +108,17 @@ def weight(name: str, value: Any, *, not_learned: str = "") -> Number:
     return number(name, value, least=0.0, not_learned=not_learned)
 
 
-def whole(name: str, value: Any) -> int:
-    """Check a whole number of at least 0 that fits into 64 bits."""
+def share(name: str, value: Any) -> Number:
+    """Check a number from 0 to 1."""
+    return number(name, value, least=0.0, most=1.0)
+
+
+def whole(name: str, value: Any, *, least: int = 0) -> int:
+    """Check a whole number of at least `least` that fits into 64 bits."""
     item = value.item() if getattr(value, "ndim", None) == 0 else value
     found = int(item) if isinstance(item, Integral) and not isinstance(item, bool) else -1
-    if not 0 <= found < 2**63:
-        refuse(name, value, "give a whole number, at least 0 and below 2^63")
+    if not least <= found < 2**63:
+        refuse(name, value, f"give a whole number, at least {least} and below 2^63")
     return found
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from kontrast import distributed
+from kontrast.kernels.covariance import standardize
 from kontrast.objectives.arguments import Number, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.link_rows import stack
@@ -44,8 +44,8 @@ class BarlowTwins(Objective):
         self.off_diagonal_weight = weight("off_diagonal_weight", off_diagonal_weight)
 
     def contrast(self, pairs: Pairs) -> Terms:
-        z = self.standardize(pairs.z, pairs.N).unbind()
-        k = self.standardize(pairs.k, pairs.N).unbind() if pairs.teacher else z
+        z = standardize(pairs.z, count=pairs.N, total=distributed.total).unbind()
+        k = standardize(pairs.k, count=pairs.N, total=distributed.total).unbind() if pairs.teacher else z
         links = pairs.one_way_links()
         left, right = stack([z[v] for v, _ in links]), stack([k[w] for _, w in links])
         C = distributed.total(left.mT @ right) / pairs.N
@@ -55,8 +55,3 @@ class BarlowTwins(Objective):
             attraction=diagonal / len(links),
             repulsion=self.off_diagonal_weight / len(links) * (squared.sum() - diagonal),
         )
-
-    def standardize(self, views: Tensor, N: int) -> Tensor:
-        """Scale the features of each view to mean 0 and variance 1 over all images, like batch norm (eps 1e-5)."""
-        centered = views - distributed.total(views.sum(1, keepdim=True)) / N
-        return centered * torch.rsqrt(distributed.total(centered.square().sum(1, keepdim=True)) / N + 1e-5)

@@ -32,8 +32,14 @@ HINTS = {
     "infoloob": "InfoLOOB is dcl with negatives='cross-view'",
 }
 OBJECTIVES = Registry("objective", hints=HINTS)
+USES = {
+    "bank": "takes_bank", "labels": "takes_labels", "global_views": "takes_global_views", "indices": "needs_indices",
+    "prototypes": "needs_prototypes", "key_prototypes": "needs_prototypes",
+}  # fmt: skip
+"""The attribute that says whether an objective uses an input; every objective takes keys."""
 NEEDED = {
     "bank": "give earlier keys [M,D], for example kontrast.networks.MemoryBank(M, D)()",
+    "labels": "give the class of each image, whole numbers of shape [B]",
     "prototypes": "give [K,D], for example kontrast.networks.Prototypes(K, D)()",
     "indices": "give the index of each image in the data set, whole numbers of shape [B]",
 }
@@ -113,6 +119,7 @@ class Objective(nn.Module):
     takes_labels = False
     takes_global_views = False
     needs_bank = False
+    needs_labels = False
     needs_prototypes = False
     needs_indices = False
 
@@ -171,10 +178,8 @@ class Objective(nn.Module):
         with without_autocast(inputs.z.device.type):
             terms = self.contrast(self.pairs(inputs))
         check_finite(inputs, *terms.values())
-        V = self._count_views(terms, "loss per anchor")
-        # Some views may be queries in some terms only. Rows are scaled so that the mean over [V,B] stays the loss.
-        padded = [nn.functional.pad(t * (V / len(t)), (0, 0, 0, V - len(t))) for t in terms.values()]
-        return torch.stack(padded).sum(0)
+        self._count_views(terms, "loss per anchor")
+        return torch.stack(pad_views(list(terms.values()))).sum(0)
 
     def pairs(self, inputs: Inputs) -> Pairs:
         """Return anchors, positives and negatives, normalized if the paper does so."""
@@ -189,13 +194,9 @@ class Objective(nn.Module):
         return max(len(term) for term in terms.values())
 
     def _check(self, z: Tensor, z2: Tensor | None, given: OptionalInputs) -> Inputs:
-        taken = {
-            "bank": self.takes_bank, "labels": self.takes_labels, "global_views": self.takes_global_views,
-            "prototypes": self.needs_prototypes, "key_prototypes": self.needs_prototypes, "indices": self.needs_indices,
-        }  # fmt: skip
         there = [name for name, value in given.items() if value is not None]
         for name in there:
-            if not taken.get(name, True):
+            if name in USES and not getattr(self, USES[name]):
                 raise ValueError(f"{type(self).__name__} takes no {name}: leave out {name}=")
         for name, advice in NEEDED.items():
             if getattr(self, f"needs_{name}") and name not in there:
@@ -232,6 +233,15 @@ def describe_argument(value: Any) -> str:
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
     """Turn autocast off if it is on. Entering the context of torch costs more than most operations."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
+def pad_views(rows: list[Tensor]) -> list[Tensor]:
+    """Give all rows [V,B] the same number of views; some views may be queries of some of them only.
+
+    Rows are scaled so that the mean over [V,B] stays the loss.
+    """
+    V = max(map(len, rows))
+    return [nn.functional.pad(r * (V / len(r)), (0, 0, 0, V - len(r))) if len(r) < V else r for r in rows]
 
 
 def average_over_ranks(means: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,15 +8,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from kontrast.objectives.arguments import number
-from kontrast.objectives.base import OBJECTIVES, Objective, Terms
+from kontrast.objectives.arguments import fixed, weight
+from kontrast.objectives.base import OBJECTIVES, USES, Objective, Terms, pad_views
 from kontrast.objectives.inputs import OptionalInputs
-
-USES = {
-    "bank": "takes_bank", "labels": "takes_labels", "global_views": "takes_global_views", "indices": "needs_indices",
-    "prototypes": "needs_prototypes", "key_prototypes": "needs_prototypes",
-}  # fmt: skip
-"""The attribute that says whether an objective uses an input; every objective takes keys."""
 
 
 class Sum(Objective):
@@ -47,18 +41,20 @@ class Sum(Objective):
             raise ValueError(f"Sum: give objectives and one weight for each, not {len(parts)} and {len(weights)}")
         super().__init__(normalize=parts[0].normalize, reduction=parts[0].reduction)
         self.parts = nn.ModuleList(parts)
-        self.weights = [number("weight", weight) for weight in weights]
-        for attribute in set(USES.values()) | {"bank_per_view"}:
+        self.weights = [fixed("weight", weight("weight", given)) for given in weights]
+        for attribute in [name for name in vars(Objective) if name.startswith(("takes_", "needs_"))]:
             setattr(self, attribute, any(getattr(part, attribute) for part in parts))
+        queues = {part.bank_per_view for part in parts if part.takes_bank}
+        if len(queues) > 1:
+            raise ValueError("Sum: some objectives take one bank and others a queue per view; no bank serves both")
+        self.bank_per_view = True in queues
 
     def names(self) -> list[str]:
         """Return the registered name of each part, or that of its class; a name that repeats gets a number."""
         registered = {kind: name for name, kind in OBJECTIVES.items()}
-        found: list[str] = []
-        for part in self.parts:
-            name = registered.get(type(part), type(part).__name__)
-            found.append(f"{name}-{found.count(name) + 1}" if name in found else name)
-        return found
+        plain = [registered.get(type(part), type(part).__name__) for part in self.parts]
+        earlier = [plain[:n].count(name) for n, name in enumerate(plain)]
+        return [f"{name}-{count + 1}" if count else name for name, count in zip(plain, earlier)]
 
     def forward(self, z: Tensor, z2: Tensor | None = None, **given: Unpack[OptionalInputs]) -> Tensor:
         return self.add([part(z, z2, **self.used_by(part, given)) for part in self.parts])
@@ -70,7 +66,7 @@ class Sum(Objective):
         return Terms(**terms, **{name: weight * part.total for name, weight, part in further})
 
     def rows(self, z: Tensor, z2: Tensor | None = None, **given: Unpack[OptionalInputs]) -> Tensor:
-        return self.add([part.rows(z, z2, **self.used_by(part, given)) for part in self.parts])
+        return self.add(pad_views([part.rows(z, z2, **self.used_by(part, given)) for part in self.parts]))
 
     def add(self, values: list[Tensor]) -> Tensor:
         return torch.stack([weight * value for weight, value in zip(self.weights, values)]).sum(0)
