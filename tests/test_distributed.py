@@ -95,7 +95,7 @@ def with_parameters(name: str, arguments: dict, z: Tensor) -> Objective:
         number = torch.nn.Parameter(torch.tensor(parameter.default, dtype=torch.float64))
         with contextlib.suppress(ValueError):  # a number that gets no gradient here
             chosen = objective(name, **chosen, **{argument: number}) and {**chosen, argument: number}
-    return build_for(name, z, **chosen)
+    return build_for(name, z, **chosen).double()
 
 
 def evaluate(images: slice) -> list[dict[str, Tensor]]:
