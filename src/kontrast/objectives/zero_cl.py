@@ -60,7 +60,7 @@ class ZeroCL(Objective):
         views, shift = (torch.cat([pairs.z, pairs.k]), pairs.V) if pairs.teacher else (pairs.z, 0)
         links = [(v, w + shift) for v, w in pairs.one_way_links()]
         halves = [self.features] * (self.mode != "instances") + [self.instances] * (self.mode != "features")
-        found = sum(half(views, links, pairs) for half in halves) / len(links)
+        found = torch.stack([half(views, links, pairs) for half in halves]).sum(0) / len(links)
         plain, whitened = found.to(pairs.z.dtype).unbind()
         return Terms(attraction=plain, repulsion=whitened - plain)
 
