@@ -38,6 +38,23 @@ METHODS = {
         "teacher": {"momentum": 0.9, "result": True},
         "views": {"count": 2, "size": 16, "policy": "digits", "local_count": 1, "local_size": 8},
     },
+    "sogclr": {"objective": {"name": "sogclr", "gamma": 0.5}},
+    "nnclr": {
+        "objective": {"name": "nnclr"},
+        "predictor": {"name": "simsiam", "hidden": 4},
+        "bank": {"size": 16},
+        "training": {"stop_gradient": True},
+    },
+    "co2": {
+        "objective": {"name": "co2", "consistency_weight": 0.3},
+        "teacher": {"symmetric": False},
+        "bank": {"size": 16},
+    },
+    "lejepa": {"objective": {"name": "lejepa", "directions": 8}},
+    "zero-cl": {"objective": {"name": "zero-cl"}},
+    "supervised": {"objective": {"name": "cross-entropy"}, "training": {"labels": True}},
+    "supcon": {"objective": {"name": "nt-xent"}, "training": {"labels": True}},
+    "with koleo": {"objective": {"name": "nt-xent", "weight": 0.5, "plus": [{"name": "koleo", "weight": 0.1}]}},
 }
 
 

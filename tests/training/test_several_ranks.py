@@ -109,6 +109,18 @@ CASES = {
         "batch_norm": {"kind": "plain"},
         "training": {"batch": 16, "accumulate": 4},
     },
+    "sogclr": {"objective": {"name": "sogclr", "gamma": 0.5}},
+    "nnclr": {
+        "objective": {"name": "nnclr"},
+        "predictor": {"name": "simsiam", "hidden": 4},
+        "bank": {"size": 32},
+        "training": {"batch": 16, "stop_gradient": True},
+    },
+    "co2": {"objective": {"name": "co2"}, "teacher": {"momentum": 0.9, "symmetric": False}, "bank": {"size": 32}},
+    "lejepa": {"objective": {"name": "lejepa", "directions": 8}},
+    "zero-cl": {"objective": {"name": "zero-cl"}, "head": {"name": "simclr", "outputs": 4}},
+    "supervised": {"objective": {"name": "cross-entropy"}, "training": {"batch": 16, "labels": True}},
+    "supcon": {"objective": {"name": "nt-xent"}, "training": {"batch": 16, "labels": True}},
     # Four parts in one process, two on each of two ranks: batch norm sees the same part of the images either way.
     "in parts": {
         "objective": {"name": "info-nce"},
