@@ -15,7 +15,7 @@ from torch.nn.functional import log_softmax, normalize, one_hot
 
 from kontrast.kernels import sinkhorn_potentials
 from kontrast.networks import Prototypes
-from kontrast.objectives import DINO, SwAV
+from kontrast.objectives import DINO, SwAV, prototype_objective
 from kontrast.objectives.scheduled_number import on_device
 
 from support.objective_definitions import dino, mean, prediction, sinkhorn, swav
@@ -114,6 +114,17 @@ def test_every_pair_of_views_counts_the_same(make) -> None:
     torch.testing.assert_close(loss(Z, prototypes=C, keys=KEYS), mean(pairs))
     torch.testing.assert_close(rows.mean(), mean(pairs))
     assert rows.shape == (4, B)
+
+
+@pytest.mark.parametrize("make", [SwAV, small_dino])
+def test_a_matrix_that_is_too_large_to_store_is_computed_tile_by_tile(make, monkeypatch) -> None:
+    given = {"keys": KEYS, "key_prototypes": KEY_C}
+    leaves, found = (Z.clone().requires_grad_(), C.clone().requires_grad_()), []
+    for largest in (B * K - 1, 2 * B * K):
+        monkeypatch.setattr(prototype_objective, "STORED", largest)
+        value = make()(leaves[0], prototypes=leaves[1], **given)
+        found.append((value, *torch.autograd.grad(value, leaves)))
+    torch.testing.assert_close(*found)
 
 
 # What has no gradient, and what the keys are

@@ -20,6 +20,10 @@ from kontrast.objectives.inputs import OptionalInputs
 from kontrast.objectives.link_rows import links_per_query
 from kontrast.objectives.pairs import Pairs
 
+STORED = 2**25
+"""The most entries of a matrix of keys and prototypes that is stored, 128 MiB in float32. Tile by tile, DINO's 65,536
+prototypes take two thousand more operations, each a launch on a GPU."""
+
 
 class Assignment(NamedTuple):
     """Where keys are assigned: p = softmax_k(<queries, prototypes_k> + bias_k), all without gradient."""
@@ -36,7 +40,8 @@ class Assignment(NamedTuple):
         return torch.stack(parts)
 
     def _means(self, queries: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        return mean_vectors(queries, self.prototypes, scale=1.0, values=values, key_bias=bias)
+        how = "dense" if len(queries) * len(values) <= STORED else "auto"
+        return mean_vectors(queries, self.prototypes, scale=1.0, values=values, key_bias=bias, implementation=how)
 
     def log_probabilities(self) -> Tensor:
         """Return log p, the whole matrix [W,B,K]."""
