@@ -46,7 +46,7 @@ class Pairs:
         self.labels = inputs.labels
         self._inputs, self._normalize = inputs, normalize
         self._everyone: tuple[Tensor, Tensor] | None = None  # z and k of all ranks, once they have been gathered
-        self._places: dict[Link, Link] = {}  # after whitening by link: the indices of a link's views in z and k
+        self._places: dict[Link, Link] = {}  # after whitening by pair: the indices of a link's views in z and k
 
     # Rows
 
@@ -72,6 +72,10 @@ class Pairs:
     @cached
     def _rows(self) -> UnitRows:
         """Anchors and keys in the type of the kernels, and the similarities of each image's views."""
+        if self._places:  # only the two views that were whitened together are compared
+            k = self.k.unbind()
+            similarities = (self.z * torch.stack([k[w] for _, w in self._places.values()])).sum(-1)
+            return UnitRows(self.z, self.k if self.teacher else None, similarities)
         return unit_rows(self._inputs.z, self._inputs.keys, normalize=self._normalize)
 
     def replace_rows(self, z: Tensor, k: Tensor) -> None:
@@ -120,6 +124,8 @@ class Pairs:
 
     def _pair(self, v: int, w: int) -> int:
         """Return the index of two views among the similarities."""
+        if self._places:
+            return v
         if self.teacher:
             return v * len(self._rows.keys) + w  # type: ignore[arg-type]
         low, high = min(v, w), max(v, w)
@@ -415,10 +421,10 @@ class Pairs:
         """The number of rows, over all ranks, that were whitened together."""
         return self.N * (2 if self._places else self.V + (self.W if self.teacher else 0))
 
-    def whiten(self, ridge: float, *, absolute: bool = False, detach: bool = False, by_link: bool = False) -> Pairs:
-        """Whiten z and keys in place by the mean and covariance of all their rows, and return the pairs.
+    def whiten(self, ridge: float, *, absolute: bool = False, detach: bool = False, pooled: bool = False) -> Pairs:
+        """Whiten z and keys in place, the two views of each link together, and return the pairs.
 
-        With `by_link` and a teacher, the two views of each link are whitened together instead.
+        With `pooled`, all rows of z and keys have one mean and covariance.
         """
         check_ridge(ridge, absolute)
 
@@ -427,14 +433,21 @@ class Pairs:
             rows, count, total = views.flatten(-3, -2), views.shape[-3] * self.N, distributed.total
             return whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=total).view_as(views)
 
-        if by_link and self.teacher:
-            links, z, k = self.links, self.z.unbind(), self.k.unbind()
-            self.replace_rows(*white(torch.stack([torch.stack([z[v], k[w]]) for v, w in links])).unbind(1))
-            self._places = {link: (place, place) for place, link in enumerate(links)}
-        elif self.teacher:
+        if pooled and self.teacher:
             self.replace_rows(*white(torch.cat([self.z, self.k])).split([self.V, self.W]))
-        else:
+        elif pooled or (self.V == 2 and not self.teacher):
             self.replace_rows(*(white(self.z),) * 2)
+        else:
+            z, k, links, once = self.z.unbind(), self.k.unbind(), self.links, self.one_way_links()
+            pairs = white(torch.stack([torch.stack([z[v], k[w]]) for v, w in once]))
+            if self.teacher:
+                self.replace_rows(*pairs.unbind(1))
+                self._places = {link: (place, place) for place, link in enumerate(links)}
+            else:  # one row of views per link: its query, whitened with its key
+                left, right = (dict(zip(once, side.unbind())) for side in pairs.unbind(1))
+                rows = torch.stack([left[v, w] if v < w else right[w, v] for v, w in links])
+                self.replace_rows(rows, rows)
+                self._places = {(v, w): (place, links.index((w, v))) for place, (v, w) in enumerate(links)}
         return self
 
     def whiten_by_view(self, ridge: float) -> Pairs:

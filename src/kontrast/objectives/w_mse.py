@@ -43,7 +43,7 @@ class WMSE(Objective):
 
     def pairs(self, inputs: Inputs) -> Pairs:
         pairs = Pairs(inputs, normalize=False)
-        pairs = pairs.whiten(self.ridge) if self.pooled else pairs.whiten_by_view(self.ridge)
+        pairs = pairs.whiten(self.ridge, pooled=True) if self.pooled else pairs.whiten_by_view(self.ridge)
         if self.normalize:
             pairs.normalize(eps=1e-6)
         return pairs
