@@ -15,10 +15,10 @@ class SimWhitening(SimAffinity):
 
         y = Sigma^(-1/2) (z - mu), of unit length;   A = Y Y'^T / tau;   loss as SimAffinity's
 
-    mu and Sigma are those of the 2N rows of the pair {Z, Z'}, as in equation 2, with a relative ridge: (1 - ridge) Sigma
-    + ridge tr(Sigma)/D I. With keys, or with more than two views, each pair of views that are compared has its own. With
-    `pooled`, all views and keys share one. `mocov3`, the released code, normalizes before whitening instead of after,
-    uses Sigma + ridge I and divides A by N. The paper's temperature is 0.5 in table 1 and 1 in table 2.
+    mu and Sigma are those of the 2N rows of the pair {Z, Z'}, as in equation 2, with a relative ridge: (1 - ridge)
+    Sigma + ridge tr(Sigma)/D I. With keys, or with more than two views, each pair of views has its own; with `pooled`,
+    all views and keys share one. `mocov3`, the released code, normalizes before whitening instead of after, uses Sigma
+    + ridge I and divides A by N. The paper's temperature is 0.5 in table 1 and 1 in table 2.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
 
