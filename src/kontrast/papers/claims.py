@@ -110,7 +110,7 @@ def variance_over_images(run: dict[str, Any], metric: str, mean: float) -> float
     """
     if metric in run.get("errors", {}):
         return run["errors"][metric] ** 2
-    probe = run["probes"].get("knn" if metric == "knn_area" else metric)
+    probe = run["probes"].get(metric.removesuffix("_area"))
     images = probe["n"] if probe else {"multiplier": IMAGES}.get(metric)
     return mean * (1 - mean) / images if images else None
 
@@ -153,7 +153,8 @@ def judge_comparison(table: Table, tree: dict[str, Any], check: tuple[dict[str, 
         return Judgment(NOT_RUN, f"{text}: {', '.join(absent)} not run")
     known = {name: mean for name, mean in means.items() if mean is not None}
     verdict, difference, half = judge(total, known)
-    factor, unit = (100.0, " points") if metric in (*table.probes, "knn_area") else (1.0, "")
+    share = metric in (*table.probes, "knn_area", "linear_area", "added_feature")
+    factor, unit = (100.0, " points") if share else (1.0, "")
     spread = f" ± {factor * half:.2g}" if half is not None else " (no interval)"
     seeds = sorted({len(mean.by_seed) for mean in known.values()})
     count = " to ".join(map(str, seeds[:1] + seeds[-1:] if len(seeds) > 1 else seeds))
