@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from kontrast.objectives import WMSE, InfoNCE, Pairs, SimAffinity, SimTrace, SimWhitening
 from kontrast.objectives.inputs import Inputs
+from kontrast.objectives.whitening import whiten_pairs
 
 from support import objective_definitions as definitions
 
@@ -107,7 +108,7 @@ def test_length_of_the_gradient_along_z() -> None:
     """Attached: <grad, z> = 0, no pull on the scale; detached: 2 loss, so the scale grows."""
     z = batch().requires_grad_()
     for detach in (False, True):
-        pairs = Pairs(Inputs(z), normalize=False).whiten(0.0, detach=detach)
+        pairs = whiten_pairs(Pairs(Inputs(z), normalize=False), 0.0, detach=detach)
         value = -pairs.similarity([(0, 1)]).mean()
         along = (torch.autograd.grad(value, z)[0] * (z - z.mean((0, 1)))).sum()
         torch.testing.assert_close(value, SimTrace(0.0)(z))

@@ -6,6 +6,7 @@ from kontrast.objectives.arguments import choice, fixed, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
+from kontrast.objectives.whitening import whiten_pairs, whitened_count
 
 
 @OBJECTIVES.register("sim-trace")
@@ -57,9 +58,10 @@ class SimTrace(Objective):
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3" or (self.variant == "auto" and inputs.keys is not None)
         ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
-        return Pairs(inputs, normalize=code).whiten(ridge, absolute=code, detach=code, pooled=self.pooled)
+        pairs = Pairs(inputs, normalize=code)
+        return whiten_pairs(pairs, ridge, absolute=code, detach=code, pooled=self.pooled)
 
     def contrast(self, pairs: Pairs) -> Terms:
         links = pairs.one_way_links()
-        factor = 1.0 if self.scaling == "mean" else pairs.N / (pairs.pooled_count - 1)
+        factor = 1.0 if self.scaling == "mean" else pairs.N / (whitened_count(pairs) - 1)
         return Terms(attraction=-factor * pairs.sum_by_query(pairs.similarity(links), links))

@@ -7,6 +7,7 @@ from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
 from kontrast.objectives.sim_affinity import SimAffinity
+from kontrast.objectives.whitening import whiten_pairs
 
 
 @OBJECTIVES.register("sim-whitening")
@@ -62,7 +63,7 @@ class SimWhitening(SimAffinity):
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3"
         ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
-        pairs = Pairs(inputs, normalize=code).whiten(ridge, absolute=code, pooled=self.pooled)
+        pairs = whiten_pairs(Pairs(inputs, normalize=code), ridge, absolute=code, pooled=self.pooled)
         if not code:
             # A row at the mean has no direction: under 1e-6 it counts as zero, other whitened rows are near sqrt(D).
             pairs.normalize(eps=1e-6)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kontrast.config.recipe import Recipe
 from kontrast.data import ImageSet
-from kontrast.data.image_set import ExtraChannels
+from kontrast.data.added_features import ExtraChannels
 from kontrast.probes import logistic
 from kontrast.probes.extract import extract_features
 from kontrast.probes.logistic import fit_logistic, standardize
