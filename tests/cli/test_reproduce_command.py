@@ -172,6 +172,7 @@ def test_a_table_is_run_cell_by_cell(tiny, tmp_path, capsys):
     record = both["dcl", 1]
     assert record["epochs"] == 2 and record["device"].startswith("CPU") and record["seconds"] > 0
     assert set(record["probes"]) == {"linear", "knn"} and 0 < record["numbers"]["multiplier"] < 1
+    assert record["probes"]["linear"]["accuracy"] <= record["numbers"]["top5"] <= 1
     assert len(record["curves"]["knn"]) == 2 and [at for at, _ in record["curves"]["multiplier"]] == [0, 1, 2]
     assert sum(share for _, share in record["curves"]["cosine_histogram"]) == pytest.approx(1)
     text = (tmp_path / "results" / "tiny.md").read_text()

@@ -153,7 +153,7 @@ def judge_comparison(table: Table, tree: dict[str, Any], check: tuple[dict[str, 
         return Judgment(NOT_RUN, f"{text}: {', '.join(absent)} not run")
     known = {name: mean for name, mean in means.items() if mean is not None}
     verdict, difference, half = judge(total, known)
-    share = metric in (*table.probes, "knn_area", "linear_area", "added_feature")
+    share = metric in (*table.probes, "knn_area", "linear_area", "added_feature", "top5")
     factor, unit = (100.0, " points") if share else (1.0, "")
     spread = f" ± {factor * half:.2g}" if half is not None else " (no interval)"
     seeds = sorted({len(mean.by_seed) for mean in known.values()})

@@ -226,8 +226,8 @@ class TableRunner(CellRunner):
                 numbers[number], error = mean_and_error(values)
                 errors |= {} if error is None else {number: error}
             curves |= more_curves
-        if "best" in probes[self.table.probes[0]]:
-            numbers["best_epoch"] = probes[self.table.probes[0]]["best"]
+        first = probes[self.table.probes[0]]
+        numbers |= {number: first[key] for number, key in (("top5", "top5"), ("best_epoch", "best")) if key in first}
         for name in ("knn", "linear"):
             if curves.get(name):
                 numbers[f"{name}_area"] = sum(value for _, value in curves[name]) / len(curves[name])

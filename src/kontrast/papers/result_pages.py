@@ -35,6 +35,7 @@ CURVES = {
     "conditional_entropy_own": ("Conditional entropy H(X⁻|X) at each run's own t⁻ by epoch, first seed", 1.0, ".3f"),
 }
 NUMBERS = {
+    "top5": ("top-5", 100.0, ".2f"),
     "best_epoch": ("the classifier's best epoch", 100.0, ".2f"),
     "multiplier": ("multiplier", 1.0, ".3f"),
     "positive_cosine": ("cosine of views", 1.0, ".3f"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean as mean
 from typing import Any
 
 import torch
@@ -87,5 +88,13 @@ def few_shot(
     if interval is None:
         note = "one seed: no interval over seeds"
         return replace(runs[0], probe="few-shot", protocol=protocol, note=note, extra=extra)
-    mean = sum(values) / len(values)
-    return ProbeResult("few-shot", mean, *interval, runs[0].n, protocol, seeds[0], over="seeds", extra=extra)
+    fives = [run.top5 for run in runs if run.top5 is not None]
+    per_class = [
+        {**rows[0], "accuracy": mean([row["accuracy"] for row in rows])}
+        for rows in zip(*(run.per_class for run in runs))
+    ]
+    return ProbeResult(
+        "few-shot", mean(values), *interval, runs[0].n, protocol, seeds[0], over="seeds", extra=extra,
+        top5=mean(fives) if fives else None, mean_per_class=mean([row["accuracy"] for row in per_class]),
+        per_class=per_class,
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from kontrast.optim import build_optimizer, cosine_decay
 from kontrast.probes.extract import encoder_input, extract_features
-from kontrast.probes.result import ProbeResult, check_labels, count_classes, result
+from kontrast.probes.result import ProbeResult, check_labels, count_classes, predictions, result
 
 
 def finetune(
@@ -72,7 +72,7 @@ def finetune(
                 advance(len(rows))
     scores = extract_features(network, test, transform, device=device)
     protocol = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "optimizer": "sgd, nesterov"}
-    return result("fine-tune", scores.argmax(1) == test_labels.cpu(), protocol, seed)
+    return result("fine-tune", predictions(scores, test_labels.cpu()), protocol, seed)
 
 
 def load_batch(images: Any, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:

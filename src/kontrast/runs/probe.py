@@ -202,14 +202,20 @@ class _Job:
             result = PROBES[probe](*sets, **arguments)
         if result.note:
             self.say(f"{probe}, {name}: {result.note}")
-        return dataclasses.replace(result, probe=probe, features=name)
+        return self._named(result, probe, name)
+
+    def _named(self, result: ProbeResult, probe: str, features: str) -> ProbeResult:
+        """Return the result with the names of the probe, its features and the classes."""
+        classes = self.train.classes
+        named = [{"class": classes[row["label"]] if classes else str(row["label"]), **row} for row in result.per_class]
+        return dataclasses.replace(result, probe=probe, features=features, per_class=named)
 
     def _fine_tune(self, name: str, encoder: nn.Module, seed: int) -> ProbeResult:
         train, test = self.train, self.test
         with Progress(f"finetune, {name}", self.epochs * len(train)) as bar:
             options: dict[str, Any] = {"epochs": self.epochs, "transform": self.run.transform(), "seed": seed}
             result = finetune(encoder, train, train.labels, test, test.labels, advance=bar.advance, **options)  # type: ignore[union-attr, arg-type]
-        return dataclasses.replace(result, probe="finetune", features=name)
+        return self._named(result, "finetune", name)
 
     def _write_gallery(self, fit: Tensor, held: Tensor) -> None:
         recipe, shown = self.run.recipe, self.train if self.test is None else self.test
@@ -312,17 +318,26 @@ def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def result_table(results: Sequence[ProbeResult]) -> list[str]:
-    """Return lines of accuracy by probe and features; for several seeds the mean, and its interval below."""
+    """Return lines of accuracy by probe and features; for several seeds the mean, and its interval below.
+
+    Below an accuracy is that of the best five classes, if there are more, and the mean over classes if their numbers of
+    test images differ.
+    """
     if not results:
         return []
     lines = [f"{'accuracy':<10}" + "".join(f"{name:>16}" for name in FEATURES)]
     for probe in dict.fromkeys(r.probe for r in results):
         values = {name: [r.accuracy for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES}
-        means = (f"{fmean(found):.3f}" if found else "" for found in values.values())
+        means = [f"{fmean(found):.3f}" if found else "" for found in values.values()]
         lines.append(f"{probe:<10}" + "".join(f"{mean:>16}" for mean in means))
         intervals = [within_one(over_seeds(found)) for found in values.values()]
         if any(intervals):
             count = max(map(len, values.values()))
             texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in intervals]
             lines.append(f"{f'{count} seeds':<10}" + "".join(f"{text:>16}" for text in texts))
+        for title, key in (("  top-5", "top5"), ("  by class", "mean_per_class")):
+            own = [[getattr(r, key) for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES]
+            texts = [f"{fmean(found):.3f}" if found and None not in found else "" for found in own]
+            if any(texts) and texts != means:
+                lines.append(f"{title:<10}" + "".join(f"{text:>16}" for text in texts))
     return lines
