@@ -111,6 +111,24 @@ def test_an_interval_over_seeds_stays_between_zero_and_one():
     assert result_table(found)[2].split() == ["2", "seeds", "0.000", "to", "1.000"]
 
 
+def test_fine_tuning_on_crops_with_a_protocol_a_search_and_few_shots(tmp_path):
+    run = Run(copy(tmp_path))
+    given = {"device": "cpu", "epochs": 1, "say": quiet}
+    plain, crops = (probe(run, "finetune", cached=cached, **given)[0] for cached in (True, False))
+    assert crops.protocol["augmented"] and not plain.protocol["augmented"]
+    mae = probe(run, "finetune", protocol="mae", **given)[0]
+    assert (mae.protocol["optimizer"], mae.protocol["layer_decay"]) == ("adamw", 0.65)
+    few = probe(run, "finetune", shots=3, search=True, **given)[0]
+    assert few.probe == "finetune-3-shot" and few.over == "seeds" and few.protocol["shots"] == 3
+    assert len(few.protocol["searched"]) >= 3 and len(few.per_class) == 10
+    assert probe(run, "few-shot", shots=2, **{**given, "epochs": 0})[0].protocol["shots"] == 2
+    kept = {entry["probe"] for entry in read_probes(run.path / "probes.json")}
+    assert kept == {"finetune", "finetune-3-shot", "few-shot"}
+    for kind, options in (("knn", {"protocol": "mae"}), ("knn", {"shots": 2}), ("", {"search": True})):
+        with pytest.raises(UsageError, match="'finetune'"):
+            probe(run, kind, device="cpu", say=quiet, **options)
+
+
 def test_fine_tuning_reports_progress(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("kontrast.training.progress.SECONDS_BETWEEN_LINES", 0.0)
     results = probe(Run(copy(tmp_path)), "finetune", device="cpu", epochs=1, say=quiet)

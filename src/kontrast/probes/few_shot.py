@@ -65,7 +65,7 @@ def few_shot(
         shots: train images per class, default 5.
         seeds: one draw of train images per seed, default three.
         probe: the probe to train, called as probe(train, labels, test, labels, seed=...). Default: `logistic`. To
-            fine-tune, pass `functools.partial(finetune, encoder)` and images instead of features.
+            fine-tune, pass `functools.partial(finetune, encoder)`, and images or an image set instead of features.
         classes: names of the labels, for an error message.
 
     Returns:
@@ -81,7 +81,8 @@ def few_shot(
     runs, train_labels = [], torch.as_tensor(train_labels)
     for seed in seeds:
         rows = few_per_class(train_labels, shots, seed, classes)
-        runs.append(probe(train[rows], train_labels[rows], test, test_labels, seed=seed))
+        few = train.subset(rows) if hasattr(train, "subset") else train[rows]
+        runs.append(probe(few, train_labels[rows], test, test_labels, seed=seed))
     values = [r.accuracy for r in runs]
     protocol = {"shots": shots, "seeds": list(seeds), "probe": runs[0].probe, **runs[0].protocol}
     interval, extra = within_one(over_seeds(values)), {"accuracies": values}
