@@ -19,7 +19,9 @@ from typing import Any
 from kontrast.config.recipe import parse_toml
 from kontrast.config.recipe_files import recipe_text
 from kontrast.files import write_atomic
+from kontrast.papers.highlights import update_readme
 from kontrast.papers.measure import IMAGES
+from kontrast.papers.paper_items import papers_page
 from kontrast.papers.result_pages import make_pages, markdown_row, write_pages
 from kontrast.papers.results_file import find_entry, finished_runs, metric_values, read_results
 from kontrast.papers.tables import CLAIMS, Table, load_table, table_names
@@ -213,11 +215,12 @@ def claims_page(out: Path) -> str:
 
 
 def write_docs(out: Path, docs: Path) -> list[Path]:
-    """Write every table's pages and docs/results.md from the JSON files."""
+    """Write every table's pages, docs/results.md, docs/papers.md and the README's table from the JSON files."""
     written: list[Path] = []
     for name in table_names():
         table = load_table(name)
         written += write_pages(out, make_pages(table, read_results(out, table)))
     docs.mkdir(exist_ok=True)
     write_atomic(docs / "results.md", claims_page(out))
-    return [*written, docs / "results.md"]
+    write_atomic(docs / "papers.md", papers_page(out))
+    return [*written, docs / "results.md", docs / "papers.md", *update_readme(docs.parent / "README.md", out)]

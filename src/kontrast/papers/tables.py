@@ -19,7 +19,7 @@ from kontrast.errors import UsageError
 from kontrast.registry import nearest
 
 FOLDER = Path(__file__).parent
-CLAIMS = FOLDER / "claims.toml"
+CLAIMS, ITEMS = FOLDER / "claims.toml", FOLDER / "items.toml"
 IRRELEVANT_SETTINGS = (
     "title", "seed", "data.source", "data.root", "data.resident", "data.pack", "data.max_bad", "data.follow_links",
     "training.compile", "training.log_every", "evaluation.", "checkpoints.",
@@ -88,7 +88,7 @@ class Table:
 
 
 def table_names() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.toml") if path != CLAIMS)
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if path not in (CLAIMS, ITEMS))
 
 
 def load_table(name: str) -> Table:
