@@ -172,6 +172,7 @@ def test_a_table_is_run_cell_by_cell(tiny, tmp_path, capsys):
     record = both["dcl", 1]
     assert record["epochs"] == 2 and record["device"].startswith("CPU") and record["seconds"] > 0
     assert set(record["probes"]) == {"linear", "knn"} and 0 < record["numbers"]["multiplier"] < 1
+    assert record["probes"]["linear"]["accuracy"] <= record["numbers"]["top5"] <= 1
     assert len(record["curves"]["knn"]) == 2 and [at for at, _ in record["curves"]["multiplier"]] == [0, 1, 2]
     assert sum(share for _, share in record["curves"]["cosine_histogram"]) == pytest.approx(1)
     text = (tmp_path / "results" / "tiny.md").read_text()
@@ -234,6 +235,41 @@ def test_a_cell_can_be_an_autoencoder(tiny, tmp_path):
     assert run([*command, "--cells", "dcl"]) == 0
     record = stored(tmp_path)["dcl", 0]
     assert set(record["probes"]) == {"linear"} and record["epochs"] == 1 and record["seconds"] > 0
+
+
+@pytest.mark.parametrize("learner, epochs", [("supervised", 1), ("untrained", 0)])
+def test_a_cell_can_be_a_control(learner, epochs, tiny, tmp_path):
+    """Supervised training and an untrained encoder, on images with an added feature, which is probed too."""
+    command = tiny(1)
+    table = tmp_path / "tiny.toml"
+    cell = f'recipe = "quickstart", learner = "{learner}", overrides = ["data.random_bits=2"]'
+    table.write_text(table.read_text().replace('recipe = "digits/dcl"', cell))
+    assert run([*command, "--cells", "dcl"]) == 0
+    record = stored(tmp_path)["dcl", 0]
+    assert set(record["probes"]) == {"linear"} and record["epochs"] == epochs
+    assert 0.5 < record["numbers"]["added_feature"] <= 1
+
+
+def test_every_measure_of_a_run_is_stored(tiny, tmp_path):
+    """Those of GCL's figures 3, 5 and C.2 and of CACR's figure 10 and tables 14 and 17."""
+    command = tiny(2)
+    table = tmp_path / "tiny.toml"
+    wanted = '["added_feature", "projections", "linear_by_epoch", "training_loss", "step_time"]'
+    text = table.read_text().replace('["multiplier", "positives"]', wanted)
+    table.write_text(
+        text.replace('"encoder.width=8",', '"encoder.width=8", "data.random_bits=1", "training.log_every=1",')
+    )
+    assert run([*command, "--cells", "nt"]) == 0
+    record = stored(tmp_path)["nt", 0]
+    numbers = record["numbers"]
+    assert 0 < numbers["added_feature"] <= 1 and 0 < numbers["projection_distance"] < 1
+    assert numbers["step_milliseconds"] > 0 and "step_milliseconds" not in record["errors"]
+    lines = [json.loads(line) for line in (tmp_path / "runs/tiny/nt-seed0/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert numbers["training_loss"] == pytest.approx(losses[-1], rel=1e-5)
+    assert [at for at, _ in record["curves"]["linear"]] == [0, 1, 2]
+    assert record["curves"]["linear"][-1][1] == pytest.approx(record["probes"]["linear"]["accuracy"], abs=0.03)
+    assert numbers["linear_area"] == pytest.approx(sum(y for _, y in record["curves"]["linear"]) / 3)
 
 
 def test_two_jobs_are_two_processes(tiny, tmp_path, capsys, monkeypatch):

@@ -60,6 +60,10 @@ def test_audit_prints_its_verdict_before_the_report(tmp_path, capsys):
         (["audit", "--saturation", "--temperatures", "-1"], 2, "--temperatures -1"),
         (["audit", "--saturation", "--temperatures", "1e-320"], 2, "allowed are 1e-06 to"),
         (["audit", "--saturation", "--steps", "-5"], 2, "--steps -5"),
+        (["audit", "--saturation", "--batches", "2"], 2, "--batches 2 with --saturation: allowed are 4 to"),
+        (["audit", "--saturation", "--encoder", "resnet-19"], 2, "did you mean 'resnet-18'"),
+        (["audit", "--saturation", "--epochs", "2", "--steps", "3"], 2, "give one of them"),
+        (["audit", "digits", "--epochs", "2"], 2, "--epochs belong to --saturation"),
     ],
 )
 def test_mistakes_are_one_clear_line(arguments, code, words, tmp_path, capsys):

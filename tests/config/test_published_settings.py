@@ -76,9 +76,9 @@ def alexnet(data: str, method: str) -> dict[str, Any]:
 def resnet(data: str, method: str) -> dict[str, Any]:
     """Table 9, after the code of HCL."""
     network = table("encoder", name="resnet-50", stem="cifar") | table("head", name="hcl", hidden=512, outputs=128)
-    return (
-        small(data, method) | network | training("adam", 1e-3, 1e-6, 400, 256, schedule="constant", lr_scaling="none")
-    )
+    batch = 64 if method.endswith("k4") else 256  # divided by four for four positives
+    rest = training("adam", 1e-3, 1e-6, 400, batch, schedule="constant", lr_scaling="none")
+    return small(data, method) | network | rest
 
 
 MOCO = {
@@ -154,6 +154,13 @@ GCL = {
     **table("head", name="simclr", layers=2, outputs=64),
     **training("lars", 0.848528137, 1e-4, 100, 128, warmup=10.0, lr_inside=True),  # 0.075 sqrt(128)
 }
+GCL_IMAGENET = {
+    **GCL,
+    **table("views", policy="simclr", count=2, size=224),
+    **table("encoder", name="resnet-50", stem="imagenet"),
+    **{"head.outputs": 128, "training.batch": 1024, "peak": 2.4, "evaluation.crop": 0.875},  # 0.075 sqrt(1024)
+}
+NT_XENT = table("objective", name="nt-xent", temperature=0.2, reduction="simclr_tf")  # equation 2 adds both directions
 SWD = table("objective", name="swd", distribution_weight=5.0, divisor="mean", loss_scale=1.0)
 DECOUPLED = {"temperature": 1.0, "distribution_weight": 0.1, "align_reduction": "mean", "include_self": False}
 
@@ -200,7 +207,12 @@ PUBLISHED = {
     | EMA
     | table("predictor", name="uniclr", hidden=512)
     | table("views", local_count=4, local_size=16),
-    "cifar10/gcl-nt-xent": GCL | table("objective", name="nt-xent", temperature=0.2),
+    "cifar10/gcl-nt-xent": GCL | NT_XENT,
+    "imagenet/gcl-nt-xent": GCL_IMAGENET | NT_XENT,
+    "imagenet/gcl-decoupled": GCL_IMAGENET
+    | table("objective", name="decoupled-nt-xent", loss_scale=1000.0, **DECOUPLED),
+    **{f"imagenet/gcl-swd-{p}": GCL_IMAGENET | SWD | {"objective.prior": p} for p in ("normal", "hypercube")},
+    "imagenet/gcl-swd-hypersphere": GCL_IMAGENET | SWD | table("objective", prior="hypersphere", loss_scale=1000.0),
     "cifar10/simclr-code": training("lars", 2.0, 1e-4, 1000, 512, warmup=10.0, lr_inside=True)
     | table("objective", name="nt-xent", temperature=0.5, reduction="simclr_tf")
     | table("views", policy="simclr-cifar", count=2, size=32)
@@ -274,3 +286,9 @@ def test_a_recipe_named_after_a_batch_size_has_it_and_a_hundred_epochs(name):
 def test_classifiers_are_trained_on_crops_of_a_twelfth_or_more_but_cacrs_on_those_of_its_views():
     names = ["moco", "jcl-imagenet100", "dcl-lars", "uniclr", "uniclr-imagenet", "simclr", "simclr-imagenet", "hcl"]
     assert {"cacr": None, **dict.fromkeys(names, (0.08, 1.0))} == CROPS
+
+
+@pytest.mark.parametrize("data", ["cifar10", "imagenet"])
+def test_momentum_contrast_on_bits_differs_in_the_teacher_and_the_bank_alone(data):
+    found = differing(f"{data}/randbit-moco", f"{data}/randbit")
+    assert {key.split(".")[0] for key in found} == {"teacher", "bank"}

@@ -16,7 +16,7 @@ from kontrast.config.recipe_files import FOLDER, load_tree, recipe_names, recipe
 from kontrast.errors import UsageError
 from kontrast.training.build import build_learner, build_views, optimizer_of
 from kontrast.training.learner import build_objective, check_options
-from kontrast.training.resolve import temperature_of, with_defaults
+from kontrast.training.resolve import t_minus_of, temperature_of, with_defaults
 from kontrast.training.step import Step
 from kontrast.training.step_schedule import Position, schedule_of
 from kontrast.views import keys
@@ -189,6 +189,26 @@ def test_defaults_are_written_out_and_the_temperature_is_that_of_the_objective(t
     whole = with_defaults(resolve("cifar10/cl", ["objective.name=dcl", "encoder.name=resnet-18"]))
     assert whole.objective.arguments["temperature"] == 0.1 and "stem" in whole.encoder.arguments
     assert "channels" not in whole.encoder.arguments and with_defaults(whole) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "t_minus"),
+    [
+        ("cifar10/cacr-k1", 2.0),
+        ("cifar10/cacr-k4", 0.9),
+        ("cifar10/au-cl", 2.0),
+        ("cifar10/cl", 1 / (2 * 0.19)),
+        ("cifar10/hn-cl", 2 / (2 * 0.5)),
+        ("cifar10/barlow-twins", None),
+    ],
+)
+def test_the_own_t_minus_gives_the_weights_of_the_objective(name, t_minus):
+    """exp(-t- ||x - y||^2) is proportional to exp(<x, y>/tau) for unit vectors, and hard negatives weigh twice."""
+    assert t_minus_of(resolve(name)) == (None if t_minus is None else pytest.approx(t_minus))
+
+
+def test_a_learned_temperature_has_no_t_minus():
+    assert t_minus_of(resolve("cifar10/cl", ["objective.temperature=learned"])) is None
 
 
 def test_the_gcl_recipes_have_the_learning_rate_inside_the_momentum():

@@ -12,7 +12,7 @@ from PIL import Image
 
 from kontrast.config.recipe import DataSettings
 from kontrast.config.recipe_files import resolve
-from kontrast.data import ImageSet, open_data
+from kontrast.data import Feeder, ImageSet, open_data
 from kontrast.data.competing_features import binary_channels, bits_of, overlay_digits, random_bits
 from kontrast.errors import DataError, UsageError
 from kontrast.training.build import build_views, evaluation_view
@@ -52,7 +52,7 @@ def test_nine_copies_of_a_digit_are_at_the_offsets_of_the_paper():
     for top in (33, 100, 168):
         for left in (33, 100, 168):
             marks[top : top + 28, left : left + 28] = True
-    assert torch.equal(images.images[0, 0] == 200, marks)
+    assert torch.equal(images.images[0][0] == 200, marks)
     assert torch.equal(images.factors["overlay_class"], images.factors["overlay"])
 
 
@@ -60,9 +60,10 @@ def test_an_overlay_is_a_maximum_and_depends_on_the_index():
     base = black(50)
     base.images.fill_(90)
     images = overlay_digits(base, 16, seed=1)
-    assert images.images.min() == 90 and base.images.max() == 90
+    assert images[0:50].min() == 90 and images[0:50].max() > 200 and base.images.max() == 90
     again = overlay_digits(base.subset([5, 11]), 16, seed=1)
-    assert torch.equal(again.images, images.images[[5, 11]])
+    assert torch.equal(again[0:2], images[torch.tensor([5, 11])])
+    assert torch.equal(images.subset([5, 11])[0:2], again[0:2])
     assert len(images.factors["overlay"].unique()) > 8
     with pytest.raises(UsageError, match=r"overlay_digits is .* allowed: 1 to"):
         overlay_digits(base, 0)
@@ -79,7 +80,7 @@ def test_binary_channels_have_k_bits():
 def test_write_a_picture_of_the_competing_features():
     """Top: the embedded set. Middle: with overlaid digits. Bottom: the channels of RandBit beside their image."""
     base = open_data("digits", "test").subset(range(16))
-    rows = [torch.cat(list(base.images), dim=2), torch.cat(list(overlay_digits(base, 64).images), dim=2)]
+    rows = [torch.cat(list(base.images), dim=2), torch.cat(list(overlay_digits(base, 64)[0:16]), dim=2)]
     bits = random_bits(base, 6)[0:16]
     rows += [torch.cat(list(bits[:, channel : channel + 1].expand(-1, 3, -1, -1)), dim=2) for channel in range(3, 9)]
     sheet = torch.cat(rows, dim=1).permute(1, 2, 0).numpy()
@@ -90,12 +91,52 @@ def test_write_a_picture_of_the_competing_features():
     assert np.asarray(Image.open(ARTEFACTS / "competing-features.png")).std() > 20
 
 
-def test_overlays_need_images_of_one_size_and_the_error_says_how_to_get_them(tmp_path):
-    for number, side in enumerate((40, 48, 56)):
-        Image.new("RGB", (side, side)).save(tmp_path / f"{number}.png")
-    with pytest.raises(DataError, match=r"one size: .*data\.size=N"):
-        overlay_digits(open_data(tmp_path), 2)
-    assert overlay_digits(open_data(tmp_path, size=40), 2).images.shape == (3, 3, 40, 40)
+def drawn_by_hand(picture: torch.Tensor, scan: torch.Tensor) -> torch.Tensor:
+    """The paper's construction, at the picture's own size."""
+    height, width = picture.shape[1:]
+    side = max(8, round(min(height, width) / 8))
+    small = torch.nn.functional.interpolate(scan[None, None].float(), (side, side), mode="bilinear", antialias=True)
+    expected = picture.clone()
+    for top in (int(height * share) for share in (0.15, 0.45, 0.75)):
+        for left in (int(width * share) for share in (0.15, 0.45, 0.75)):
+            place = expected[:, top : top + side, left : left + side]
+            place.copy_(torch.maximum(place, small[0].round().to(torch.uint8)))
+    return expected
+
+
+@pytest.mark.parametrize("pack", [True, False], ids=["decoded", "decoded for every batch"])
+def test_pictures_of_several_sizes_get_their_digits_when_they_are_read(pack, tmp_path):
+    """DigitOnImageNet. Each copy is as large as its picture demands, and padding stays black."""
+    shapes = [(64, 80), (40, 40), (120, 72), (56, 48)]
+    for number, (height, width) in enumerate(shapes):
+        pixels = np.random.default_rng(number).integers(1, 120, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    scans = torch.randint(1, 256, (3, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    plain = open_data(tmp_path, pack=pack)
+    images = overlay_digits(plain, 3, digits=(scans, torch.arange(3)))
+    expected = [drawn_by_hand(plain[i], scans[images.factors["overlay"][i]]) for i in range(4)]
+    order = torch.tensor([2, 0, 3])
+    batch, sizes = images.batch(order)
+    for row, size, number in zip(batch, sizes.tolist(), order.tolist()):
+        assert size == list(shapes[number])
+        assert torch.equal(row[:, : size[0], : size[1]], expected[number]), "a batch"
+        assert not row[:, size[0] :].any() and not row[:, :, size[1] :].any(), "padding"
+        assert torch.equal(images[number], expected[number]), "one picture"
+    chunks = [pixels for _, pixels, _ in images.subset([1]).iter_chunks(torch.arange(1))]
+    assert torch.equal(chunks[0][0], expected[1])
+    for made in Feeder(images, batch=4, seed=1).batches(0):
+        for row, size, number in zip(made.images, made.sizes.tolist(), made.indices.tolist()):
+            assert torch.equal(row[:, : size[0], : size[1]], expected[number]), "a batch of the feeder"
+    both = random_bits(images, 2)
+    assert torch.equal(both.batch(order)[0][:, :3], batch) and both.ragged
+
+
+def test_an_overlay_does_not_copy_the_images():
+    base = black(64)
+    images = random_bits(overlay_digits(base, 16), 3)
+    assert images.base.data_ptr() == base.images.data_ptr()
+    on = next(iter(Feeder(images, batch=8, seed=2).batches(0)))
+    assert torch.equal(on.images, images[on.indices]) and on.images.shape == (8, 6, 32, 32)
 
 
 def test_test_images_get_any_digit():

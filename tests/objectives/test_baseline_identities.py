@@ -130,3 +130,21 @@ def test_multiplier_with_three_views() -> None:
     (decoupled,) = torch.autograd.grad(torch.logsumexp(s, 0), s)
     expected = metrics.coupling_multiplier(z, 0.3)[0, 0]
     torch.testing.assert_close(coupled / decoupled, expected.expand(len(s)))
+
+
+@pytest.mark.parametrize("negatives", ["bank", "keys"])
+@pytest.mark.parametrize("within", [True, False])
+def test_align_uniform_with_a_queue_counts_the_pairs_of_queries(negatives, within, projections, keys, bank) -> None:
+    """The authors' code for MoCo: squared distances of queries to the queue and, once each, between queries."""
+    z = projections[0].clone().requires_grad_()
+    q, k = normalize(z, dim=-1), normalize(keys[0], dim=-1)
+    others = bank[None].expand(7, -1, -1) if negatives == "bank" else k[None].expand(7, -1, -1)
+    apart = (q[:, None] - others).square().sum(-1)
+    if negatives == "keys":  # the key of the same image is a positive
+        apart = apart[~torch.eye(7, dtype=torch.bool)]
+    squared = [apart.flatten(), *([torch.pdist(q).square()] if within else [])]
+    expected = (q - k).square().sum(-1).mean() + torch.cat(squared).mul(-2).exp().mean().log()
+    given = {"bank": bank} if negatives == "bank" else {}
+    ours = AlignUniform(pairs_within_batch=within)(z, keys=keys[0], **given)
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(torch.autograd.grad(ours, z)[0], torch.autograd.grad(expected, z)[0])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
+from kontrast.config.recipe_files import resolve
 from kontrast.kernels.projections import directions_and_prior, sliced_wasserstein
-from kontrast.objectives import SWD, DecoupledNTXent, NTXent
+from kontrast.objectives import SWD, DecoupledNTXent, NTXent, objective
 
 ZERO = torch.zeros((), dtype=torch.int64)
 
@@ -16,6 +17,19 @@ ZERO = torch.zeros((), dtype=torch.int64)
 def test_weight_tau_is_tau_times_nt_xent(projections, three_views, tau) -> None:
     for z in (projections, three_views):
         torch.testing.assert_close(DecoupledNTXent(tau, tau)(z), tau * NTXent(tau)(z))
+
+
+@pytest.mark.parametrize("name", ["cifar10/gcl-nt-xent", "cifar10/randbit", "imagenet/gcl-nt-xent"])
+def test_the_recipes_of_the_paper_add_both_directions_as_equation_2(name, projections) -> None:
+    """-1/n sum over the 2n anchors, not their mean; under LARS, vectors of parameters notice the factor."""
+    given = resolve(name).objective
+    z = projections.clone().requires_grad_()
+    rows = normalize(z, dim=-1).flatten(0, 1)
+    logits = (rows @ rows.T / 0.2).masked_fill(torch.eye(14, dtype=torch.bool), -torch.inf)
+    expected = cross_entropy(logits, torch.arange(14).roll(7), reduction="sum") / 7
+    ours = objective(given.name, **given.arguments)(z)
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(torch.autograd.grad(ours, z)[0], torch.autograd.grad(expected, z)[0])
 
 
 def test_linear_in_the_weight(projections) -> None:

@@ -8,6 +8,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 from kontrast.objectives import WMSE, InfoNCE, Pairs, SimAffinity, SimTrace, SimWhitening
 from kontrast.objectives.inputs import Inputs
+from kontrast.objectives.whitening import whiten_pairs
+
+from support import objective_definitions as definitions
 
 LABEL = torch.arange(7)
 
@@ -105,7 +108,7 @@ def test_length_of_the_gradient_along_z() -> None:
     """Attached: <grad, z> = 0, no pull on the scale; detached: 2 loss, so the scale grows."""
     z = batch().requires_grad_()
     for detach in (False, True):
-        pairs = Pairs(Inputs(z), normalize=False).whiten(0.0, detach=detach)
+        pairs = whiten_pairs(Pairs(Inputs(z), normalize=False), 0.0, detach=detach)
         value = -pairs.similarity([(0, 1)]).mean()
         along = (torch.autograd.grad(value, z)[0] * (z - z.mean((0, 1)))).sum()
         torch.testing.assert_close(value, SimTrace(0.0)(z))
@@ -149,15 +152,71 @@ def test_the_released_code_variants() -> None:
     torch.testing.assert_close(with_keys, -torch.trace(A))
 
 
-@pytest.mark.parametrize("queries, keys", [(2, 2), (1, 3), (4, 2)])
-def test_the_released_code_whitens_each_query_with_its_keys(queries, keys) -> None:
-    """loss(q1, k2) and loss(q2, k1), each by the mean and covariance of its own two views."""
+PAIRED = (
+    SimTrace(),
+    SimTrace(scaling="sum"),
+    SimTrace(variant="paper"),
+    SimWhitening(0.5, 0.01),
+    SimWhitening(0.5, 0.01, variant="mocov3"),
+)
+
+
+def draw_views(*counts: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    z, k = (torch.randn(n, 16, 5, generator=generator, dtype=torch.float64) for n in (queries, keys))
+    return [torch.randn(n, 16, 5, generator=generator, dtype=torch.float64) for n in counts]
+
+
+def assert_same_value_and_gradient(ours: torch.Tensor, expected: torch.Tensor, z: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(torch.autograd.grad(ours, z)[0], torch.autograd.grad(expected, z)[0])
+
+
+@pytest.mark.parametrize("queries, keys", [(2, 2), (1, 3), (4, 2)])
+def test_each_query_is_whitened_with_one_key(queries, keys) -> None:
+    """Equation 2: loss(q1, k2) and loss(q2, k1), each by the mean and covariance of its own two views."""
+    z, k = draw_views(queries, keys)
+    z.requires_grad_()
     links = [(v, w) for v in range(queries) for w in range(keys) if queries == 1 or w != v]
-    for loss in (SimTrace(), SimTrace(scaling="sum"), SimWhitening(0.5, 0.01, variant="mocov3")):
+    for loss in PAIRED:
         alone = [loss(z[v : v + 1], keys=k[w : w + 1]) for v, w in links]
-        torch.testing.assert_close(loss(z, keys=k), torch.stack(alone).mean())
+        assert_same_value_and_gradient(loss(z, keys=k), torch.stack(alone).mean(), z)
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+def test_one_query_and_one_key_are_the_papers_definition(teacher) -> None:
+    """With a teacher the mean and covariance are still those of both views, and their gradient reaches the query."""
+    z = draw_views(2)[0].requires_grad_()
+    pair = torch.stack([z[0], z[1].detach()]) if teacher else z
+    given = {"z": z[0], "keys": z[1]} if teacher else {"z": z}
+    assert_same_value_and_gradient(SimTrace(0.02, variant="paper")(**given), definitions.sim_trace(pair, 0.02), z)
+    expected = definitions.sim_whitening(pair, 0.5, 0.01, 0.02)
+    assert_same_value_and_gradient(SimWhitening(0.5, 0.01, 0.02)(**given), expected, z)
+
+
+def test_three_views_are_whitened_in_pairs() -> None:
+    """Each pair of views has a mean and covariance of its own, also if both directions count."""
+    z = draw_views(3)[0].requires_grad_()
+    for loss in (*PAIRED, SimWhitening(0.5, 0.01, symmetric=True)):
+        alone = [loss(z[v], z[w]) for v, w in [(0, 1), (0, 2), (1, 2)]]
+        assert_same_value_and_gradient(loss(z), torch.stack(alone).mean(), z)
+
+
+@pytest.mark.parametrize("queries, keys", [(2, 2), (3, 0)])
+def test_pooled_statistics_are_those_of_all_views_and_keys(queries, keys) -> None:
+    z, k = draw_views(queries, keys)
+    given = {"keys": k} if keys else {}
+    centered, sigma = definitions.pooled(torch.cat([z, k]), 1e-3)
+    inverse = torch.linalg.inv(sigma)
+    others = centered[queries:] if keys else centered
+    links = [(0, 1), (1, 0)] if keys else [(0, 1), (0, 2), (1, 2)]
+    traces = [-torch.trace(centered[v] @ inverse @ others[w].T) / 16 for v, w in links]
+    loss = SimTrace(variant="paper", pooled=True)(z, **given)
+    torch.testing.assert_close(loss, torch.stack(traces).mean())
+    whitened = normalize(centered @ torch.linalg.cholesky(inverse), dim=-1)
+    given = {"keys": whitened[queries:]} if keys else {}
+    expected = SimAffinity(0.5, 0.01)(whitened[:queries], **given)
+    given = {"keys": k} if keys else {}
+    torch.testing.assert_close(SimWhitening(0.5, 0.01, pooled=True)(z, **given), expected)
 
 
 def test_the_released_code_detaches_the_covariance() -> None:

@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def run_of(accuracy: float, seed: int = 0, **curves):
     probes = {name: {"accuracy": accuracy} for name in ("linear", "knn")}
-    return {"seed": seed, "probes": probes, "curves": curves}
+    return {"seed": seed, "probes": probes, "numbers": {}, "curves": curves}
 
 
 def shapes(text: str, kind: str):
@@ -87,6 +87,21 @@ def test_curves_are_drawn_by_epoch_for_cells_that_were_run():
     assert draw_figures(table, lambda cell: [run_of(0.5, knn=curve[:1])], CURVES) == {}, (
         "one point does not make a curve"
     )
+
+
+def test_entropy_is_drawn_for_each_group_below_its_limit():
+    """CACR's figures 3 and 5: the methods on one set of images, at a common t- and at each method's own."""
+    table = load_table("cacr-table-2")
+    curves = {"conditional_entropy": [(10, 4.0), (20, 5.0)], "conditional_entropy_own": [(10, 5.0), (20, 5.2)]}
+    drawn = {name: CURVES[name] for name in table.curves}
+    found = draw_figures(table, lambda c: [run_of(0.5, **curves)] if c.group != "table-11" else [], drawn)
+    groups = set(table.groups) - {"table-11"}
+    names = {f"cacr-table-2-{curve.replace('_', '-')}-{group}.svg" for curve in curves for group in groups}
+    assert set(found) == names
+    text = found["cacr-table-2-conditional-entropy-own-linear.svg"]
+    assert "Linear label imbalance" in text and "ln(255)" in text
+    lines = [p for p in shapes(text, "path") if p.get("fill") == "none"]
+    assert len(lines) == 6 + 1, "six methods and the limit"
 
 
 def test_histograms_are_drawn_as_densities():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 import torch
 
 from kontrast.cli.papers import parse_seeds
+from kontrast.config.overrides import flat
+from kontrast.config.recipe import to_tree
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.objectives import objective
 from kontrast.papers import claims, table_data
 from kontrast.papers.measure import CROPS, MEASURES, mean_and_error
-from kontrast.papers.result_pages import make_pages
+from kontrast.papers.result_pages import CURVES, NUMBERS, make_pages
 from kontrast.papers.results_file import read_results, refuse_other_settings
 from kontrast.papers.save_results import add_runs, merge_results
 from kontrast.papers.tables import load_table, read_table, relevant_settings, table_names
@@ -22,8 +25,16 @@ from kontrast.runs.probe import PROBES
 from kontrast.training.learner import check_options
 
 REPOSITORY = Path(__file__).parents[2]
-TABLES = {"cacr-table-2", "dcl-batch-sizes", "uniclr-figure-2", "gcl-figure-6", "gcl-mnist", "jcl-moco", "gcl-table-d1"}
-CELLS = [(name, cell.name) for name in table_names() for cell in load_table(name).cells]
+PAPERS = {
+    "cacr": "table-2 cifar100 table-3 table-8 table-9 ablations figure-8 figure-9 figure-10 cost",
+    "dcl": "batch-sizes temperatures",
+    "gcl": "figure-3 figure-5 figure-6 figure-a1 figure-c1c mnist table-d1 table-d2 table-d3",
+    "jcl": "moco",
+    "uniclr": "figure-2 table-1 table-3",
+}
+TABLES = {f"{paper}-{name}" for paper, names in PAPERS.items() for name in names.split()}
+read_once = functools.cache(load_table)
+CELLS = [(name, cell.name) for name in table_names() for cell in read_once(name).cells]
 
 
 def table_of(*names: str):
@@ -47,13 +58,43 @@ def keep(out: Path, table, name: str, seed: int, accuracy: float, changed=None, 
     add_runs(out, table, [(cell, facts, run)])
 
 
-def test_the_seven_tables_exist():
+def test_the_tables_exist():
     assert set(table_names()) >= TABLES
+
+
+@pytest.mark.parametrize(
+    ("table", "cells"), [("gcl-table-d1", 80), ("gcl-table-d2", 60), ("gcl-table-d3", 60)], ids=lambda value: str(value)
+)
+def test_table_d_has_all_cells_of_the_paper(table, cells):
+    """Five losses by batch sizes by epochs, each with its own number."""
+    found = [cell for cell in read_once(table).cells if re.search(r"-b\d+-\d00$", cell.name)]
+    assert len(found) == cells and all(cell.paper for cell in found)
+    for cell in found:
+        recipe = read_once(table).recipe(cell)
+        loss, batch, epochs = re.fullmatch(r"(.+)-b(\d+)-(\d+)", cell.name).groups()
+        assert cell.recipe.endswith(f"gcl-{loss}")
+        assert (recipe.training.batch, recipe.training.epochs) == (int(batch), int(epochs))
+    assert found[0].paper == {"gcl-table-d1": 87.4, "gcl-table-d2": 65.4, "gcl-table-d3": 66.6}[table]
+    assert found[-1].paper == {"gcl-table-d1": 93.2, "gcl-table-d2": 69.8, "gcl-table-d3": 70.9}[table]
+
+
+def test_the_arms_of_figure_6_differ_in_one_thing():
+    """A momentum teacher with its bank; a supervised and an untrained control with the same encoder and images."""
+    table = load_table("gcl-figure-6")
+    plain, moco, supervised, untrained = (
+        table.select([f"{group}-4"])[0] for group in ("nt-xent-0.2", "moco", "supervised", "untrained")
+    )
+    before, after = (flat(to_tree(table.recipe(cell))) for cell in (plain, moco))
+    differing = {key.split(".")[0] for key in before | after if before.get(key) != after.get(key)}
+    assert differing == {"title", "teacher", "bank"}
+    assert (supervised.learner, untrained.learner) == ("supervised", "untrained")
+    for control in (supervised, untrained):
+        assert table.recipe(control) == table.recipe(plain)
 
 
 @pytest.mark.parametrize(("table", "name"), CELLS)
 def test_every_cell_is_a_valid_recipe(table, name):
-    table = load_table(table)
+    table = read_once(table)
     cell = next(c for c in table.cells if c.name == name)
     recipe = table.recipe(cell)
     check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
@@ -70,6 +111,7 @@ def test_the_papers_settings_reach_the_cells():
     bits = [figure.recipe(c).data.random_bits for c in figure.select(["swd"])]
     assert bits == [0, 2, 4, 6, 8, 10, 15]
     assert {figure.recipe(c).encoder.name for c in figure.cells} == {"resnet-18"}
+    assert figure.recipe(figure.cells[0]).objective.arguments["reduction"] == "simclr_tf"
     cold = figure.recipe(figure.select(["nt-xent-0.05-4"])[0])
     assert (cold.objective.arguments["temperature"], cold.data.random_bits) == (0.05, 4)
     assert {t.recipe(c).training.epochs for t in [load_table("uniclr-figure-2")] for c in t.cells} == {200}
@@ -111,7 +153,7 @@ def test_a_linear_protocol_draws_new_crops_in_every_epoch():
 
 def test_unknown_names_are_refused_with_a_suggestion():
     with pytest.raises(UsageError, match="did you mean 'cacr-table-2'"):
-        load_table("cacr-table-3")
+        load_table("cacr-table-22")
     with pytest.raises(UsageError, match="did you mean 'cacr-k4'"):
         load_table("cacr-table-2").select(["cacr-k44"])
     with pytest.raises(UsageError, match=r"nowhere\.toml"):
@@ -347,6 +389,17 @@ def test_other_numbers_of_one_seed_are_judged_by_their_images(tmp_path):
 def test_mean_and_error_returns_the_standard_error():
     values = torch.tensor([0.0, 1.0] * 200)
     assert mean_and_error(values) == pytest.approx((0.5, 0.025), rel=2e-3)
+    assert mean_and_error(values[1:2]) == (1.0, None)
+
+
+def test_the_end_of_a_curve_is_a_number_of_its_run(tmp_path):
+    """The conditional entropy, for example; without an interval one seed settles nothing."""
+    table = table_of("a", "b")
+    for seed in (0, 1):
+        keep(tmp_path, table, "a", seed, 0.8, curves={"conditional_entropy": [(1, 3.0), (2, 5.1 + seed / 100)]})
+        keep(tmp_path, table, "b", seed, 0.8, curves={"conditional_entropy": [(1, 4.0), (2, 5.0 + seed / 100)]})
+        found = judgment(tmp_path, "a > b", "conditional_entropy")
+        assert found.verdict == (claims.HOLDS if seed else claims.INCONCLUSIVE) and "margin +0.1" in found.details
 
 
 def test_equal_seeds_are_judged_by_paired_differences(tmp_path):
@@ -390,7 +443,7 @@ def test_every_claim_names_cells_of_its_table(tmp_path):
         table = load_table(claim.table)
         found = claims.judge_claim(claim, table, read_results(tmp_path, table))
         assert found == claims.Judgment(claims.NOT_RUN, ""), claim
-        assert claim.metric in ("", *table.probes, "multiplier", "positive_cosine", "positive_variance", "knn_area")
+        assert claim.metric in ("", *table.probes, *NUMBERS, *CURVES, "knn_area", "linear_area")
         papers.add(claim.paper)
     assert papers == {"CACR", "DCL", "UniCLR", "GCL", "JCL"}
 
@@ -425,6 +478,7 @@ def test_data_is_found_as_files_folder_or_archive(tmp_path):
     with pytest.raises(DataError, match="--data DIR"):
         table_data.find_data("cifar10", str(tmp_path))
     assert table_data.find_data("digits", None) == []
+    assert table_data.find_data("imagenet", str(tmp_path)) == [f'data.root="{tmp_path}"']
     for part in ("train", "test"):
         (tmp_path / "cifar10" / part).mkdir(parents=True)
     assert table_data.find_data("cifar10", str(tmp_path)) == [f'data.source="{tmp_path / "cifar10"}"']
@@ -433,6 +487,12 @@ def test_data_is_found_as_files_folder_or_archive(tmp_path):
     packed.mkdir()
     with tarfile.open(packed / "cifar10-jpeg.tar.xz", "w:xz") as tar:
         tar.add(tmp_path / "cifar10", "cifar10")
+    with pytest.raises(DataError, match="mnist was not found"):
+        table_data.find_data("cifar10", str(tmp_path), digits=True)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").touch()
+    both = [f'data.source="{tmp_path / "cifar10"}"', f'data.root="{tmp_path}"']
+    assert table_data.find_data("cifar10", str(tmp_path), digits=True) == both
     (tmp_path / "cifar-10-batches-bin").mkdir()
     assert table_data.find_data("cifar10", str(tmp_path)) == ["data.source=cifar10", f'data.root="{tmp_path}"']
 

@@ -10,8 +10,9 @@ import torch
 from torch.nn.functional import normalize
 
 from kontrast.errors import DataError, UsageError
-from kontrast.probes import knn, logistic, nearest_rows
+from kontrast.probes import few_shot, knn, logistic, nearest_rows
 from kontrast.probes.logistic import Problem, fit_logistic, project_to_span, standardize
+from kontrast.probes.result import predictions
 
 
 def features(n: int = 400, width: int = 24, classes: int = 5, noise: float = 1.6, seed: int = 0):
@@ -222,3 +223,59 @@ def test_features_of_a_collapsed_encoder():
     assert torch.linalg.cholesky_ex(covariance + 1e-6 * torch.eye(512)).info, "this covariance has a factor: no test"
     one = logistic(along, y, along[:500], y[:500]).accuracy
     assert abs(logistic(x, y, x[:500], y[:500]).accuracy - one) < 0.02
+
+
+def reference_numbers(scores: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+    """Top-5 accuracy and the mean accuracy per class, from sorted scores in float64; -inf is never predicted."""
+    five, by_class = [], {}
+    for row, label in zip(scores.double(), labels.tolist()):
+        best = [c for c in row.sort(descending=True, stable=True).indices.tolist()[:5] if row[c] > -torch.inf]
+        five.append(label in best)
+        by_class.setdefault(label, []).append(best[0] == label)
+    return sum(five) / len(five), sum(sum(right) / len(right) for right in by_class.values()) / len(by_class)
+
+
+def test_knn_reports_top_5_and_the_accuracy_of_each_class():
+    train, y, test, labels = features(classes=12, noise=3.0)
+    s = normalize(test.double(), dim=1) @ normalize(train.double(), dim=1).T
+    nearest, j = s.topk(8, dim=1)
+    scores = torch.zeros(len(test), 12, dtype=torch.float64).scatter_add_(1, y[j], (nearest / 0.1).exp())
+    found = knn(train, y, test, labels, k=8)
+    five, mean = reference_numbers(scores.masked_fill(scores == 0, -torch.inf), labels)
+    assert (found.top5, found.mean_per_class) == pytest.approx((five, mean)) and found.accuracy < five < 1
+    one = next(row for row in found.per_class if row["label"] == 3)
+    mine = labels == 3
+    assert one == {
+        "label": 3,
+        "n": int(mine.sum()),
+        "accuracy": pytest.approx(found.correct[mine].double().mean().item()),
+    }
+    assert sum(row["n"] for row in found.per_class) == len(labels)
+    assert found.to_dict()["per_class"] == found.per_class and found.to_dict()["top5"] == found.top5
+
+
+def test_logistic_keeps_the_labels_of_classes_with_gaps():
+    train, y, test, labels = features(classes=8, noise=2.0)
+    plain, gaps = logistic(train, y, test, labels), logistic(train, 10 * y + 3, test, 10 * labels + 3)
+    assert gaps.top5 == plain.top5 > plain.accuracy and gaps.mean_per_class == plain.mean_per_class
+    assert [row["label"] for row in gaps.per_class] == [10 * row["label"] + 3 for row in plain.per_class]
+
+
+def test_up_to_five_classes_have_no_top_5():
+    train, y, test, labels = features(classes=5)
+    assert knn(train, y, test, labels, k=8).top5 is None and logistic(train, y, test, labels).top5 is None
+
+
+def test_scores_that_are_not_numbers_are_never_among_the_best_five():
+    scores = torch.full((3, 9), torch.nan)
+    found = predictions(scores, torch.tensor([0, 4, 8]))
+    assert found.among_five.tolist() == found.correct.tolist()
+
+
+def test_few_shot_averages_over_seeds():
+    train, y, test, labels = features(classes=8, noise=2.0)
+    whole = few_shot(train, y, test, labels, shots=5, seeds=(0, 1))
+    each = [few_shot(train, y, test, labels, shots=5, seeds=(seed,)) for seed in (0, 1)]
+    for key in ("accuracy", "top5", "mean_per_class"):
+        assert getattr(whole, key) == pytest.approx(sum(getattr(one, key) for one in each) / 2)
+    assert whole.per_class[0]["accuracy"] == pytest.approx(sum(one.per_class[0]["accuracy"] for one in each) / 2)

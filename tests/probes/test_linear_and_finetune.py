@@ -6,6 +6,7 @@ import dataclasses
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,19 @@ from kontrast.data import ImageSet
 from kontrast.data.image_set import RaggedImages
 from kontrast.errors import DataError, UsageError
 from kontrast.networks import encoder
-from kontrast.probes import PROTOCOLS, extract_features, few_per_class, few_shot, finetune, linear
+from kontrast.probes import (
+    FINE_TUNING,
+    PROTOCOLS,
+    FineTuning,
+    extract_features,
+    few_per_class,
+    few_shot,
+    finetune,
+    linear,
+)
+from kontrast.probes.finetune import split_train
+from kontrast.probes.layer_decay import build_optimizers, layers_of
+from kontrast.probes.mixed_images import mix_images
 from kontrast.probes.result import interval
 
 
@@ -192,3 +205,113 @@ def test_a_result_is_one_json_line():
     back = json.loads(line)
     assert "\n" not in line and back["accuracy"] == found.accuracy and back["low"] <= back["accuracy"] <= back["high"]
     assert back["protocol"]["lr"] == 30.0 and back["n"] == 300
+
+
+def test_a_layer_decay_scales_the_rate_of_each_layer():
+    """One step of plain descent from the same gradient moves each layer by decay^(layers above it) times the rate."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 2))
+    trunk = nn.Sequential(*network[:2])
+    assert [sum(p.numel() for p in layer) for layer in layers_of(trunk)] == [16, 20, 20]
+    both = nn.Sequential(trunk, network[2])
+    for optimizer, _ in (pairs := build_optimizers(both, FineTuning(layer_decay=0.5))):
+        for p in optimizer.parameters.values():
+            p.grad = torch.ones_like(p)
+    before = [p.clone() for p in both.parameters()]
+    for optimizer, factor in pairs:
+        optimizer.lr = 0.1 * factor
+        optimizer.step()
+    moved = [(b - p).mean().item() for b, p in zip(before, both.parameters())]
+    steps = [m / moved[-1] for m in moved]
+    assert steps == pytest.approx([0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 1.0, 1.0], rel=1e-4)
+
+
+def test_layers_of_a_vision_transformer_are_its_blocks():
+    vit = encoder("vit-tiny", size=16, patch=8)
+    layers = layers_of(vit)
+    assert len(layers) == 1 + 12 + 1, "patches with the class token, blocks, the last norm"
+    assert sum(p.numel() for layer in layers for p in layer) == sum(
+        p.numel() for p in vit.parameters() if p.requires_grad
+    )
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0)])
+def test_mixed_images_have_mixed_labels(mixup, cutmix):
+    """Image i has the value i everywhere, so that the pixels tell the share of each image."""
+    values = torch.arange(6, dtype=torch.float64)
+    images = values[:, None, None, None].expand(6, 2, 16, 16)
+    for seed in range(5):
+        mixed, targets = mix_images(images, torch.arange(6), 6, mixup, cutmix, np.random.default_rng(seed))
+        torch.testing.assert_close(targets.sum(1), torch.ones(6, dtype=torch.float64))
+        torch.testing.assert_close(mixed.mean((1, 2, 3)), targets @ values)
+        whole = torch.isin(mixed, values).all()
+        assert whole == bool(cutmix), "cutmix leaves every pixel whole"
+    again = mix_images(images, torch.arange(6), 6, mixup, cutmix, np.random.default_rng(4))
+    assert torch.equal(again[0], mixed) and images.max() == 5
+
+
+@pytest.mark.parametrize("name", list(FINE_TUNING))
+def test_every_fine_tuning_protocol_learns(name):
+    torch.manual_seed(0)
+    x, y = pictures()
+    network = encoder("small-conv", size=16, width=16)
+    given = FINE_TUNING[name]
+    rate = 0.1 if given.optimizer == "sgd" else 0.01
+    protocol = dataclasses.replace(given, epochs=16, batch=16, warmup=min(1.0, given.warmup), lr=rate)
+    found = finetune(network, x[:60], y[:60], x[60:], y[60:], protocol=protocol)
+    assert found.accuracy > 0.9 and found.protocol["name"] == name and not found.protocol["augmented"]
+    assert found.mean_per_class > 0.8 and len(found.per_class) == 3
+
+
+def test_the_published_settings_of_fine_tuning():
+    mae, small = FINE_TUNING["mae"], FINE_TUNING["moco-v3-small"]
+    assert (mae.optimizer, mae.lr, mae.weight_decay, mae.layer_decay, mae.epochs) == ("adamw", 2e-3, 0.05, 0.65, 100)
+    assert (mae.mixup, mae.cutmix, mae.smoothing, mae.warmup) == (0.8, 1.0, 0.1, 5)
+    assert small.lr == pytest.approx(3e-4 * 1024 / 512) and FINE_TUNING["moco-v3"].lr == pytest.approx(
+        5e-4 * 1024 / 512
+    )
+    assert (
+        mae.rate(2.5) == pytest.approx(1e-3)
+        and mae.rate(5) == pytest.approx(2e-3)
+        and mae.rate(100) == pytest.approx(0)
+    )
+    with pytest.raises(UsageError, match="did you mean 'mae'"):
+        finetune(encoder("small-conv", size=16, width=8), *pictures(9), *pictures(9), protocol="mea")
+
+
+def test_augmentation_sees_the_epoch_and_each_image_once():
+    x, y = pictures(12)
+    seen: list[tuple[int, list[int]]] = []
+
+    def augment(epoch, rows, images, sizes):
+        seen.append((epoch, rows.tolist()))
+        assert torch.equal(images, x[rows]) and sizes is None
+        return images.float() / 255
+
+    network = encoder("small-conv", size=16, width=8)
+    found = finetune(network, x, y, x, y, epochs=2, batch=6, augment=augment)
+    assert [epoch for epoch, _ in seen] == [0, 0, 1, 1] and found.protocol["augmented"]
+    assert sorted(seen[0][1] + seen[1][1]) == sorted(seen[2][1] + seen[3][1]) == list(range(12))
+
+
+def test_a_search_uses_held_out_train_images_only():
+    """The best rate on a fifth of train is taken, whatever the test images say."""
+    torch.manual_seed(0)
+    x, y = pictures()
+    network = encoder("small-conv", size=16, width=16)
+    options = {"epochs": 6, "batch": 16, "lr": 0.1, "search": True, "rates": (1e-6, 1.0), "decays": (0.0, 1e-3)}
+    found = finetune(network, x[:60], y[:60], x[60:], y[60:], **options)
+    other = finetune(network, x[:60], y[:60], x[60:], y[60:].flip(0), **options)
+    tried = found.protocol["searched"]
+    assert [one["lr"] for one in tried] == pytest.approx([1e-7, 1e-7, 0.1, 0.1]) and tried == other.protocol["searched"]
+    assert found.protocol["lr"] == pytest.approx(0.1) and found.accuracy > 0.9
+    best = max(one["held_out"] for one in tried)
+    assert best == next(
+        one["held_out"] for one in tried if one["weight_decay"] == found.protocol["weight_decay"] and one["lr"] > 0.01
+    )
+    fitted, held = split_train(y[:60], seed=3)
+    assert torch.bincount(y[held]).tolist() == [4, 4, 4] and sorted([*fitted.tolist(), *held.tolist()]) == list(
+        range(60)
+    )
+    with pytest.raises(DataError, match="two train images"):
+        split_train(torch.arange(5), 0)

@@ -89,9 +89,44 @@ def test_each_seed_is_saved_and_the_table_shows_the_mean(tmp_path):
         probe(run, "finetune", epochs=-1, say=quiet)
 
 
+def test_every_probe_has_top_5_and_an_accuracy_per_class(tmp_path):
+    run = Run(copy(tmp_path))
+    classes = run.data("train").classes
+    for kind in ("", "few-shot", "simclr", "finetune"):
+        results = probe(run, kind, device="cpu", cached=kind == "simclr", epochs=int(kind == "finetune"), say=quiet)
+        for r in results:
+            assert r.accuracy <= r.top5 <= 1 and [row["class"] for row in r.per_class] == classes, (kind, r.features)
+            assert r.mean_per_class == pytest.approx(sum(row["accuracy"] for row in r.per_class) / len(classes))
+        first = result_table(results)[1:3]
+        assert first[1].split()[0] == "top-5" and first[1].split()[1] == f"{results[0].top5:.3f}"
+    kept = json.loads((run.path / "probes.json").read_text())["probes"]
+    assert all(entry["top5"] and len(entry["per_class"]) == 10 for entry in kept)
+    (group,) = [g for g in payload([read_run(run.path)])["results"] if g["probe"] == "knn"]
+    assert group["classes"]["columns"] == ["class", "test images", "trained encoder", "untrained encoder", "raw pixels"]
+    assert len(group["classes"]["rows"]) == 10 and group["rows"][0]["top5"] > 0
+
+
 def test_an_interval_over_seeds_stays_between_zero_and_one():
     found = [ProbeResult("linear", a, a, a, 10, {}, seed, features="trained") for seed, a in enumerate((0.1, 0.9))]
     assert result_table(found)[2].split() == ["2", "seeds", "0.000", "to", "1.000"]
+
+
+def test_fine_tuning_on_crops_with_a_protocol_a_search_and_few_shots(tmp_path):
+    run = Run(copy(tmp_path))
+    given = {"device": "cpu", "epochs": 1, "say": quiet}
+    plain, crops = (probe(run, "finetune", cached=cached, **given)[0] for cached in (True, False))
+    assert crops.protocol["augmented"] and not plain.protocol["augmented"]
+    mae = probe(run, "finetune", protocol="mae", **given)[0]
+    assert (mae.protocol["optimizer"], mae.protocol["layer_decay"]) == ("adamw", 0.65)
+    few = probe(run, "finetune", shots=3, search=True, **given)[0]
+    assert few.probe == "finetune-3-shot" and few.over == "seeds" and few.protocol["shots"] == 3
+    assert len(few.protocol["searched"]) >= 3 and len(few.per_class) == 10
+    assert probe(run, "few-shot", shots=2, **{**given, "epochs": 0})[0].protocol["shots"] == 2
+    kept = {entry["probe"] for entry in read_probes(run.path / "probes.json")}
+    assert kept == {"finetune", "finetune-3-shot", "few-shot"}
+    for kind, options in (("knn", {"protocol": "mae"}), ("knn", {"shots": 2}), ("", {"search": True})):
+        with pytest.raises(UsageError, match="'finetune'"):
+            probe(run, kind, device="cpu", say=quiet, **options)
 
 
 def test_fine_tuning_reports_progress(tmp_path, monkeypatch, capsys):

@@ -446,6 +446,21 @@ def test_saturation_falls_with_bits(tmp_path):
     assert cold.cells[0]["equal_clusters"] > 1000 and math.isfinite(cold.cells[0]["loss"])
 
 
+def test_saturation_by_batch_size_is_resumed(tmp_path, monkeypatch):
+    """Figure B.1: ResNet-18 and several batch sizes. Finished trainings are read, not repeated."""
+    monkeypatch.setattr("kontrast.studies.audit.saturation.IMAGES", 16)
+    said: list[str] = []
+    given = {"out": tmp_path, "bits": [1, 2], "temperatures": [1.0], "encoder": "resnet-18", "device": "cpu"}
+    first = measure_saturation(**given, epochs=1, batches=[4], say=said.append)
+    assert len(said) == len(first.cells) == 4
+    whole = measure_saturation(**given, epochs=1, batches=[8, 4], say=said.append)
+    assert len(said) == len(whole.cells) == 8 and [c for c in whole.cells if c["batch"] == 4] == first.cells
+    assert {c["equal_clusters"] is None for c in whole.cells} == {True, False}
+    assert [row[:2] for row in whole.tables[0]["rows"]][:2] == [["log-sum-exp, temperature 1", n] for n in ("4", "8")]
+    measure_saturation(**given, epochs=2, batches=[4], say=said.append)
+    assert len(said) == 12, "another length is another study"
+
+
 def test_a_term_that_becomes_nan_is_an_error():
     with pytest.raises(NumbersError, match="2 bits became nan"):
         trained_term(lambda z: z.sum() * float("nan"), 2, 1, CPU)

@@ -28,6 +28,7 @@ from kontrast.studies.compare.compare import compare
 from kontrast.studies.compare.comparison_plan import make_cell, parse_sweeps, plan
 from kontrast.studies.compare.comparison_summary import difference, verdict
 from kontrast.training.online_probe import IMAGES
+from kontrast.training.resolve import t_minus_of
 
 from support.tiny_run import images
 
@@ -370,6 +371,9 @@ def test_the_online_entropy_is_that_of_projections(comparison):
     last = [line for line in read_json_lines(run.path / "metrics.jsonl") if "conditional_entropy" in line][-1]
     assert last["conditional_entropy"] == pytest.approx(value, rel=1e-4)
     assert last["conditional_entropy_max"] == pytest.approx(maximum)
+    z, own = extract_features(saved, images, run.transform(), device="cpu"), t_minus_of(run.recipe)
+    assert own is not None and abs(own - 2) > 0.1
+    assert last["conditional_entropy_own"] == pytest.approx(conditional_entropy(z, own)[0], rel=1e-4)
     encoder = conditional_entropy(extract_features(saved.encoder, images, run.transform(), device="cpu"))[0]
     assert abs(encoder - value) > 1e-4
 

@@ -136,7 +136,13 @@ def pooled(z: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     return z - rows.mean(0), (1 - ridge) * sigma + (ridge * sigma.trace() / len(sigma) + 1e-8) * identity
 
 
+def mean_over_pairs(z: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """The loss of each pair of views {Z, Z'}, on average; each has a mean and covariance of its own."""
+    return mean([loss(torch.stack([z[v], z[w]])) for v in range(len(z)) for w in range(v + 1, len(z))])
+
+
 def sim_whitening(z: Tensor, tau: float, gamma: float, ridge: float) -> Tensor:
+    """Equations 2 and 6, over the rows of the two views of z [2,N,D]."""
     centered, sigma = pooled(z, ridge)
     values, vectors = torch.linalg.eigh(sigma)
     root = vectors @ torch.diag(values.rsqrt()) @ vectors.T
@@ -144,6 +150,7 @@ def sim_whitening(z: Tensor, tau: float, gamma: float, ridge: float) -> Tensor:
 
 
 def sim_trace(z: Tensor, ridge: float) -> Tensor:
+    """Equation 3, over the rows of the two views of z [2,N,D]."""
     centered, sigma = pooled(z, ridge)
     return -torch.trace(centered[0] @ torch.linalg.inv(sigma) @ centered[1].T) / z.shape[1]
 
@@ -209,7 +216,7 @@ def siglip(z: Tensor, t: float | Tensor, b: float | Tensor, labels: list[int] | 
 
 
 def siglip_of_views(z: Tensor, t: float, b: float) -> Tensor:
-    return mean([siglip(torch.stack([z[v], z[w]]), t, b) for v in range(len(z)) for w in range(v + 1, len(z))])
+    return mean_over_pairs(z, lambda pair: siglip(pair, t, b))
 
 
 def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
@@ -342,8 +349,13 @@ CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
         (3,),
     ),
     ("sim-affinity", {"temperature": 0.4}, lambda z: affinity(normalize(z, dim=-1), 0.4, 0.01), (2,)),
-    ("sim-whitening", {"temperature": 0.4, "ridge": 0.05}, lambda z: sim_whitening(z, 0.4, 0.01, 0.05), (2,)),
-    ("sim-trace", {"ridge": 0.02}, lambda z: sim_trace(z, 0.02), (2,)),
+    (
+        "sim-whitening",
+        {"temperature": 0.4, "ridge": 0.05},
+        lambda z: mean_over_pairs(z, lambda pair: sim_whitening(pair, 0.4, 0.01, 0.05)),
+        (2, 3),
+    ),
+    ("sim-trace", {"ridge": 0.02}, lambda z: mean_over_pairs(z, lambda pair: sim_trace(pair, 0.02)), (2, 3)),
     (
         "alignment",
         {},

@@ -26,12 +26,18 @@ def register(app: typer.Typer) -> None:
 def probe(
     run: RunFolder,
     kind: Annotated[str, typer.Argument(help="knn, linear, few-shot or finetune; default: knn and linear.")] = "",
-    protocol: Annotated[str, typer.Option(help="Linear protocol: cacr, simclr, ...; a wrong name lists all.")] = "",
+    protocol: Annotated[
+        str, typer.Option(help="Protocol of linear (cacr, simclr, ...) or finetune (sgd, mae, ...).")
+    ] = "",
     cached: Annotated[
-        bool, typer.Option("--cached/--augmented", help="Protocols: plain images once, or fresh crops every epoch.")
+        bool, typer.Option("--cached/--augmented", help="Protocols and finetune: plain images, or fresh crops.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="How many times to probe, each time with another seed.")] = 1,
-    epochs: Annotated[int, typer.Option(help="Epochs of fine-tuning; 0 means 50.")] = 0,
+    epochs: Annotated[int, typer.Option(help="Epochs of fine-tuning; 0: those of its protocol.")] = 0,
+    search: Annotated[
+        bool, typer.Option("--search", help="finetune: choose rate and decay on held-out train images.")
+    ] = False,
+    shots: Annotated[int, typer.Option(help="Train images per class of few-shot (default 5) or finetune.")] = 0,
     data: Annotated[str, typer.Option(help="Labeled images; default: the run's own data.")] = "",
     labels: Annotated[Path | None, typer.Option(help="A CSV file with the columns name,label.")] = None,
     max_bad: MaxBad = None,
@@ -44,17 +50,18 @@ def probe(
     with StopSignals(f"stopped before the probe was done; finished probes are saved; continue with: {again}"):
         results = kontrast.probe(
             run, linear_protocol(kind, protocol), data=data or None, labels=labels, device=device, seeds=seeds,
-            cached=cached, epochs=epochs, max_bad=max_bad, float_range=two_numbers(float_range), say=say,
+            cached=cached, epochs=epochs, protocol=protocol if kind == "finetune" else "", search=search, shots=shots,
+            max_bad=max_bad, float_range=two_numbers(float_range), say=say,
         )  # fmt: skip
     emit(results.to_dict(), str(results).splitlines(), as_json)
 
 
 def linear_protocol(kind: str, protocol: str) -> str:
     """Return the kind of probe: `linear --protocol cacr` means `cacr`."""
-    if not protocol:
+    if not protocol or kind == "finetune":
         return kind
     if kind not in ("", "linear"):
-        raise UsageError(f"--protocol {protocol} is for the linear probe, not for {kind!r}")
+        raise UsageError(f"--protocol {protocol} is for the probes linear and finetune, not for {kind!r}")
     from kontrast.probes.linear import protocol_named
 
     return protocol_named(protocol).name

@@ -48,6 +48,9 @@ def audit(
     saturation: Annotated[
         bool, typer.Option("--saturation", help="Only train the distribution term on k bits of entropy.")
     ] = False,
+    batches: Annotated[str, typer.Option(help="Batch sizes of --saturation, separated by commas.")] = "128",
+    encoder: Annotated[str, typer.Option(help="Encoder of --saturation: small-conv or resnet-18.")] = "small-conv",
+    epochs: Annotated[int, typer.Option(help="Epochs of --saturation, in place of --steps.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The audit's folder; give it again to resume.")] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -67,10 +70,13 @@ def audit(
     if saturation:
         if data or overrides or numbers or seeds != 1 or names != ["nt-xent"]:
             raise UsageError(
-                "--saturation trains on bits alone: it allows --bits, --temperatures and --steps, but not DATA, "
-                "key=value, --objectives, --digits or --seeds"
+                "--saturation trains on bits alone: it allows --bits, --temperatures, --batches, --encoder, --epochs "
+                "and --steps, but not DATA, key=value, --objectives, --digits or --seeds"
             )
-        found = measure_saturation(**shared)
+        sizes = parse_list("--batches", batches, int)
+        found = measure_saturation(**shared, batches=sizes, encoder=encoder, epochs=epochs)
+    elif (batches, encoder, epochs) != ("128", "small-conv", 0):
+        raise UsageError("--batches, --encoder and --epochs belong to --saturation: for an audit give key=value")
     else:
         found = run_audit(data, objectives=names, digits=numbers, seeds=seeds, overrides=overrides, **shared)
     emit_study(found, as_json)

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from kontrast.counters import integers, words
-from kontrast.data.image_set import ExtraChannels, ImageSet
+from kontrast.data.added_features import SMALLEST_DIGIT, DigitOverlay, ExtraChannels
+from kontrast.data.image_set import ImageSet
 from kontrast.errors import DataError, UsageError
 
-OFFSETS = (0.15, 0.45, 0.75)
-DIGIT_SHARE = 28 / 224
-SMALLEST_DIGIT = 8
 _BITS, _DIGIT, _BINARY = 0xB175, 0xD161, 0xB1A2
 
 
@@ -43,53 +41,34 @@ def overlay_digits(
     digits: tuple[Tensor, Tensor] | None = None,
     root: str | None = None,
 ) -> ImageSet:
-    """DigitOnImageNet: put nine copies of one digit on each image, by maximum, at .15, .45 and .75 of height and width.
-
-    A copy takes an eighth of the shorter side, as 28 of 224 pixels, and at least 8 pixels.
+    """DigitOnImageNet: put nine copies of one digit on each image when it is read, as `DigitOverlay` says.
 
     Args:
-        images: the images, which must have the same size.
+        images: the images, which may differ in size.
         unique: how many different digits there are; None for all. The index of an image decides which one it gets.
         seed: decides too.
         digits: (uint8 [n,h,w], labels [n]); default: the first n digits of MNIST if its files are found, else of
             scikit-learn's scans.
         root: where MNIST's files are looked for.
     """
-    if images.ragged:
-        advice = "crop them to squares, and set data.size=N to the shortest side of any"
-        raise DataError(f"data.overlay_digits needs images of one size: {advice}")
     scans, classes = digits if digits is not None else first_digits(unique, root)
     unique = len(scans) if unique is None else unique
     if not 1 <= unique <= len(scans):
         raise UsageError(f"data.overlay_digits is {unique}; allowed: 1 to {len(scans)}")
     drawn = integers(images.index.numpy(), unique, seed, _DIGIT, *_split_key(images))  # type: ignore[union-attr]
     which = torch.from_numpy(drawn)
-    pixels = images.images.clone()
-    height, width = pixels.shape[-2:]
-    if min(height, width) < SMALLEST_DIGIT:
+    if not images.ragged and min(images.base.shape[-2:]) < SMALLEST_DIGIT:
+        height, width = images.base.shape[-2:]
         smallest = f"images of {SMALLEST_DIGIT} pixels or more"
         raise DataError(f"data.overlay_digits needs {smallest}: these have {width} x {height}")
-    side = max(SMALLEST_DIGIT, round(min(height, width) * DIGIT_SHARE))
-    small = _resize(scans[:unique], side)[which][:, None]
-    for down in OFFSETS:
-        for across in OFFSETS:
-            top, left = min(int(height * down), height - side), min(int(width * across), width - side)
-            place = pixels[:, :, top : top + side, left : left + side]
-            torch.maximum(place, small, out=place)
     factors = {**images.factors, "overlay": which, "overlay_class": classes[which]}
-    return dataclasses.replace(images, images=pixels, factors=factors)
+    return dataclasses.replace(images, images=DigitOverlay(images.images, scans[:unique], which), factors=factors)
 
 
 def _split_key(images: ImageSet) -> tuple[int, ...]:
     """Makes the hash depend on the split. Otherwise the test image of an index would get what the train image of that
     index gets, which in a folder sorted by class gives the class away."""
     return (1,) if images.split == "test" else ()
-
-
-def _resize(scans: Tensor, side: int) -> Tensor:
-    """uint8 [n,side,side], antialiased."""
-    small = torch.nn.functional.interpolate(scans[:, None].float(), (side, side), mode="bilinear", antialias=True)
-    return small[:, 0].round().clamp(0, 255).to(torch.uint8)
 
 
 def first_digits(count: int | None, root: str | None = None) -> tuple[Tensor, Tensor]:

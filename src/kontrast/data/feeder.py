@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from kontrast.counters import block_permutation, permutation
+from kontrast.data.added_features import add_features
 from kontrast.data.bad_images import none_readable
 from kontrast.data.decode_workers import run_ahead
-from kontrast.data.image_set import ExtraChannels, ImageSet, pad
+from kontrast.data.image_set import ImageSet, pad
 from kontrast.data.lazy_images import LazyImages, PendingBatch
 from kontrast.errors import DataError, UsageError
 
@@ -151,8 +152,7 @@ class Feeder:
                 if images[row] is None:
                     positions[row], images[row] = self._replacement(order, slot)
             pixels, sizes = pad(images)  # type: ignore[arg-type]
-            if isinstance(self.data.images, ExtraChannels):
-                pixels = self.data.images.joined(pixels, positions)
+            pixels = add_features(self.data.images, pixels, positions, sizes)
         return positions, pixels.pin_memory() if self.device.type == "cuda" else pixels, sizes
 
     def _replacement(self, order: Tensor, slot: int) -> tuple[int, Tensor]:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.data.added_features import DigitOverlay, ExtraChannels, select
+
 PIXELS = 64_000_000
 """Bytes of pixels that `iter_chunks` prepares at once, after padding to the largest image."""
 GROUP = 64
@@ -99,57 +101,13 @@ def square(image: Tensor, side: int) -> Tensor:
     return resized[0].round().clamp(0, 255).to(torch.uint8)
 
 
-class ExtraChannels:
-    """Images with extra channels that are constant over each image, such as random bits.
-
-    Args:
-        base: the images [N,C,H,W], or one of the classes that are indexed like them.
-        planes: uint8 [N,n], the value of each extra channel; it is expanded to H x W only when a batch is made.
-    """
-
-    def __init__(self, base: Any, planes: Tensor):
-        self.base, self.planes = base, planes
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return self._join(self.base[index], self.planes[index])
-
-    def padded(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images, sizes = self.base.padded(indices)
-        return self.joined(images, indices), sizes
-
-    def joined(self, images: Tensor, indices: Tensor) -> Tensor:
-        """Add the extra channels to images of `base` that were read elsewhere."""
-        return self._join(images, self.planes[indices])
-
-    def images_at(self, indices: Tensor) -> list[Tensor]:
-        return [self._join(*pair) for pair in zip(self.base.images_at(indices), self.planes[indices])]
-
-    def to(self, device: torch.device) -> ExtraChannels:
-        return ExtraChannels(self.base.to(device), self.planes.to(device))
-
-    def select(self, indices: Tensor) -> ExtraChannels:
-        return ExtraChannels(select(self.base, indices), self.planes[indices])
-
-    @staticmethod
-    def _join(images: Tensor, planes: Tensor) -> Tensor:
-        constant = planes[..., None, None].expand(*planes.shape, *images.shape[-2:])
-        return torch.cat([images, constant], dim=-3)
-
-
-def select(images: Any, indices: Tensor) -> Any:
-    """The images at these positions, in this order."""
-    return images[indices] if isinstance(images, Tensor) else images.select(indices)
-
-
 @dataclass(frozen=True)
 class ImageSet:
     """A split of a data source: images, names, labels and where they came from.
 
     Attributes:
-        images: uint8 [N,C,H,W] (perhaps memory-mapped), `RaggedImages`, `LazyImages` or `ExtraChannels`.
+        images: uint8 [N,C,H,W] (perhaps memory-mapped), `RaggedImages` or `LazyImages`; `ExtraChannels` and
+            `DigitOverlay` add to them.
         names: N names; of files, paths relative to `place`.
         labels: int64 [N], or None.
         classes: the names of the labels, or None.
@@ -204,6 +162,11 @@ class ImageSet:
 
     @property
     def base(self) -> Any:
+        """The images as they are stored, without anything that is added to them when they are read."""
+        return self.pictures.base if isinstance(self.pictures, DigitOverlay) else self.pictures
+
+    @property
+    def pictures(self) -> Any:
         """The images without extra channels."""
         return self.images.base if isinstance(self.images, ExtraChannels) else self.images
 

@@ -67,7 +67,7 @@ class GallerySplit:
         """Return tile, label and name of one image; a negative label means none."""
         label = -1 if self.images.labels is None else int(self.images.labels[index])
         name = str(self.images.names[index])
-        tile = tiles.add(self.source, self.images.base, index)
+        tile = tiles.add(self.source, self.images.pictures, index)
         return {"tile": tile, "label": None if label < 0 else label, "name": name}
 
 

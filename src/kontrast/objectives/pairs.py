@@ -15,7 +15,6 @@ from torch import Tensor
 
 from kontrast import distributed
 from kontrast.kernels import RowStatistics, merge, row_statistics, softplus_sums
-from kontrast.kernels.covariance import whiten
 from kontrast.kernels.links import link_statistics
 from kontrast.kernels.log_add_exp import log_add_exp
 from kontrast.kernels.row_statistics import Scale, StatisticsOptions, as_list
@@ -24,7 +23,6 @@ from kontrast.kernels.stored_batch import StoredBatchFunction, fits_stored_batch
 from kontrast.kernels.symmetry import asymmetry
 from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
 from kontrast.kernels.view_links import ALL, SAME, Link, image_indices, kind_of_links
-from kontrast.objectives.arguments import check_ridge
 from kontrast.objectives.cached_value import cached
 from kontrast.objectives.inputs import Inputs, may_read_values
 from kontrast.objectives.link_rows import links_per_query, select_rows, stack
@@ -46,7 +44,7 @@ class Pairs:
         self.given, self.labels = inputs, inputs.labels
         self._inputs, self._normalize = inputs, normalize
         self._everyone: tuple[Tensor, Tensor] | None = None  # z and k of all ranks, once they have been gathered
-        self._places: dict[Link, Link] = {}  # after whitening by link: the indices of a link's views in z and k
+        self._places: dict[Link, Link] = {}  # the indices of a link's views in z and k, if each link has its own
 
     # Rows
 
@@ -72,10 +70,18 @@ class Pairs:
     @cached
     def _rows(self) -> UnitRows:
         """Anchors and keys in the type of the kernels, and the similarities of each image's views."""
+        if self._places:
+            k = self.k.unbind()
+            similarities = (self.z * torch.stack([k[w] for _, w in self._places.values()])).sum(-1)
+            return UnitRows(self.z, self.k if self.teacher else None, similarities)
         return unit_rows(self._inputs.z, self._inputs.keys, normalize=self._normalize)
 
-    def replace_rows(self, z: Tensor, k: Tensor) -> None:
-        """Use other anchors and keys from now on, as they are; without a teacher k is z."""
+    def replace_rows(self, z: Tensor, k: Tensor, places: dict[Link, Link] | None = None) -> None:
+        """Use other anchors and keys from now on, as they are; without a teacher k is z.
+
+        With `places`, each link has views of its own in z and k, at these indices, in the order of the links.
+        """
+        self._places = self._places if places is None else places
         self.z, self.k = z, k if self.teacher else z
         self._inputs = self._inputs._replace(z=z, keys=k if self.teacher else None)
         self._normalize = False
@@ -95,6 +101,11 @@ class Pairs:
     def one_way_links(self, symmetric: bool = False) -> list[Link]:
         """Return each pair of views once, the earlier one as the query; all links if `symmetric` or with a teacher."""
         return self.links if symmetric or self.teacher else [(v, w) for v, w in self.links if v < w]
+
+    @property
+    def paired(self) -> bool:
+        """Whether each link has views of its own in z and k."""
+        return bool(self._places)
 
     def place(self, link: Link) -> Link:
         """Return the indices into z and k of the two views of a link."""
@@ -120,6 +131,8 @@ class Pairs:
 
     def _pair(self, v: int, w: int) -> int:
         """Return the index of two views among the similarities."""
+        if self._places:
+            return v
         if self.teacher:
             return v * len(self._rows.keys) + w  # type: ignore[arg-type]
         low, high = min(v, w), max(v, w)
@@ -407,42 +420,3 @@ class Pairs:
     def log_mean_exp(self, rows: Tensor) -> Tensor:
         """Return log mean exp over the images of all ranks: [...,B] to [...]."""
         return torch.logsumexp(distributed.gather(rows, dim=-1), dim=-1) - math.log(self.N)
-
-    # Whitening
-
-    @property
-    def pooled_count(self) -> int:
-        """The number of rows, over all ranks, that were whitened together."""
-        return self.N * (2 if self._places else self.V + (self.W if self.teacher else 0))
-
-    def whiten(self, ridge: float, *, absolute: bool = False, detach: bool = False, by_link: bool = False) -> Pairs:
-        """Whiten z and keys in place by the mean and covariance of all their rows, and return the pairs.
-
-        With `by_link` and a teacher, the two views of each link are whitened together instead.
-        """
-        check_ridge(ridge, absolute)
-
-        def white(views: Tensor) -> Tensor:
-            """Whiten the rows of views [...,V,B,D] together, for each index of the leading dimensions."""
-            rows, count, total = views.flatten(-3, -2), views.shape[-3] * self.N, distributed.total
-            return whiten(rows, ridge=ridge, absolute=absolute, detach=detach, count=count, total=total).view_as(views)
-
-        if by_link and self.teacher:
-            links, z, k = self.links, self.z.unbind(), self.k.unbind()
-            self.replace_rows(*white(torch.stack([torch.stack([z[v], k[w]]) for v, w in links])).unbind(1))
-            self._places = {link: (place, place) for place, link in enumerate(links)}
-        elif self.teacher:
-            self.replace_rows(*white(torch.cat([self.z, self.k])).split([self.V, self.W]))
-        else:
-            self.replace_rows(*(white(self.z),) * 2)
-        return self
-
-    def whiten_by_view(self, ridge: float) -> Pairs:
-        """Whiten each view of z and of the keys separately, in place, and return the pairs."""
-        check_ridge(ridge)
-
-        def white(views: Tensor) -> Tensor:
-            return whiten(views, ridge=ridge, count=self.N, total=distributed.total)
-
-        self.replace_rows(*((white(self.z), white(self.k)) if self.teacher else (white(self.z),) * 2))
-        return self

@@ -1,11 +1,12 @@
-"""V query views, N images of all ranks, D width, P links of views.  y [V,B,D] whitened features, similarity [P,B]."""
+"""V query views, N images of all ranks, D width, P links of views.  y [B,D] whitened features, similarity [P,B]."""
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import choice, fixed, weight
+from kontrast.objectives.arguments import choice, fixed, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
+from kontrast.objectives.whitening import whiten_pairs, whitened_count
 
 
 @OBJECTIVES.register("sim-trace")
@@ -14,16 +15,23 @@ class SimTrace(Objective):
 
         loss = -1/N trace( (Z - mu) Sigma^-1 (Z' - mu)^T ) = -1/N sum_i <y_i, y_i'>
 
-    mu and Sigma (unbiased) are those of all views and keys together, so a collapse gains nothing: the loss is -D/2
-    (2N-1)/N plus half the whitened mean squared error. `paper` has a gradient through Sigma and a relative ridge.
-    `mocov3`, the released code, has unit rows, constant mu and Sigma (with keys: of each query view with its key view),
-    and Sigma + ridge I.
+    mu and Sigma (unbiased) are those of the 2N rows of the pair {Z, Z'}, so a collapse gains nothing: the loss is -D/2
+    (2N-1)/N plus half the whitened mean squared error. With keys, or with more than two views, each pair of views has
+    its own; with `pooled`, all views and keys share one. The paper and its released code differ:
+
+        variant   rows                 mu and Sigma         ridge
+        paper     as they are, no L2   with gradient        relative: (1 - ridge) Sigma + ridge tr(Sigma)/D I
+        mocov3    of unit length       constants            absolute: Sigma + ridge I
+
+    `auto` trains with a teacher (keys) as the code does, and without one as the paper says. For the paper's form with a
+    teacher give `variant="paper"`.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
 
     Args:
         ridge: regularizes Sigma, at least 0. None: 1e-3 for `paper`, 0.01 for `mocov3`.
         variant: `paper`, `mocov3`, or `auto`: mocov3 with keys and paper without.
+        pooled: take mu and Sigma over all views and keys, instead of over the two views of each pair.
         scaling: `mean` as above, or `sum`, the paper's text: Sigma a sum and no 1/N, so that |loss| <= D/2.
 
     Shape:
@@ -38,18 +46,22 @@ class SimTrace(Objective):
 
     paper = "UniCLR, equation 3"
 
-    def __init__(self, ridge: float | None = None, *, variant: str = "auto", scaling: str = "mean"):
+    def __init__(
+        self, ridge: float | None = None, *, variant: str = "auto", pooled: bool = False, scaling: str = "mean"
+    ):  # fmt: skip
         super().__init__(normalize=False)
         self.ridge = None if ridge is None else fixed("ridge", weight("ridge", ridge))
         self.variant = choice("variant", variant, ("auto", "paper", "mocov3"))
+        self.pooled = switch("pooled", pooled)
         self.scaling = choice("scaling", scaling, ("mean", "sum"))
 
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3" or (self.variant == "auto" and inputs.keys is not None)
         ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
-        return Pairs(inputs, normalize=code).whiten(ridge, absolute=code, detach=code, by_link=code)
+        pairs = Pairs(inputs, normalize=code)
+        return whiten_pairs(pairs, ridge, absolute=code, detach=code, pooled=self.pooled)
 
     def contrast(self, pairs: Pairs) -> Terms:
         links = pairs.one_way_links()
-        factor = 1.0 if self.scaling == "mean" else pairs.N / (pairs.pooled_count - 1)
+        factor = 1.0 if self.scaling == "mean" else pairs.N / (whitened_count(pairs) - 1)
         return Terms(attraction=-factor * pairs.sum_by_query(pairs.similarity(links), links))

@@ -1,12 +1,13 @@
-"""N images of all ranks, D width.  z [V,B,D] and keys [W,B,D], whitened together."""
+"""N images of all ranks, D width.  z [V,B,D] and keys [W,B,D], of which each pair of views is whitened together."""
 
 from __future__ import annotations
 
-from kontrast.objectives.arguments import Number, choice, fixed, weight
+from kontrast.objectives.arguments import Number, choice, fixed, switch, weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
 from kontrast.objectives.sim_affinity import SimAffinity
+from kontrast.objectives.whitening import whiten_pairs
 
 
 @OBJECTIVES.register("sim-whitening")
@@ -15,10 +16,10 @@ class SimWhitening(SimAffinity):
 
         y = Sigma^(-1/2) (z - mu), of unit length;   A = Y Y'^T / tau;   loss as SimAffinity's
 
-    mu and Sigma are those of all views and keys together, with a relative ridge: (1 - ridge) Sigma + ridge tr(Sigma)/D
-    I. `mocov3`, the released code, normalizes before whitening instead of after, uses Sigma + ridge I (with keys: mu
-    and Sigma of each query view with its key view) and divides A by N. The paper's temperature is 0.5 in table 1 and 1
-    in table 2.
+    mu and Sigma are those of the 2N rows of the pair {Z, Z'}, as in equation 2, with a relative ridge: (1 - ridge)
+    Sigma + ridge tr(Sigma)/D I. With keys, or with more than two views, each pair of views has its own; with `pooled`,
+    all views and keys share one. `mocov3`, the released code, normalizes before whitening instead of after, uses Sigma
+    + ridge I and divides A by N. The paper's temperature is 0.5 in table 1 and 1 in table 2.
 
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
 
@@ -27,6 +28,7 @@ class SimWhitening(SimAffinity):
         symmetry_weight: gamma, weight of the penalty on the asymmetry of A, at least 0.
         ridge: regularizes Sigma, at least 0. None: 1e-3 for `paper`, 0.01 for `mocov3`.
         variant: `paper` or `mocov3`.
+        pooled: take mu and Sigma over all views and keys, instead of over the two views of each pair.
         symmetric: without keys, take the mean of both directions.
         symmetry_on_scaled: penalize A as above. False: penalize Y Y'^T.
         normalize_by_n: divide the norm, which grows with the number N of images, by N.
@@ -46,12 +48,14 @@ class SimWhitening(SimAffinity):
 
     def __init__(
         self, temperature: Number = 0.5, symmetry_weight: Number = 0.01, ridge: float | None = None, *,
-        variant: str = "paper", symmetric: bool = False, symmetry_on_scaled: bool = True, normalize_by_n: bool = False,
+        variant: str = "paper", pooled: bool = False, symmetric: bool = False, symmetry_on_scaled: bool = True,
+        normalize_by_n: bool = False,
     ):  # fmt: skip
         options = {"symmetry_on_scaled": symmetry_on_scaled, "normalize_by_n": normalize_by_n}
         super().__init__(temperature, symmetry_weight, symmetric=symmetric, **options)
         self.ridge = None if ridge is None else fixed("ridge", weight("ridge", ridge))
         self.variant = choice("variant", variant, ("paper", "mocov3"))
+        self.pooled = switch("pooled", pooled)
 
     def scale(self, pairs: Pairs) -> Number:
         return 1 / (self.temperature * (pairs.N if self.variant == "mocov3" else 1))
@@ -59,7 +63,7 @@ class SimWhitening(SimAffinity):
     def pairs(self, inputs: Inputs) -> Pairs:
         code = self.variant == "mocov3"
         ridge = self.ridge if self.ridge is not None else (0.01 if code else 1e-3)
-        pairs = Pairs(inputs, normalize=code).whiten(ridge, absolute=code, by_link=code)
+        pairs = whiten_pairs(Pairs(inputs, normalize=code), ridge, absolute=code, pooled=self.pooled)
         if not code:
             # A row at the mean has no direction: under 1e-6 it counts as zero, other whitened rows are near sqrt(D).
             pairs.normalize(eps=1e-6)

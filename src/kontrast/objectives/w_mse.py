@@ -6,6 +6,7 @@ from kontrast.objectives.arguments import fixed, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.inputs import Inputs
 from kontrast.objectives.pairs import Pairs
+from kontrast.objectives.whitening import whiten_by_view, whiten_pairs
 
 
 @OBJECTIVES.register("w-mse")
@@ -43,7 +44,7 @@ class WMSE(Objective):
 
     def pairs(self, inputs: Inputs) -> Pairs:
         pairs = Pairs(inputs, normalize=False)
-        pairs = pairs.whiten(self.ridge) if self.pooled else pairs.whiten_by_view(self.ridge)
+        pairs = whiten_pairs(pairs, self.ridge, pooled=True) if self.pooled else whiten_by_view(pairs, self.ridge)
         if self.normalize:
             pairs.normalize(eps=1e-6)
         return pairs

@@ -19,7 +19,9 @@ from typing import Any
 from kontrast.config.recipe import parse_toml
 from kontrast.config.recipe_files import recipe_text
 from kontrast.files import write_atomic
+from kontrast.papers.highlights import update_readme
 from kontrast.papers.measure import IMAGES
+from kontrast.papers.paper_items import papers_page
 from kontrast.papers.result_pages import make_pages, markdown_row, write_pages
 from kontrast.papers.results_file import find_entry, finished_runs, metric_values, read_results
 from kontrast.papers.tables import CLAIMS, Table, load_table, table_names
@@ -110,7 +112,7 @@ def variance_over_images(run: dict[str, Any], metric: str, mean: float) -> float
     """
     if metric in run.get("errors", {}):
         return run["errors"][metric] ** 2
-    probe = run["probes"].get("knn" if metric == "knn_area" else metric)
+    probe = run["probes"].get(metric.removesuffix("_area"))
     images = probe["n"] if probe else {"multiplier": IMAGES}.get(metric)
     return mean * (1 - mean) / images if images else None
 
@@ -153,7 +155,8 @@ def judge_comparison(table: Table, tree: dict[str, Any], check: tuple[dict[str, 
         return Judgment(NOT_RUN, f"{text}: {', '.join(absent)} not run")
     known = {name: mean for name, mean in means.items() if mean is not None}
     verdict, difference, half = judge(total, known)
-    factor, unit = (100.0, " points") if metric in (*table.probes, "knn_area") else (1.0, "")
+    share = metric in (*table.probes, "knn_area", "linear_area", "added_feature", "top5")
+    factor, unit = (100.0, " points") if share else (1.0, "")
     spread = f" ± {factor * half:.2g}" if half is not None else " (no interval)"
     seeds = sorted({len(mean.by_seed) for mean in known.values()})
     count = " to ".join(map(str, seeds[:1] + seeds[-1:] if len(seeds) > 1 else seeds))
@@ -212,11 +215,12 @@ def claims_page(out: Path) -> str:
 
 
 def write_docs(out: Path, docs: Path) -> list[Path]:
-    """Write every table's pages and docs/results.md from the JSON files."""
+    """Write every table's pages, docs/results.md, docs/papers.md and the README's table from the JSON files."""
     written: list[Path] = []
     for name in table_names():
         table = load_table(name)
         written += write_pages(out, make_pages(table, read_results(out, table)))
     docs.mkdir(exist_ok=True)
     write_atomic(docs / "results.md", claims_page(out))
-    return [*written, docs / "results.md"]
+    write_atomic(docs / "papers.md", papers_page(out))
+    return [*written, docs / "results.md", docs / "papers.md", *update_readme(docs.parent / "README.md", out)]

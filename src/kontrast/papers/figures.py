@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Callable
 
+from kontrast.lens.measures import BATCH
 from kontrast.papers.line_chart import Line, line_chart
 from kontrast.papers.results_file import Record, metric_values
 from kontrast.papers.tables import Table, TableCell
 
 Runs = Callable[[TableCell], list[Record]]  # the finished runs of a cell
 MIN_POINTS = 2  # a single point shows nothing that the table does not
-HISTOGRAMS = {"cosine_histogram": "cosine of views", "variance_histogram": "variance of views"}
+HISTOGRAMS = {"cosine_histogram": "cosine of views", "variance_histogram": "variance of views",
+              "projection_histogram": "first random projection"}  # fmt: skip
 
 
 def draw_figures(table: Table, runs: Runs, curves: dict[str, tuple[str, float, str]]) -> dict[str, str]:
     """File names and SVG texts of all figures. curves: title, factor and format by name of the curve."""
-    figures = {}
+    figures: dict[str, str] = {}
     for name, (title, factor, _) in curves.items():
+        if name.startswith("conditional_entropy"):
+            figures |= entropy_figures(table, runs, name, title)
+            continue
         lines = [curve_line(table, cell, runs(cell), name, factor) for cell in table.run_cells]
         drawn = [line for line in lines if len(line.points) >= MIN_POINTS]
         if drawn:
@@ -32,6 +38,25 @@ def draw_figures(table: Table, runs: Runs, curves: dict[str, tuple[str, float, s
         dashed = "; dashed: the numbers under `paper`" if any(line.reference for line in lines) else ""
         name = f"{table.name}-{re.sub(r'[^a-z]+', '', swept.lower()) or 'sweep'}.svg"
         figures[name] = line_chart(f"Accuracy by {swept}, {table.probes[0]}{dashed}", swept, lines, "%", exact=True)
+    return figures
+
+
+def entropy_figures(table: Table, runs: Runs, curve: str, title: str) -> dict[str, str]:
+    """One figure per group, since its methods are compared on the same images, with the largest possible entropy."""
+    figures = {}
+    for group, name in table.groups.items():
+        lines = [
+            Line(cell.label, curve_line(table, cell, runs(cell), curve, 1.0).points)
+            for cell in table.cells
+            if cell.group == group
+        ]
+        drawn = [line for line in lines if len(line.points) >= MIN_POINTS]
+        if drawn:
+            epochs = [epoch for line in drawn for epoch, _ in line.points]
+            most = math.log(BATCH - 1)
+            limit = Line(f"the most that is possible, ln({BATCH - 1})", (), [(min(epochs), most), (max(epochs), most)])
+            file = f"{table.name}-{curve.replace('_', '-')}-{group}.svg"
+            figures[file] = line_chart(f"{title}: {name}", "epoch", [*drawn, limit])
     return figures
 
 

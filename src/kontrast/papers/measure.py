@@ -11,19 +11,22 @@ from torch import Tensor
 from kontrast.files import read_json_lines
 from kontrast.lens import plots
 from kontrast.lens.measures import coupling
+from kontrast.lens.normality import normality, random_projections
 from kontrast.probes import PROTOCOLS, extract_features
 from kontrast.runs.cropped_features import CROPS, CroppedFeatures
 from kontrast.runs.lens import encode_views, lens_images, project_views
 from kontrast.runs.probe import PROBES, Sets, probe_arguments
 from kontrast.runs.run import Run
 from kontrast.runs.snapshots import snapshots
+from kontrast.studies.audit.retained_features import probe_added_feature
 from kontrast.studies.cells import probe_numbers
 from kontrast.training.build import views_of
 from kontrast.training.progress import Progress
 from kontrast.training.resolve import temperature_of
 
 IMAGES, AUGMENTATIONS, BINS, MOMENTS = 2048, 32, 40, 32
-CURVES = ("knn", "effective_rank", "conditional_entropy")
+POSITIVE_IMAGES = 32_768  # JCL, appendix E
+CURVES = ("knn", "effective_rank", "conditional_entropy", "conditional_entropy_own")
 
 
 def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[str, dict[str, Any]]:
@@ -68,18 +71,60 @@ def multiplier(run: Run, device: torch.device, say: Callable[[str], None]) -> Me
 
 
 def positives(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
-    """Cosine and variance of the augmentations of each image, with their histograms (JCL, figure 3)."""
-    shown, views = lens_images(run, IMAGES), views_of(run.recipe, AUGMENTATIONS)
+    """Cosine and variance of the augmentations of each training image, with their histograms (JCL, figure 3)."""
+    shown, views = run.data("train").first(POSITIVE_IMAGES), views_of(run.recipe, AUGMENTATIONS)
     student = snapshots(run, 2, device, say)[0][-1].student
     with Progress("augmentations", len(shown) * AUGMENTATIONS) as bar:
         found = encode_views(run, student, shown, views, device, bar).positives
     drawn = {"cosine_histogram": histogram(found.cosine), "variance_histogram": histogram(found.variance)}
-    return {"positive_cosine": found.cosine, "positive_variance": found.variance}, drawn
+    numbers = {"positive_cosine": found.cosine, "positive_variance": found.variance}
+    return numbers | {"positive_images": torch.tensor([float(len(shown))])}, drawn
 
 
-def mean_and_error(values: Tensor) -> tuple[float, float]:
-    """The mean over images and its standard error."""
-    return values.mean().item(), (values.double().std() / len(values) ** 0.5).item()
+def added_feature(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """Accuracy of linear probes of the added bits, or of the overlaid digit (GCL, figures 5 and 6)."""
+    encoder, transform, parts = run.encoder(device), run.transform(), (run.data("train"), run.data("test"))
+    fit, held = (extract_features(encoder, part, transform, device=device) for part in parts)
+    found = probe_added_feature(fit, parts[0], held, parts[1])
+    return {} if found is None else {"added_feature": torch.tensor([found])}, {}
+
+
+def projections(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """Distance of random projections of the test images to a normal distribution, and the first's histogram (GCL,
+    figure 3)."""
+    student = snapshots(run, 2, device, say)[0][-1].student
+    z = extract_features(student, lens_images(run, POSITIVE_IMAGES), run.transform(), device=device)
+    projected = random_projections(z)
+    return {"projection_distance": normality(projected).distance}, {"projection_histogram": histogram(projected[:, 0])}
+
+
+def linear_by_epoch(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """Linear accuracy at every saved checkpoint (CACR, figure 10)."""
+    (train, test), transform, curve = (run.data("train"), run.data("test")), run.transform(), []
+    for moment in snapshots(run, MOMENTS, device, say)[0]:
+        encoder = moment.student.encoder
+        fit, held = (extract_features(encoder, part, transform, device=device).to(device) for part in (train, test))
+        curve.append((moment.time, PROBES["linear"](fit, train.labels, held, test.labels).accuracy))
+    return {}, {"linear": curve}
+
+
+def training_loss(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """The mean loss over the last tenth of the training (GCL, figure C.2)."""
+    losses = [line["loss"] for line in read_json_lines(run.path / "metrics.jsonl") if "loss" in line]
+    return {"training_loss": torch.tensor(losses[-max(1, len(losses) // 10) :])}, {}
+
+
+def step_time(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """The median time of a training step (CACR, tables 14 and 17)."""
+    rates = [line["images_per_second"] for line in read_json_lines(run.path / "speed.jsonl")]
+    known = [run.recipe.training.batch / rate for rate in rates if rate]
+    return {"step_milliseconds": 1000 * torch.tensor(known).median()[None]} if known else {}, {}
+
+
+def mean_and_error(values: Tensor) -> tuple[float, float | None]:
+    """The mean over images and its standard error; None if there is one value."""
+    error = (values.double().std() / len(values) ** 0.5).item() if len(values) > 1 else None
+    return values.mean().item(), error
 
 
 def histogram(values: Tensor) -> list[tuple[float, float]]:
@@ -88,4 +133,12 @@ def histogram(values: Tensor) -> list[tuple[float, float]]:
     return list(zip(middles.tolist(), shares.tolist()))
 
 
-MEASURES: dict[str, Callable[..., Measured]] = {"multiplier": multiplier, "positives": positives}
+MEASURES: dict[str, Callable[..., Measured]] = {
+    "multiplier": multiplier,
+    "positives": positives,
+    "added_feature": added_feature,
+    "projections": projections,
+    "linear_by_epoch": linear_by_epoch,
+    "training_loss": training_loss,
+    "step_time": step_time,
+}

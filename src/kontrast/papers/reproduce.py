@@ -27,7 +27,7 @@ from kontrast.papers.tables import Table, TableCell, load_table, relevant_settin
 from kontrast.registry import nearest
 from kontrast.runs.probe import PROBES
 from kontrast.studies.audit.audit import train_and_probe
-from kontrast.studies.audit.baselines import AUTOENCODERS
+from kontrast.studies.audit.baselines import BASELINES, UNTRAINED
 from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run
 from kontrast.studies.text_tables import aligned, terminal_width
 from kontrast.training import checkpoints
@@ -155,8 +155,9 @@ class TableRunner(CellRunner):
     def plan(self, row: TableCell, seed: int) -> TableRun:
         """Prepare and check one run before the first one trains."""
         try:
-            source = self.table.recipe(row, self.overrides).data.source
-            recipe = self.table.recipe(row, [*self.overrides, f"seed={seed}", *find_data(source, self.data)])
+            asked = self.table.recipe(row, self.overrides).data
+            source, place = asked.source, find_data(asked.source, self.data, digits=bool(asked.overlay_digits))
+            recipe = self.table.recipe(row, [*self.overrides, f"seed={seed}", *place])
             changed = self.table.changed_settings(row, self.overrides)
             check_options(recipe, build_objective(recipe))
             if recipe.training.epochs < 1:
@@ -207,7 +208,7 @@ class TableRunner(CellRunner):
         on = choose_device(self.device)
         facts = {"seed": cell.seed, **checkpoints.versions(), "device": describe_device(on), "at_once": runs_at_once()}
         facts["precision"] = str(precision(cell.recipe.training.precision, on)).removeprefix("torch.")
-        measured = self.measure_autoencoder(cell) if cell.row.learner in AUTOENCODERS else self.measure_run(cell, on)
+        measured = self.measure_baseline(cell) if cell.row.learner in BASELINES else self.measure_run(cell, on)
         return {**facts, "finished": timestamp(), **measured}
 
     def measure_run(self, cell: TableRun, device: torch.device) -> Record:
@@ -221,21 +222,25 @@ class TableRunner(CellRunner):
         for name in self.table.measures:
             measured, more_curves = MEASURES[name](run, device, self.say)
             for number, values in measured.items():
-                numbers[number], errors[number] = mean_and_error(values)
+                numbers[number], error = mean_and_error(values)
+                errors |= {} if error is None else {number: error}
             curves |= more_curves
-        if "best" in probes[self.table.probes[0]]:
-            numbers["best_epoch"] = probes[self.table.probes[0]]["best"]
-        if curves.get("knn"):
-            numbers["knn_area"] = sum(value for _, value in curves["knn"]) / len(curves["knn"])
+        first = probes[self.table.probes[0]]
+        numbers |= {number: first[key] for number, key in (("top5", "top5"), ("best_epoch", "best")) if key in first}
+        for name in ("knn", "linear"):
+            if curves.get(name):
+                numbers[f"{name}_area"] = sum(value for _, value in curves[name]) / len(curves[name])
         facts = {key: info[key] for key in ("device", "precision", "seconds", "steps")}
         facts |= {"epochs": read_json_lines(run.path / "metrics.jsonl")[-1]["epoch"], "images": info["data"]["images"]}
         facts["probe_seconds"] = time.monotonic() - start
         return {**facts, "probes": probes, "numbers": numbers, "errors": errors, "curves": curves}
 
-    def measure_autoencoder(self, cell: TableRun) -> Record:
-        """Train the audit's autoencoder on the cell's images. It is short and therefore not resumed."""
+    def measure_baseline(self, cell: TableRun) -> Record:
+        """Train one of the audit's baselines on the cell's images. It is short and therefore not resumed."""
         start = time.monotonic()
         found = train_and_probe(cell, cell.row.learner, self.device)
         probe = {key: found[key] for key in ("accuracy", "low", "high", "n")}
-        facts = {"seconds": time.monotonic() - start, "epochs": cell.recipe.training.epochs, "precision": "float32"}
-        return {**facts, "probes": {"linear": probe}, "numbers": {}, "curves": {}}
+        epochs = 0 if cell.row.learner == UNTRAINED else cell.recipe.training.epochs
+        facts = {"seconds": time.monotonic() - start, "epochs": epochs, "precision": "float32"}
+        numbers = {} if found["injected"] is None else {"added_feature": found["injected"]}
+        return {**facts, "probes": {"linear": probe}, "numbers": numbers, "curves": {}}

@@ -30,18 +30,28 @@ EXPLANATION = (
 CURVES = {
     "knn": ("kNN accuracy by epoch, first seed", 100.0, ".1f"),
     "multiplier": ("Mean multiplier by epoch, first seed", 1.0, ".3f"),
+    "linear": ("Linear accuracy (logistic regression) by epoch, first seed", 100.0, ".1f"),
+    "conditional_entropy": ("Conditional entropy H(X⁻|X) at t⁻ = 2 by epoch, first seed", 1.0, ".3f"),
+    "conditional_entropy_own": ("Conditional entropy H(X⁻|X) at each run's own t⁻ by epoch, first seed", 1.0, ".3f"),
 }
 NUMBERS = {
+    "top5": ("top-5", 100.0, ".2f"),
     "best_epoch": ("the classifier's best epoch", 100.0, ".2f"),
     "multiplier": ("multiplier", 1.0, ".3f"),
     "positive_cosine": ("cosine of views", 1.0, ".3f"),
     "positive_variance": ("variance of views", 1.0, ".2e"),
+    "positive_images": ("images", 1.0, ",.0f"),
+    "added_feature": ("the added feature, linear", 100.0, ".2f"),
+    "projection_distance": ("distance of projections to a normal distribution", 1.0, ".3f"),
+    "training_loss": ("training loss", 1.0, ".3f"),
+    "step_milliseconds": ("ms per step", 1.0, ".2f"),
 }
 
 
 def make_pages(table: Table, tree: Record) -> dict[str, str]:
     """File names and contents of TABLE.md and of the figures in it."""
-    figures = draw_figures(table, lambda cell: finished_runs(find_entry(tree, cell, {})), CURVES)
+    drawn = {name: CURVES[name] for name in table.curves}
+    figures = draw_figures(table, lambda cell: finished_runs(find_entry(tree, cell, {})), drawn)
     return {f"{table.name}.md": markdown(table, tree, list(figures)), **figures}
 
 
@@ -66,8 +76,8 @@ def markdown(table: Table, tree: Record, figures: list[str]) -> str:
         changed += [(changed_label(table, cell, entry), cell, entry) for entry in others]
     if changed:
         lines += ["## With other settings", "", *table_lines(table, changed), ""]
-    for curve, (title, factor, form) in CURVES.items():
-        lines += curve_table(table, tree, curve, title, factor, form)
+    for curve in table.curves:
+        lines += curve_table(table, tree, curve, *CURVES[curve])
     lines += failure_lines(tree)
     return "\n".join(lines).rstrip() + "\n"
 

@@ -71,9 +71,10 @@ def finished_runs(entry: Record | None) -> list[Record]:
 
 
 def metric_values(runs: list[Record], metric: str) -> list[float]:
-    """A probe's accuracy, or another measured number, for each run that has it."""
+    """A probe's accuracy, another measured number, or the end of a curve over epochs, for each run that has it."""
     found = [run["probes"][metric]["accuracy"] for run in runs if metric in run["probes"]]
-    return found or [run["numbers"][metric] for run in runs if metric in run["numbers"]]
+    found = found or [run["numbers"][metric] for run in runs if metric in run["numbers"]]
+    return found or [run["curves"][metric][-1][1] for run in runs if run["curves"].get(metric)]
 
 
 def refuse_other_settings(path: Path, entry: Record, settings: Record, data: str | None = None) -> None:

@@ -12,6 +12,7 @@ from kontrast.config.recipe import toml_value
 from kontrast.data import ImageSet
 from kontrast.data.listing import cache_home
 from kontrast.data.named_sets import data_root
+from kontrast.data.paths import describe_source
 from kontrast.errors import DataError
 from kontrast.files import atomic_folder, disk_faults
 
@@ -23,10 +24,19 @@ ORIGINALS = {
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "digits": "the embedded digits"}
 
 
-def find_data(source: str, root: str | None) -> list[str]:
-    """Overrides with the place of a recipe's named set; none for data that need not be found."""
+def find_data(source: str, root: str | None, digits: bool = False) -> list[str]:
+    """Overrides with the place of a recipe's named set; none for data that need not be found.
+
+    With `digits`, MNIST is drawn over the images and must be found too.
+    """
+    if digits:
+        found = find_data(source, root)
+        return (
+            found if any(text.startswith("data.root=") for text in found) else [*found, *find_data("mnist", root)[1:]]
+        )
     if source not in ORIGINALS:
-        return []
+        named = root and describe_source(source).kind == "named"
+        return [f"data.root={toml_value(root)}"] if named else []
     places = [Path(root)] if root else [data_root(), SHARED_DATA]
     for place in places:
         if any(next(place.glob(pattern), None) for pattern in ORIGINALS[source]):

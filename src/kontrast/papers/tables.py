@@ -19,13 +19,14 @@ from kontrast.errors import UsageError
 from kontrast.registry import nearest
 
 FOLDER = Path(__file__).parent
-CLAIMS = FOLDER / "claims.toml"
+CLAIMS, ITEMS = FOLDER / "claims.toml", FOLDER / "items.toml"
 IRRELEVANT_SETTINGS = (
     "title", "seed", "data.source", "data.root", "data.resident", "data.pack", "data.max_bad", "data.follow_links",
     "training.compile", "training.log_every", "evaluation.", "checkpoints.",
 )  # fmt: skip
 """Settings in which two runs of a cell may differ: the seed, the place of the images, what is logged and saved."""
-LEARNERS = ("", "VAE", "VAE-pixels")
+LEARNERS = ("", "VAE", "VAE-pixels", "supervised", "untrained")
+CURVES = ("knn", "multiplier")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class TableCell:
     overrides: tuple[str, ...] = ()
     paper: float | None = None
     where: str = ""
-    learner: str = ""  # VAE or VAE-pixels: the audit's autoencoders on the recipe's images; empty: the recipe itself
+    learner: str = ""  # a baseline of the audit, with the recipe's encoder, images and steps; empty: the recipe itself
     same_as: str = ""  # a cell of another group with the same settings, whose runs this one shows
 
     @property
@@ -58,6 +59,7 @@ class Table:
     probes: tuple[str, ...]  # names of probes, the paper's own first
     settings: tuple[str, ...]
     measures: tuple[str, ...]  # names of other measurements
+    curves: tuple[str, ...]  # names of the curves over epochs that are drawn and printed
     groups: dict[str, str]  # names and titles
     cells: tuple[TableCell, ...]
     origin: str = ""  # the name or file that the user gave
@@ -86,7 +88,7 @@ class Table:
 
 
 def table_names() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.toml") if path != CLAIMS)
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if path not in (CLAIMS, ITEMS))
 
 
 def load_table(name: str) -> Table:
@@ -103,7 +105,8 @@ def read_table(name: str, tree: dict[str, Any], origin: str) -> Table:
     try:
         table = Table(
             name, tree["title"], tree["paper"], tree["about"], tuple(tree["probes"]), tuple(tree["settings"]),
-            tuple(tree.get("measures", ())), {g["name"]: g["title"] for g in tree["groups"]},
+            tuple(tree.get("measures", ())), tuple(tree.get("curves", CURVES)),
+            {g["name"]: g["title"] for g in tree["groups"]},
             tuple(cell for group in tree["groups"] for cell in group_cells(group)), origin,
         )  # fmt: skip
         mistake = next(chain(grid_mistakes(tree["groups"]), table_mistakes(table)), "")
@@ -138,7 +141,7 @@ def table_mistakes(table: Table) -> Iterator[str]:
     runs = {cell.name: cell for cell in table.run_cells}
     for cell in table.cells:
         if cell.learner not in LEARNERS:
-            yield f"has a cell {cell.name!r} with learner {cell.learner!r}; allowed: VAE, VAE-pixels, or none"
+            yield f"has a cell {cell.name!r} with learner {cell.learner!r}; allowed: {', '.join(LEARNERS[1:])}, or none"
         if cell.same_as and cell.same_as not in runs:
             yield f"has a cell {cell.name!r} that is the same as {cell.same_as!r}, which does not exist"
         elif cell.same_as:
@@ -184,6 +187,6 @@ def differing_keys(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def relevant_settings(recipe: Recipe, learner: str = "") -> dict[str, Any]:
-    """The flat recipe without settings that don't change the result; autoencoders also ignore the objective."""
+    """The flat recipe without settings that don't change the result; baselines also ignore the objective."""
     ignored = (*IRRELEVANT_SETTINGS, "objective.") if learner else IRRELEVANT_SETTINGS
     return {key: value for key, value in flat(to_tree(recipe)).items() if not key.startswith(ignored)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean as mean
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def few_shot(
         shots: train images per class, default 5.
         seeds: one draw of train images per seed, default three.
         probe: the probe to train, called as probe(train, labels, test, labels, seed=...). Default: `logistic`. To
-            fine-tune, pass `functools.partial(finetune, encoder)` and images instead of features.
+            fine-tune, pass `functools.partial(finetune, encoder)`, and images or an image set instead of features.
         classes: names of the labels, for an error message.
 
     Returns:
@@ -80,12 +81,21 @@ def few_shot(
     runs, train_labels = [], torch.as_tensor(train_labels)
     for seed in seeds:
         rows = few_per_class(train_labels, shots, seed, classes)
-        runs.append(probe(train[rows], train_labels[rows], test, test_labels, seed=seed))
+        few = train.subset(rows) if hasattr(train, "subset") else train[rows]
+        runs.append(probe(few, train_labels[rows], test, test_labels, seed=seed))
     values = [r.accuracy for r in runs]
     protocol = {"shots": shots, "seeds": list(seeds), "probe": runs[0].probe, **runs[0].protocol}
     interval, extra = within_one(over_seeds(values)), {"accuracies": values}
     if interval is None:
         note = "one seed: no interval over seeds"
         return replace(runs[0], probe="few-shot", protocol=protocol, note=note, extra=extra)
-    mean = sum(values) / len(values)
-    return ProbeResult("few-shot", mean, *interval, runs[0].n, protocol, seeds[0], over="seeds", extra=extra)
+    fives = [run.top5 for run in runs if run.top5 is not None]
+    per_class = [
+        {**rows[0], "accuracy": mean([row["accuracy"] for row in rows])}
+        for rows in zip(*(run.per_class for run in runs))
+    ]
+    return ProbeResult(
+        "few-shot", mean(values), *interval, runs[0].n, protocol, seeds[0], over="seeds", extra=extra,
+        top5=mean(fives) if fives else None, mean_per_class=mean([row["accuracy"] for row in per_class]),
+        per_class=per_class,
+    )  # fmt: skip

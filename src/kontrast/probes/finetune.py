@@ -1,18 +1,31 @@
-"""Fine-tuning: train a copy of the encoder together with a linear classifier."""
+"""Fine-tuning: train a copy of the encoder together with a linear classifier.
+
+N train images, T test images, C classes.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from kontrast.optim import build_optimizer, cosine_decay
+from kontrast.errors import DataError
 from kontrast.probes.extract import encoder_input, extract_features
-from kontrast.probes.result import ProbeResult, check_labels, count_classes, result
+from kontrast.probes.finetuning_protocols import DECAYS, RATES, FineTuning, fine_tuning_named
+from kontrast.probes.layer_decay import build_optimizers
+from kontrast.probes.mixed_images import mix_images
+from kontrast.probes.result import ProbeResult, check_labels, count_classes, predictions, result
+
+HELD_OUT = 5  # a search holds one in this many train images out
+Augment = Callable[[int, Tensor, Tensor, Tensor | None], Tensor]
+"""augment(epoch, rows [B], uint8 images, their sizes) -> the encoder's input [B,C,h,w], new in every epoch."""
 
 
 def finetune(
@@ -22,15 +35,20 @@ def finetune(
     test: Any,
     test_labels: Tensor,
     *,
-    epochs: int = 50,
-    batch: int = 64,
-    lr: float = 0.01,
-    weight_decay: float = 0.0,
+    protocol: str | FineTuning = "sgd",
+    epochs: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    weight_decay: float | None = None,
     transform: Callable[..., Any] | None = None,
+    augment: Augment | None = None,
+    search: bool = False,
+    rates: Sequence[float] = RATES,
+    decays: Sequence[float] = DECAYS,
     advance: Callable[[int], None] | None = None,
     seed: int = 0,
 ) -> ProbeResult:
-    """Train a copy of the encoder and a zero-initialized linear layer with Nesterov SGD; report the last epoch.
+    """Train a copy of the encoder and a zero-initialized linear layer; report the last epoch.
 
     Args:
         encoder: network with the attribute `width`; it is not changed.
@@ -38,13 +56,19 @@ def finetune(
         train_labels: integers [N].
         test: test images, uint8 [T,C,H,W] or an image set.
         test_labels: integers [T].
-        epochs: passes over the train images, default 50.
-        batch: images per step, default 64. A last batch of one image is skipped, because batch norm needs two.
-        lr: peak learning rate, default 0.01; it follows a cosine to zero.
-        weight_decay: weight decay of all parameters.
+        protocol: a name in `FINE_TUNING` or a `FineTuning`, default "sgd": Nesterov SGD with a cosine.
+        epochs: passes over the train images; default: the protocol's.
+        batch: images per step; default: the protocol's, or N if that is less. A last batch of one image is skipped,
+            because batch norm needs two.
+        lr: peak learning rate; default: the protocol's.
+        weight_decay: weight decay; default: the protocol's.
         transform: maps uint8 images to the encoder's input, as in `extract_features`.
+        augment: makes the encoder's input for training, new in every epoch. Default: `transform`.
+        search: choose learning rate and weight decay on a held-out fifth of train; then train on all of it.
+        rates: the multiples of `lr` that a search tries, default 0.1, 1 and 10.
+        decays: the weight decays that a search tries, default 0, 1e-4 and 0.05.
         advance: called with the number of images of each step, for progress bars.
-        seed: seed of the order of the images.
+        seed: seed of the order of the images, of mixing and of the held-out images.
 
     Example:
         >>> from kontrast.networks import encoder
@@ -55,24 +79,96 @@ def finetune(
     """
     train_labels = check_labels("train", len(train), train_labels)
     test_labels = check_labels("test", len(test), test_labels)
-    device = next(encoder.parameters()).device
-    network = add_classifier(encoder, count_classes(train_labels, test_labels), device)
-    optimizer = build_optimizer(network, "sgd", nesterov=True, weight_decay=weight_decay)
+    given: dict[str, Any] = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay}
+    settings = replace(fine_tuning_named(protocol), **{key: value for key, value in given.items() if value is not None})
+    settings = replace(settings, batch=min(settings.batch, len(train)))
+    job = _FineTuning(encoder, count_classes(train_labels, test_labels), transform, augment, advance, seed)
+    found: dict[str, Any] = {}
+    if search:
+        settings, found["searched"] = job.search(settings, train, train_labels, rates, decays)
+    scores = job.scores(settings, train, train_labels, test)
+    described = asdict(settings) | {"augmented": augment is not None} | found
+    return result("fine-tune", predictions(scores, test_labels.cpu()), described, seed)
+
+
+class _FineTuning:
+    """Trains copies of one encoder with different settings."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        classes: int,
+        transform: Callable[..., Any] | None,
+        augment: Augment | None,
+        advance: Callable[[int], None] | None,
+        seed: int,
+    ):
+        self.encoder, self.classes, self.transform, self.augment = encoder, classes, transform, augment
+        self.advance, self.seed, self.device = advance, seed, next(encoder.parameters()).device
+
+    def scores(self, settings: FineTuning, train: Any, labels: Tensor, test: Any) -> Tensor:
+        """Train with these settings and return the scores of the test images [T,C]."""
+        network = add_classifier(self.encoder, self.classes, self.device)
+        optimizers = build_optimizers(network, settings)
+        generator, draws = torch.Generator().manual_seed(self.seed), np.random.default_rng(self.seed)
+        for epoch in range(settings.epochs):
+            order = torch.randperm(len(train), generator=generator)
+            batches = [rows for rows in order.split(settings.batch) if len(rows) > 1]
+            for i, rows in enumerate(batches):
+                x = self._train_input(train, rows, epoch)
+                y = labels[rows].to(self.device)
+                x, targets = mix_images(x, y, self.classes, settings.mixup, settings.cutmix, draws)
+                loss = cross_entropy(network(x), targets, label_smoothing=settings.smoothing)
+                for optimizer, _ in optimizers:
+                    optimizer.zero_grad()
+                loss.backward()
+                for optimizer, factor in optimizers:
+                    optimizer.lr = factor * settings.rate(epoch + i / len(batches))
+                    optimizer.step()
+                if self.advance:
+                    self.advance(len(rows))
+        return extract_features(network, test, self.transform, device=self.device)
+
+    def _train_input(self, train: Any, rows: Tensor, epoch: int) -> Tensor:
+        images, sizes = load_batch(train, rows, self.device)
+        if self.augment is not None:
+            return self.augment(epoch, rows.to(self.device), images, sizes)
+        return encoder_input(self.transform, rows.to(self.device), images, sizes)
+
+    def search(
+        self, settings: FineTuning, train: Any, labels: Tensor, rates: Sequence[float], decays: Sequence[float]
+    ) -> tuple[FineTuning, list[dict[str, float]]]:
+        """Return the settings that are best on held-out train images, the gentlest of equals, and all accuracies."""
+        fitted, held = split_train(labels, self.seed)
+        tried = []
+        for rate, decay in itertools.product(sorted(rates), sorted(decays, reverse=True)):
+            candidate = replace(settings, lr=rate * settings.lr, weight_decay=decay)
+            candidate = replace(candidate, batch=min(candidate.batch, len(fitted)))
+            scores = self.scores(candidate, rows_of(train, fitted), labels[fitted], rows_of(train, held))
+            accuracy = float((scores.argmax(1) == labels[held].cpu()).double().mean())
+            tried.append({"lr": candidate.lr, "weight_decay": decay, "held_out": accuracy})
+        best = max(tried, key=lambda one: one["held_out"])  # the first of equals: the smallest rate, the largest decay
+        return replace(settings, lr=best["lr"], weight_decay=best["weight_decay"]), tried
+
+
+def split_train(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the rows to fit and a fifth of each class to hold out; classes of one image are fitted only."""
     generator = torch.Generator().manual_seed(seed)
-    for epoch in range(epochs):
-        batches = [r for r in torch.randperm(len(train), generator=generator).split(batch) if len(r) > 1]
-        for i, rows in enumerate(batches):
-            images, sizes = load_batch(train, rows, device)
-            scores = network(encoder_input(transform, rows.to(device), images, sizes))
-            optimizer.zero_grad()
-            cross_entropy(scores, train_labels[rows].to(device)).backward()
-            optimizer.lr = cosine_decay(lr, epoch + i / len(batches), epochs)
-            optimizer.step()
-            if advance:
-                advance(len(rows))
-    scores = extract_features(network, test, transform, device=device)
-    protocol = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "optimizer": "sgd, nesterov"}
-    return result("fine-tune", scores.argmax(1) == test_labels.cpu(), protocol, seed)
+    fitted, held = [], []
+    for label in torch.unique(labels).tolist():
+        rows = (labels.cpu() == label).nonzero()[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        count = max(1, len(rows) // HELD_OUT) if len(rows) > 1 else 0
+        fitted.append(rows[count:])
+        held.append(rows[:count])
+    if not sum(map(len, held)):
+        raise DataError("a search of the learning rate needs two train images of a class; add images or don't search")
+    return torch.cat(fitted), torch.cat(held)
+
+
+def rows_of(images: Any, rows: Tensor) -> Any:
+    """Return these images of a tensor or an image set."""
+    return images.subset(rows) if hasattr(images, "subset") else images[rows]
 
 
 def load_batch(images: Any, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:

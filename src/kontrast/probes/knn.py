@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kontrast.errors import UsageError
-from kontrast.probes.result import ProbeResult, check_features, result
+from kontrast.probes.result import ProbeResult, check_features, join_predictions, predictions, result
 
 ROWS, QUERIES = 16_384, 1_024
 
@@ -89,8 +89,9 @@ def knn(
     if k > len(train):
         note, k = f"k = {k} exceeds the {len(train)} train images: using k = {len(train) - 1}", len(train) - 1
     queries = normalize(test, dim=1)
-    correct = []
+    parts = []
     for q, labels in zip(queries.split(QUERIES), test_labels.split(QUERIES)):
         s, j = nearest_rows(q, train, k, cosine=True)
-        correct.append(votes(s, train_labels[j], temperature, classes).argmax(1) == labels)
-    return result("knn", torch.cat(correct), {"k": k, "temperature": temperature}, seed, note)
+        scores = votes(s, train_labels[j], temperature, classes)
+        parts.append(predictions(scores.masked_fill(scores == 0, -torch.inf), labels))  # no votes, no prediction
+    return result("knn", join_predictions(parts), {"k": k, "temperature": temperature}, seed, note)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kontrast.errors import UsageError
 from kontrast.optim import Optimizer, build_optimizer, cosine_decay
-from kontrast.probes.result import ProbeResult, check_features, check_split, result
+from kontrast.probes.result import ProbeResult, check_features, check_split, predictions, result
 from kontrast.registry import nearest
 
 
@@ -134,12 +134,15 @@ def linear(
         if features_of_epoch:
             x = check_split("augmented train", features_of_epoch(epoch).to(train.device), y)[0].float()
         train_epoch(x, y, classifier, optimizer, protocol, epoch, generator)
-        correct = predict(classifier, test) == test_labels
-        accuracies.append(correct.double().mean())  # read at the end, so that no epoch waits for the device
+        scores = classify(classifier, test)
+        accuracies.append(
+            (scores.argmax(1) == test_labels).double().mean()
+        )  # read at the end, so that no epoch waits for the device
     curve = torch.stack(accuracies).tolist()
     best = max(range(len(curve)), key=curve.__getitem__)
     extra = {"best": curve[best], "best_epoch": best, "curve": curve}
-    return result(f"linear-{protocol.name}", correct, asdict(protocol), seed, "; ".join(notes), **extra)
+    found = predictions(scores, test_labels)
+    return result(f"linear-{protocol.name}", found, asdict(protocol), seed, "; ".join(notes), **extra)
 
 
 def protocol_named(protocol: str | LinearProtocol) -> LinearProtocol:
@@ -164,8 +167,9 @@ def initial_classifier(width: int, classes: int, deviation: float | None, genera
 
 
 @torch.inference_mode()
-def predict(classifier: nn.Linear, x: Tensor) -> Tensor:
-    return torch.addmm(classifier.bias, x, classifier.weight.T).argmax(1)
+def classify(classifier: nn.Linear, x: Tensor) -> Tensor:
+    """Return the scores [T,C]."""
+    return torch.addmm(classifier.bias, x, classifier.weight.T)
 
 
 @torch.no_grad()

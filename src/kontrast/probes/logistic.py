@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import UsageError
-from kontrast.probes.result import ProbeResult, check_features, result
+from kontrast.probes.result import ProbeResult, check_features, predictions, result
 
 GRID = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 LARGEST_SELECTION = 10_000
@@ -31,8 +31,11 @@ class Fit:
     iterations: int
     gap: float
 
+    def scores(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
     def predict(self, x: Tensor) -> Tensor:
-        return (x @ self.weight + self.bias).argmax(1)
+        return self.scores(x).argmax(1)
 
 
 class Problem:
@@ -223,4 +226,5 @@ def logistic(
     best = max(sorted(scores), key=lambda c: scores[c] or 0.0)
     fit = fit_logistic(train, y, classes, best)
     protocol = {"C": best, "grid": list(grid), "held_out": scores[best], "iterations": fit.iterations}
-    return result("logistic", fit.predict(test) == test_labels, protocol, seed)
+    found = predictions(fit.scores(test), test_labels)
+    return result("logistic", found._replace(labels=present[test_labels]), protocol, seed)

@@ -6,7 +6,7 @@ N train rows, T test rows, F width of the features, C classes.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch import Tensor
 from kontrast.errors import DataError
 
 RESAMPLES = 10_000
+BEST = 5
+"""Top-5 accuracy is that of the five classes with the highest scores."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class ProbeResult:
         note: what the reader should know, such as a k that was lowered.
         features: what was probed: "trained", "untrained" or "pixels".
         over: what the interval is over: "test images" (bootstrap) or "seeds" (Student's t).
+        top5: share of test images whose class is among the five with the highest scores; None for up to five classes.
+        mean_per_class: mean over classes of the accuracy on the test images of each class.
+        per_class: for each class with test images its `label`, their number `n` and the `accuracy` on them.
         extra: further numbers, such as the accuracy per epoch.
         correct: whether each test image was classified correctly, booleans [n]; empty for a mean over seeds.
 
@@ -49,6 +54,9 @@ class ProbeResult:
     note: str = ""
     features: str = ""
     over: str = "test images"
+    top5: float | None = None
+    mean_per_class: float | None = None
+    per_class: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     correct: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool), repr=False, compare=False)
 
@@ -64,11 +72,54 @@ class ProbeResult:
         return tree
 
 
-def result(probe: str, correct: Tensor, protocol: dict[str, Any], seed: int = 0, note: str = "", **extra: Any):
-    """Build a ProbeResult from one boolean per test image."""
+class Predictions(NamedTuple):
+    """Whether each test image was classified correctly [T], whether its class is among the best five [T] (None for up
+    to five classes), and its label [T]."""
+
+    correct: Tensor
+    among_five: Tensor | None = None
+    labels: Tensor | None = None
+
+
+def predictions(scores: Tensor, labels: Tensor) -> Predictions:
+    """Compare scores [T,C] with labels [T]. A class whose score is not finite was not predicted at all."""
+    own = scores.gather(1, labels[:, None])
+    correct = scores.argmax(1) == labels
+    if scores.shape[1] <= BEST:
+        return Predictions(correct, None, labels)
+    earlier = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
+    rank = ((scores > own) | ((scores == own) & earlier)).sum(1)  # of equal scores, the first class wins
+    return Predictions(correct, (rank < BEST) & own[:, 0].isfinite() | correct, labels)
+
+
+def join_predictions(parts: list[Predictions]) -> Predictions:
+    """Join the predictions of several chunks of test images."""
+    columns: Any = (None if column[0] is None else torch.cat(column) for column in zip(*parts))
+    return Predictions(*columns)
+
+
+def result(
+    probe: str, found: Predictions, protocol: dict[str, Any], seed: int = 0, note: str = "", **extra: Any
+) -> ProbeResult:
+    """Build a ProbeResult from the predictions of a probe."""
+    correct = found.correct
     n, hits = correct.numel(), int(correct.sum())
     low, high = interval(hits, n, seed)
-    return ProbeResult(probe, hits / n, low, high, n, protocol, seed, note, extra=extra, correct=correct.cpu())
+    five = None if found.among_five is None else float(found.among_five.double().mean())
+    classes = [] if found.labels is None else accuracy_per_class(correct, found.labels)
+    mean = sum(row["accuracy"] for row in classes) / len(classes) if classes else None
+    return ProbeResult(
+        probe, hits / n, low, high, n, protocol, seed, note,
+        top5=five, mean_per_class=mean, per_class=classes, extra=extra, correct=correct.cpu(),
+    )  # fmt: skip
+
+
+def accuracy_per_class(correct: Tensor, labels: Tensor) -> list[dict[str, Any]]:
+    """Return the label, the number of test images and the accuracy of each class that has test images."""
+    counts = torch.bincount(labels)
+    hits = torch.bincount(labels, correct.double(), minlength=len(counts))
+    present = counts.nonzero()[:, 0].tolist()
+    return [{"label": c, "n": int(counts[c]), "accuracy": float(hits[c] / counts[c])} for c in present]
 
 
 def interval(hits: int, n: int, seed: int = 0) -> tuple[float, float]:

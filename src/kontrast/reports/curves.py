@@ -32,6 +32,7 @@ NOTES = {
     "effective_rank": "How many directions the features actually use. Near 1, they have collapsed.",
     "conditional_entropy": "How evenly an image's repulsion is shared among the other images, measured at the same "
     "scale for every method. At the dashed line, all of them share it equally.",
+    "conditional_entropy_own": "The same at the scale at which this run's objective weighs its negatives.",
     "temperature": "The temperature that the loss has learned. A small one concentrates the repulsion on near images.",
     "lr": "The learning rate that the schedule gave the optimizer.",
     "images_per_second": "Training images per second; all views of an image count as one.",
@@ -42,7 +43,7 @@ BELOW_ZERO = (
     "the denominator and is bounded by −2/τ + log(number of negatives)."
 )
 UNITS = {"lr": "learning rate", "images_per_second": "images / s", "seconds": "seconds",
-         "conditional_entropy": "H(X⁻|X) (nats)"}  # fmt: skip
+         "conditional_entropy": "H(X⁻|X) (nats)", "conditional_entropy_own": "H(X⁻|X) (nats)"}  # fmt: skip
 FIRST = ("loss", "attraction", "repulsion")
 LAST = ("lr", "images_per_second")
 LIMIT = "_max"  # "conditional_entropy_max" is the largest possible value of "conditional_entropy"

@@ -8,13 +8,15 @@ import statistics
 from typing import Any
 
 from kontrast.reports.curves import number, percent, tenths
-from kontrast.reports.run_files import ReportedRun, is_number, shorten
+from kontrast.reports.run_files import ReportedRun, is_finite, is_number, shorten
 
 FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
 CONTROLS = {"pixels": "raw pixels", "untrained": "the same encoder untrained"}
 PROBES = {"knn": "kNN", "linear": "linear probe", "logistic": "logistic probe", "finetune": "fine-tuned"}
 LINEAR = "with a linear layer on top"
 METHODS = {"knn": "by nearest neighbors", "linear": LINEAR, "logistic": LINEAR}
+MAX_CLASSES = 1000
+Class = tuple[str, int, float]
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t of a 95% interval for 1 to 10 degrees of freedom. More seeds use the last value, a little too wide."""
 
@@ -28,13 +30,41 @@ def result_groups(runs: list[ReportedRun]) -> list[dict[str, Any]]:
         for key, probe in _named_probes(run):
             title = PROBES.get(probe["probe"], probe["probe"]) + key.removeprefix(probe["probe"])
             group = groups.setdefault(key, {"probe": key, "title": title, "rows": []})
-            group["rows"].append(_row(index, probe))
+            group["rows"].append({**_row(index, probe), "per_class": _classes(probe)})
             other = _protocol_value(probe, "data") or len({_protocol_value(p, "labels") for p in run.probes}) > 1
             group["chance"] = None if other else chance
     for group in groups.values():
+        group["classes"] = class_table([row.pop("per_class") for row in group["rows"]], group["rows"], runs)
         order = lambda row: ([*FEATURES, row["features"]].index(row["features"]), row["run"])  # noqa: E731
         group["rows"] = sorted(_with_means(group["rows"]), key=order)
     return sorted(groups.values(), key=lambda group: [*PROBES, group["probe"]].index(group["probe"]))
+
+
+def class_table(found: list[list[Class]], rows: list[dict[str, Any]], runs: list[ReportedRun]) -> dict[str, Any] | None:
+    """Return the accuracy by class: one column per kind of features of one run, or per run; None without classes."""
+    columns: dict[str, dict[str, Class]] = {}
+    for classes, row in zip(found, rows):
+        several = len(runs) > 1
+        if classes and (row["features"] == "trained" or not several):
+            title = shorten(runs[row["run"]].name) if several else row["label"]
+            columns.setdefault(title, {name: (name, n, accuracy) for name, n, accuracy in classes})  # the first seed's
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))[:MAX_CLASSES]
+    if not names:
+        return None
+    images = {name: n for column in columns.values() for name, n, _ in column.values()}
+    body = [
+        [name, f"{images[name]:,}", *(percent(c[name][2]) if name in c else "–" for c in columns.values())]
+        for name in names
+    ]
+    return {"columns": ["class", "test images", *columns], "rows": body}
+
+
+def _classes(probe: dict[str, Any]) -> list[Class]:
+    """Return the name, the test images and the accuracy of each class; entries of another form are left out."""
+    rows = probe.get("per_class")
+    good = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    numbers = [row for row in good if is_finite(row.get("n")) and is_finite(row.get("accuracy"))]
+    return [(shorten(str(row.get("class", row.get("label")))), int(row["n"]), row["accuracy"]) for row in numbers]
 
 
 def references(run: ReportedRun) -> dict[str, list[dict[str, Any]]]:
@@ -153,6 +183,7 @@ def _row(index: int, probe: dict[str, Any]) -> dict[str, Any]:
         "features": features,
         "label": FEATURES.get(features, shorten(features)),
         **{key: probe.get(key) for key in ("accuracy", "low", "high", "n", "seed")},
+        **{key: probe[key] if is_finite(probe.get(key)) else None for key in ("top5", "mean_per_class")},
         "over": probe.get("over") or "test images",
         "protocol": _protocol(probe),
     }
@@ -173,10 +204,16 @@ def _with_means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         half = spread * STUDENT[min(len(values) - 1, len(STUDENT)) - 1]
         result.append(
             {**seeds[0], "label": f"{seeds[0]['label']}, mean of {len(values)} seeds", "over": "seeds", "seed": None,
-             "accuracy": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half)}
+             "accuracy": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half),
+             **{key: _mean([row[key] for row in seeds]) for key in ("top5", "mean_per_class")}}
         )  # fmt: skip
         result += [{**row, "label": f"seed {row['seed']}", "single": True} for row in seeds]
     return result
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _protocol(probe: dict[str, Any]) -> str:

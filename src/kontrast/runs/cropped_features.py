@@ -23,6 +23,21 @@ FIRST_EPOCH = 1 << 41  # random draws that neither training nor the lens uses
 CHUNK = 2048
 
 
+def crop_views(run: Run, crop: tuple[float, float] | None, dtype: torch.dtype) -> Views:
+    """Random crops of the run's images, flipped if the run's own views are.
+
+    Args:
+        run: The run.
+        crop: Range of the crops' share of the area; None: that of the run's own views.
+        dtype: The type of the views.
+    """
+    training = build_views(run.recipe, torch.float32).policies[0]
+    policy = dataclasses.replace(
+        run.transform().policies[0], crop_scale=crop or training.crop_scale, flip=training.flip
+    )
+    return Views(policy, count=1, size=run.recipe.views.size, dtype=dtype)
+
+
 class CroppedFeatures:
     """The `features_of_epoch` of a linear protocol: `features(epoch)` crops all train images and encodes them [N,F].
 
@@ -49,11 +64,7 @@ class CroppedFeatures:
         self.encoder, self.device, self.seed, self.index = encoder, device, run.recipe.seed, train.index
         self.advance = advance
         self.dtype = precision(run.recipe.training.precision, device)
-        training = build_views(run.recipe, torch.float32).policies[0]
-        policy = dataclasses.replace(
-            run.transform().policies[0], crop_scale=crop or training.crop_scale, flip=training.flip
-        )
-        self.views = Views(policy, count=1, size=run.recipe.views.size, dtype=self.dtype)
+        self.views = crop_views(run, crop, self.dtype)
         self.chunks = []
         for positions in torch.arange(len(train)).split(CHUNK):
             pixels, sizes = train.batch(positions)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from kontrast.data import ImageSet, LazyImages, open_data
+from kontrast.data.added_features import DigitOverlay, ExtraChannels
 from kontrast.data.decode_workers import Chunk, decode_all
-from kontrast.data.image_set import ExtraChannels
 from kontrast.data.listing import Listing, check_split, scan_folder
 from kontrast.data.paths import Source, describe_source
 from kontrast.data.shards import scan_shards
@@ -159,6 +159,9 @@ def _readable(images: ImageSet, positions: Tensor) -> tuple[Tensor, ImageSet, li
     sizes = torch.tensor([image.shape[1:] for _, image in good])
     pixels: Any = shape_images(torch.cat([image.flatten() for _, image in good]), sizes, 3)
     positions = torch.tensor([place for place, _ in good])
+    if isinstance(images.pictures, DigitOverlay):
+        scans = images.pictures.scans[images.pictures.which[positions]]
+        pixels = DigitOverlay(pixels, scans, torch.arange(len(scans)))
     if isinstance(images.images, ExtraChannels):
         pixels = ExtraChannels(pixels, images.images.planes[positions])
     return positions, replace(images.subset(positions), images=pixels), bad

@@ -260,7 +260,7 @@ def _weights_entry(
 
     def entry(number: int) -> dict[str, Any]:
         label = None if shown.labels is None or int(shown.labels[number]) < 0 else int(shown.labels[number])
-        return {"name": str(shown.names[number]), "label": label, "image": image_as_data_url(shown.base[number])}
+        return {"name": str(shown.names[number]), "label": label, "image": image_as_data_url(shown.pictures[number])}
 
     hardest, easiest = extremes(minus)
     return {

@@ -23,14 +23,17 @@ from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
 from kontrast.lens.gallery import GallerySplit, write_gallery
 from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, finetune, knn, linear, logistic
+from kontrast.probes.finetune import HELD_OUT, Augment
+from kontrast.probes.finetuning_protocols import DECAYS, RATES, fine_tuning_named
 from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.registry import nearest
-from kontrast.runs.cropped_features import CROPS, CroppedFeatures
+from kontrast.runs.cropped_features import CROPS, FIRST_EPOCH, CroppedFeatures, crop_views
 from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import Run, open_run
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
 from kontrast.training.splits import Splits, find_changes, open_split
+from kontrast.views import keys
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
     "knn": knn,
@@ -40,7 +43,7 @@ PROBES: dict[str, Callable[..., ProbeResult]] = {
 }
 """The probes on frozen features, by name; `finetune` is not among them because it trains the encoder too."""
 DEFAULT_PROBES = ("knn", "linear")
-FINE_TUNE_EPOCHS = 50
+FINE_TUNING_CROP = (0.08, 1.0)
 FEATURES = ("trained", "untrained", "pixels")
 """The features that are probed: the encoder's, and those of the two controls."""
 Sets = tuple[Tensor, Any, Tensor, Any]  # train features, train labels, test features, test labels
@@ -69,6 +72,9 @@ def probe(
     seeds: int = 1,
     cached: bool = False,
     epochs: int = 0,
+    protocol: str = "",
+    search: bool = False,
+    shots: int = 0,
     max_bad: float | None = None,
     float_range: tuple[float, float] | None = None,
     say: Callable[[str], None] = print,
@@ -85,8 +91,11 @@ def probe(
         labels: A CSV file with the columns name,label; default: the labels of the data.
         device: "auto" (default), "cpu" or "cuda".
         seeds: How many times to probe, each time with the next seed; default: 1.
-        cached: Train a linear protocol on the features of uncropped images instead of fresh crops in every epoch.
-        epochs: Epochs of fine-tuning; 0 (default) means 50.
+        cached: Train a linear protocol, or fine-tune, on uncropped images instead of fresh crops in every epoch.
+        epochs: Epochs of fine-tuning; 0 (default): those of its protocol.
+        protocol: How to fine-tune, a name in `kontrast.probes.FINE_TUNING`; default: "sgd".
+        search: Fine-tune with the learning rate and weight decay that are best on held-out train images.
+        shots: Train images per class of "few-shot" (default: 5), and of "finetune" if given.
         max_bad: The share of unreadable images that is allowed; default: the recipe's.
         float_range: The values of black and white in the float images of `data`; default: the recipe's.
         say: Called with each warning; default: print.
@@ -105,6 +114,7 @@ def probe(
     """
     if seeds < 1 or epochs < 0:
         raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
+    refuse_options(kind, protocol, search, shots)
     if kind and kind not in (*PROBES, "finetune"):
         raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
     if float_range and not data:
@@ -113,7 +123,7 @@ def probe(
     data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
     train, test = _open_images(run, data, labels, max_bad, say)
     seed_range = range(run.recipe.seed, run.recipe.seed + seeds)
-    job = _Job(run, kind, seed_range, cached, epochs or FINE_TUNE_EPOCHS, train, test, on, say)
+    job = _Job(run, kind, seed_range, cached, epochs, protocol or "sgd", search, shots, train, test, on, say)
     encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": nn.Flatten()}
     results: list[ProbeResult] = []
     with job.progress() as bar:
@@ -123,6 +133,18 @@ def probe(
     if not results:
         _report_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
     return ProbeResults(tuple(results), run.path)
+
+
+def refuse_options(kind: str, protocol: str, search: bool, shots: int) -> None:
+    """Refuse options that the probe does not have."""
+    if shots < 0:
+        raise UsageError(f"shots = {shots}: give at least one train image per class")
+    if kind != "finetune" and (protocol or search):
+        raise UsageError(f"protocol and search are for the probe 'finetune', not for {kind!r}")
+    if shots and kind not in ("finetune", "few-shot"):
+        raise UsageError(f"shots are for the probes 'few-shot' and 'finetune', not for {kind!r}")
+    if protocol:
+        fine_tuning_named(protocol)
 
 
 def probe_arguments(probe: str, run: Run, train: ImageSet, seed: int) -> dict[str, Any]:
@@ -142,6 +164,9 @@ class _Job:
     seeds: range
     cached: bool
     epochs: int
+    protocol: str
+    search: bool
+    shots: int
     train: ImageSet
     test: ImageSet | None
     device: torch.device
@@ -192,7 +217,7 @@ class _Job:
         return results
 
     def _fit(self, probe: str, name: str, encoder: nn.Module, sets: Sets, seed: int) -> ProbeResult:
-        arguments = probe_arguments(probe, self.run, self.train, seed)
+        arguments = probe_arguments(probe, self.run, self.train, seed) | ({"shots": self.shots} if self.shots else {})
         with contextlib.ExitStack() as stack:
             if self.on_crops:  # fresh crops in every epoch, with a progress bar
                 bar = stack.enter_context(Progress(f"{probe} on crops", PROTOCOLS[probe].epochs * len(self.train)))
@@ -202,14 +227,46 @@ class _Job:
             result = PROBES[probe](*sets, **arguments)
         if result.note:
             self.say(f"{probe}, {name}: {result.note}")
-        return dataclasses.replace(result, probe=probe, features=name)
+        return self._named(result, probe, name)
+
+    def _named(self, result: ProbeResult, probe: str, features: str) -> ProbeResult:
+        """Return the result with the names of the probe, its features and the classes."""
+        classes = self.train.classes
+        named = [{"class": classes[row["label"]] if classes else str(row["label"]), **row} for row in result.per_class]
+        return dataclasses.replace(result, probe=probe, features=features, per_class=named)
 
     def _fine_tune(self, name: str, encoder: nn.Module, seed: int) -> ProbeResult:
         train, test = self.train, self.test
-        with Progress(f"finetune, {name}", self.epochs * len(train)) as bar:
-            options: dict[str, Any] = {"epochs": self.epochs, "transform": self.run.transform(), "seed": seed}
-            result = finetune(encoder, train, train.labels, test, test.labels, advance=bar.advance, **options)  # type: ignore[union-attr, arg-type]
-        return dataclasses.replace(result, probe="finetune", features=name)
+        assert test is not None
+        settings = fine_tuning_named(self.protocol)
+        settings = dataclasses.replace(settings, epochs=self.epochs or settings.epochs)
+        with Progress(f"finetune, {name}", self._images_of_fine_tuning(settings.epochs)) as bar:
+            options: dict[str, Any] = {"protocol": settings, "transform": self.run.transform(), "search": self.search}
+            options |= {"augment": None if self.cached else self._crops(seed), "advance": bar.advance}
+            tune = partial(finetune, encoder, **options)
+            sets: Any = (train, train.labels, test, test.labels)
+            if not self.shots:
+                return self._named(tune(*sets, seed=seed), "finetune", name)
+            arguments = probe_arguments("few-shot", self.run, train, seed)
+            found = few_shot(*sets, shots=self.shots, probe=tune, **arguments)
+        return self._named(dataclasses.replace(found, seed=seed), f"finetune-{self.shots}-shot", name)
+
+    def _images_of_fine_tuning(self, epochs: int) -> int:
+        """Return how many images all trainings of one fine-tuning show, for the progress bar."""
+        labels = self.train.labels
+        assert labels is not None
+        images = len(labels.unique()) * self.shots * 3 if self.shots else len(labels)
+        return round(epochs * images * (1 + self.search * len(RATES) * len(DECAYS) * (HELD_OUT - 1) / HELD_OUT))
+
+    def _crops(self, seed: int) -> Augment:
+        """Return a function that makes random crops of a batch for an epoch of fine-tuning."""
+        views = crop_views(self.run, FINE_TUNING_CROP, torch.float32)
+
+        def crop(epoch: int, rows: Tensor, images: Tensor, sizes: Tensor | None) -> Tensor:
+            drawn: Any = views(images, keys(seed, FIRST_EPOCH + epoch, rows), sizes)
+            return drawn[0]
+
+        return crop
 
     def _write_gallery(self, fit: Tensor, held: Tensor) -> None:
         recipe, shown = self.run.recipe, self.train if self.test is None else self.test
@@ -312,17 +369,26 @@ def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def result_table(results: Sequence[ProbeResult]) -> list[str]:
-    """Return lines of accuracy by probe and features; for several seeds the mean, and its interval below."""
+    """Return lines of accuracy by probe and features; for several seeds the mean, and its interval below.
+
+    Below an accuracy is that of the best five classes, if there are more, and the mean over classes if their numbers of
+    test images differ.
+    """
     if not results:
         return []
     lines = [f"{'accuracy':<10}" + "".join(f"{name:>16}" for name in FEATURES)]
     for probe in dict.fromkeys(r.probe for r in results):
         values = {name: [r.accuracy for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES}
-        means = (f"{fmean(found):.3f}" if found else "" for found in values.values())
+        means = [f"{fmean(found):.3f}" if found else "" for found in values.values()]
         lines.append(f"{probe:<10}" + "".join(f"{mean:>16}" for mean in means))
         intervals = [within_one(over_seeds(found)) for found in values.values()]
         if any(intervals):
             count = max(map(len, values.values()))
             texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in intervals]
             lines.append(f"{f'{count} seeds':<10}" + "".join(f"{text:>16}" for text in texts))
+        for title, key in (("  top-5", "top5"), ("  by class", "mean_per_class")):
+            own = [[getattr(r, key) for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES]
+            texts = [f"{fmean(found):.3f}" if found and None not in found else "" for found in own]
+            if any(texts) and texts != means:
+                lines.append(f"{title:<10}" + "".join(f"{text:>16}" for text in texts))
     return lines

@@ -199,7 +199,8 @@ def probe_fingerprints(train: ImageSet, test: ImageSet | None) -> Fingerprints:
 
 def probe_numbers(result: ProbeResult) -> Record:
     """The numbers of a probe that a record stores."""
-    return {key: getattr(result, key) for key in ("accuracy", "low", "high", "n")}
+    numbers = {key: getattr(result, key) for key in ("accuracy", "low", "high", "n", "top5", "mean_per_class")}
+    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def current_fingerprints(cells: Sequence[Cell]) -> dict[str, Fingerprints]:

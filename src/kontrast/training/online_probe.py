@@ -11,6 +11,7 @@ from kontrast.lens.measures import conditional_entropy
 from kontrast.lens.rank import effective_rank
 from kontrast.probes import extract_features, knn
 from kontrast.training.build import evaluation_view
+from kontrast.training.resolve import t_minus_of
 from kontrast.training.splits import Splits
 
 IMAGES = 1024
@@ -21,7 +22,8 @@ FITTED, FITTED_AT_END = 50_000, 512
 class OnlineProbe:
     """Measure kNN accuracy, effective rank and conditional entropy H(X-|X) of the encoder during training.
 
-    The entropy is that of the projections, which the objective sees, on the images that the lens uses.
+    The entropy is that of the projections, which the objective sees, on the images that the lens uses. It is measured
+    at a t- that is the same for every run, so that runs compare, and at the objective's own if it has one.
 
     Args:
         recipe: the run's recipe, for its evaluation section and its view without augmentation.
@@ -45,8 +47,10 @@ class OnlineProbe:
             raise NumbersError("the encoder's features are not finite after the last step: lower training.lr")
         record = {"effective_rank": effective_rank(fit)}
         if len(self.shown) > 2:
-            entropy = conditional_entropy(extract_features(network, self.shown, self.transform, device=self.device))
-            record |= dict(zip(("conditional_entropy", "conditional_entropy_max"), entropy))
+            z, own = extract_features(network, self.shown, self.transform, device=self.device), t_minus_of(self.recipe)
+            record["conditional_entropy"], record["conditional_entropy_max"] = conditional_entropy(z)
+            if own is not None:
+                record["conditional_entropy_own"] = conditional_entropy(z, own)[0]
         if self.test is not None and self.train.labels is not None and self.test.labels is not None:
             test = extract_features(encoder, self.test, self.transform, device=self.device)
             settings = self.recipe.evaluation

@@ -160,3 +160,18 @@ def temperature_of(recipe: Recipe, metrics: Path) -> float:
     logged = [line.get("temperature") for line in read_json_lines(metrics)] if metrics.is_file() else []
     good = [value for value in logged if isinstance(value, float) and 0 < value < math.inf]
     return good[-1] if good else objective(given.name, **given.arguments).learned_numbers()["temperature"]
+
+
+def t_minus_of(recipe: Recipe) -> float | None:
+    """Return the t- at which exp(-t- ||x - y||^2) are the objective's own weights of negatives; None if it has none.
+
+    CACR has a t- and align-uniform a t. A softmax of similarities at temperature tau has t- = 1/(2 tau), since unit
+    vectors have ||x - y||^2 = 2 - 2 <x, y>; hard negatives count (1 + beta) times.
+    """
+    given = with_defaults(recipe).objective
+    if given.name in ("cacr", "align-uniform"):
+        return float(given.arguments["t_minus" if given.name == "cacr" else "t"])
+    temperature = given.arguments.get("temperature")
+    if not isinstance(temperature, int | float):  # none, or a learned one, which changes during training
+        return None
+    return (1 + given.arguments.get("beta", 0.0)) / (2 * temperature)

@@ -14,11 +14,26 @@ function resultGroup(group, runs) {
   const chance = isNumber(group.chance) ? `dashed: chance, ${formatPercent(group.chance)}` : "";
   const note = [tested ? `${tested.toLocaleString("en-US")} test images` : "", intervals, chance, how.length === 1 ? how[0] : ""];
   const title = `Accuracy, ${group.title}`;
+  const lead = several ? null : trained[0];
+  if (lead && isNumber(lead.top5)) note.push(`top-5 of the trained encoder ${formatPercent(lead.top5)}`);
+  if (lead && isNumber(lead.mean_per_class)) note.push(`mean over classes ${formatPercent(lead.mean_per_class)}`);
   return element("div", { class: "probe" },
     element("div", { class: "headed" }, element("h3", { text: title }), csvButton(group.probe, title, () => resultRows(group, runs))),
     element("table", { class: "bars" }, element("caption", { class: "sr", text: title }), body),
     several && trained.length < whole.length ? pinKey(group) : null,
-    element("p", { class: "quiet", text: note.filter(Boolean).join(" · ") }));
+    element("p", { class: "quiet", text: note.filter(Boolean).join(" · ") }),
+    group.classes ? classDetails(group) : null);
+}
+
+// Accuracy by class, folded up.
+function classDetails(group) {
+  const { columns, rows } = group.classes;
+  const label = `Accuracy by class, ${group.title}`;
+  return element("details", {}, element("summary", { class: "quiet", text: "by class" }),
+    csvButton(`${group.probe}-classes`, label, () => [columns, ...rows]),
+    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+      element("table", { class: "table" }, element("thead", {}, element("tr", {}, ...columns.map((text) => element("th", { scope: "col", text })))),
+        element("tbody", {}, ...rows.map(([first, ...rest]) => element("tr", {}, element("th", { scope: "row", text: first }), ...rest.map((text) => element("td", { text }))))))));
 }
 
 function resultRow(row, group, several, runs) {
@@ -54,8 +69,8 @@ function pinKey(group) {
 }
 
 function resultRows(group, runs) {
-  const rows = [["run", "probe", "features", "seed", "accuracy", "low", "high", "interval over", "test images", "protocol"]];
-  for (const row of group.rows) rows.push([runs[row.run].name, group.probe, row.features, row.over === "seeds" ? "mean" : row.seed, row.accuracy, row.low, row.high, row.over, row.n, row.protocol]);
+  const rows = [["run", "probe", "features", "seed", "accuracy", "low", "high", "interval over", "test images", "top-5", "mean over classes", "protocol"]];
+  for (const row of group.rows) rows.push([runs[row.run].name, group.probe, row.features, row.over === "seeds" ? "mean" : row.seed, row.accuracy, row.low, row.high, row.over, row.n, row.top5, row.mean_per_class, row.protocol]);
   return rows;
 }
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from kontrast.config.recipe import Recipe
 from kontrast.data import ImageSet
-from kontrast.data.image_set import ExtraChannels
+from kontrast.data.added_features import ExtraChannels
 from kontrast.probes import logistic
 from kontrast.probes.extract import extract_features
 from kontrast.probes.logistic import fit_logistic, standardize
-from kontrast.probes.result import result
+from kontrast.probes.result import Predictions, result
 from kontrast.studies.cells import probe_numbers
 from kontrast.training.build import build_views, evaluation_view
 from kontrast.views import keys as view_keys
@@ -95,7 +95,7 @@ def retrieval(encoder: nn.Module, recipe: Recipe, images: ImageSet, device: torc
     sides = [extract_features(encoder, some, partial(draw, side), device=device) for side in (0, 1)]
     a, b = (torch.nn.functional.normalize(x - x.mean(0), dim=1) for x in sides)
     correct = (a @ b.T).argmax(1) == torch.arange(len(a))
-    return probe_numbers(result("retrieval", correct, {"images": len(a)}))
+    return probe_numbers(result("retrieval", Predictions(correct), {"images": len(a)}))
 
 
 def with_equal_bits(images: ImageSet, recipe: Recipe) -> ImageSet:

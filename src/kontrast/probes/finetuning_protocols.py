@@ -1,0 +1,77 @@
+"""How an encoder is fine-tuned: optimizer, schedule, layer decay and mixing of images, as several papers do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kontrast.errors import UsageError
+from kontrast.optim import cosine_decay
+from kontrast.registry import nearest
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """The settings of fine-tuning.
+
+    Args:
+        name: the protocol's name.
+        optimizer: "sgd" (with Nesterov's momentum) or "adamw" (no weight decay of biases and norms).
+        lr: peak learning rate, for `batch` images per step.
+        weight_decay: weight decay.
+        epochs: passes over the train images.
+        batch: images per step.
+        warmup: epochs in which the rate grows linearly from 0; afterwards it follows a cosine to zero.
+        layer_decay: the rate of each layer is this multiple of the next one's; 1 for equal rates.
+        mixup: alpha of mixup's Beta distribution; 0 for none.
+        cutmix: alpha of cutmix's Beta distribution; 0 for none. With both, each batch takes one of them.
+        smoothing: label smoothing.
+
+    Example:
+        >>> FineTuning("mine", lr=0.1, epochs=10, warmup=2).rate(1.0)
+        0.05
+    """
+
+    name: str = "sgd"
+    optimizer: str = "sgd"
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    epochs: int = 50
+    batch: int = 64
+    warmup: float = 0.0
+    layer_decay: float = 1.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    smoothing: float = 0.0
+
+    def rate(self, epoch: float) -> float:
+        """Return the learning rate after `epoch` epochs, which may be a fraction."""
+        if epoch < self.warmup:
+            return self.lr * epoch / self.warmup
+        return cosine_decay(self.lr, epoch - self.warmup, self.epochs - self.warmup)
+
+
+FINE_TUNING = {
+    p.name: p
+    for p in (
+        FineTuning(),
+        FineTuning("simclr", lr=0.05, epochs=30, batch=256),
+        FineTuning(
+            "mae", "adamw", 2e-3, 0.05, 100, 1024, warmup=5, layer_decay=0.65, mixup=0.8, cutmix=1.0, smoothing=0.1
+        ),
+        FineTuning("moco-v3", "adamw", 1e-3, 0.05, 150, 1024, warmup=5, mixup=0.8, cutmix=1.0, smoothing=0.1),
+        FineTuning("moco-v3-small", "adamw", 6e-4, 0.1, 100, 1024, warmup=3, mixup=0.8, cutmix=1.0, smoothing=0.1),
+    )
+}
+"""Protocols by name. Drop path, random erasing, RandAugment and repeated augmentation, which MAE and MoCo v3 use too,
+are left out."""
+
+RATES, DECAYS = (0.1, 1.0, 10.0), (0.0, 1e-4, 0.05)
+"""What a search tries: multiples of the protocol's learning rate, and weight decays."""
+
+
+def fine_tuning_named(protocol: str | FineTuning) -> FineTuning:
+    if isinstance(protocol, FineTuning):
+        return protocol
+    if protocol not in FINE_TUNING:
+        raise UsageError(f"unknown fine-tuning protocol {protocol!r}: {nearest(protocol, FINE_TUNING)}")
+    return FINE_TUNING[protocol]
