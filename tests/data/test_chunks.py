@@ -7,7 +7,8 @@ import torch
 
 from kontrast.config.recipe_files import resolve
 from kontrast.data import ImageSet
-from kontrast.data.image_set import ExtraChannels, RaggedImages
+from kontrast.data.added_features import ExtraChannels
+from kontrast.data.image_set import RaggedImages
 from kontrast.probes import extract_features
 from kontrast.training.build import evaluation_view
 

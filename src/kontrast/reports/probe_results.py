@@ -16,7 +16,7 @@ PROBES = {"knn": "kNN", "linear": "linear probe", "logistic": "logistic probe", 
 LINEAR = "with a linear layer on top"
 METHODS = {"knn": "by nearest neighbors", "linear": LINEAR, "logistic": LINEAR}
 MAX_CLASSES = 1000
-Class = tuple[str, int, float]
+Classes = dict[str, tuple[int, float]]  # test images and accuracy by the name of a class
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t of a 95% interval for 1 to 10 degrees of freedom. More seeds use the last value, a little too wide."""
 
@@ -40,31 +40,30 @@ def result_groups(runs: list[ReportedRun]) -> list[dict[str, Any]]:
     return sorted(groups.values(), key=lambda group: [*PROBES, group["probe"]].index(group["probe"]))
 
 
-def class_table(found: list[list[Class]], rows: list[dict[str, Any]], runs: list[ReportedRun]) -> dict[str, Any] | None:
+def class_table(found: list[Classes], rows: list[dict[str, Any]], runs: list[ReportedRun]) -> dict[str, Any] | None:
     """Return the accuracy by class: one column per kind of features of one run, or per run; None without classes."""
-    columns: dict[str, dict[str, Class]] = {}
+    several = len(runs) > 1
+    columns: dict[str, Classes] = {}
     for classes, row in zip(found, rows):
-        several = len(runs) > 1
         if classes and (row["features"] == "trained" or not several):
             title = shorten(runs[row["run"]].name) if several else row["label"]
-            columns.setdefault(title, {name: (name, n, accuracy) for name, n, accuracy in classes})  # the first seed's
-    names = list(dict.fromkeys(name for column in columns.values() for name in column))[:MAX_CLASSES]
-    if not names:
+            columns.setdefault(title, classes)  # those of the first seed
+    images = {name: n for classes in columns.values() for name, (n, _) in classes.items()}
+    if not images:
         return None
-    images = {name: n for column in columns.values() for name, n, _ in column.values()}
-    body = [
-        [name, f"{images[name]:,}", *(percent(c[name][2]) if name in c else "–" for c in columns.values())]
-        for name in names
-    ]
+    body = []
+    for name, n in list(images.items())[:MAX_CLASSES]:
+        accuracies = (percent(classes[name][1]) if name in classes else "–" for classes in columns.values())
+        body.append([name, shorten(f"{n:,}"), *accuracies])
     return {"columns": ["class", "test images", *columns], "rows": body}
 
 
-def _classes(probe: dict[str, Any]) -> list[Class]:
-    """Return the name, the test images and the accuracy of each class; entries of another form are left out."""
+def _classes(probe: dict[str, Any]) -> Classes:
+    """Return the test images and the accuracy of each class by its name; entries of another form are left out."""
     rows = probe.get("per_class")
     good = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     numbers = [row for row in good if is_finite(row.get("n")) and is_finite(row.get("accuracy"))]
-    return [(shorten(str(row.get("class", row.get("label")))), int(row["n"]), row["accuracy"]) for row in numbers]
+    return {shorten(str(row.get("class", row.get("label")))): (int(row["n"]), row["accuracy"]) for row in numbers}
 
 
 def references(run: ReportedRun) -> dict[str, list[dict[str, Any]]]:
