@@ -5,6 +5,7 @@ By default, one case of each promise that takes about a second is tried; the oth
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -170,6 +171,20 @@ def test_store_that_can_not_be_mapped(faulty, pictures, tmp_path):
     line = failed(faulty.run(command, tmp_path / "store", Point("mmap", 1, "EIO")))
     assert f"can't read {tmp_path / 'store' / 'train'}: Input/output error" in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.fault(59)
+@pytest.mark.parametrize("kind, error", [("read", "EIO"), slow("open", "EACCES")])
+def test_manifest_of_a_store_that_can_not_be_read(faulty, pictures, tmp_path, kind, error):
+    """Exit 6 names the manifest. The store does not count as damaged and is not packed again; the command works later."""
+    store = tmp_path / "store"
+    assert cli.run(["pack", str(pictures), str(store)]) == 0
+    manifest = store / "train" / "store.json"
+    before = (contents(store), manifest.stat().st_ino)
+    line = failed(faulty.run(["pack", pictures, store], manifest, Point(kind, 1, error)))
+    assert f"can't read {manifest}: {os.strerror(getattr(errno, error))}" in line
+    assert (contents(store), manifest.stat().st_ino) == before
+    assert faulty.run(["pack", pictures, store], store).code == 0
 
 
 @pytest.mark.slow
