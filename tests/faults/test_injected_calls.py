@@ -23,7 +23,9 @@ from kontrast.training import checkpoints
 
 from support import inject_faults, tiny_run
 from support.commands import TINY, ends
-from support.inject_faults import Ended, FaultyCommands, Point, compile_library, contents, half_written, leftovers
+from support.failing_calls import Point, compile_library, environment_with
+from support.faulty_commands import Ended, FaultyCommands
+from support.folder_checks import contents, half_written, leftovers
 from support.kill_storm import make_pictures
 
 CPU = ["--device", "cpu"]
@@ -73,7 +75,7 @@ def failed(ended: Ended, code: int = 6) -> str:
 def driver(library: Path, *arguments: str) -> int:
     """Run the script that tries many points; return how many it tried. All of them must hold."""
     command = [sys.executable, inject_faults.__file__, *arguments]
-    done = subprocess.run(command, env=inject_faults.environment_with(library), capture_output=True, text=True)
+    done = subprocess.run(command, env=environment_with(library), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     tried = re.search(r"(\d+) of (\d+) points held", done.stdout)
     assert tried and tried[1] == tried[2]
@@ -104,7 +106,7 @@ def test_library_catches_the_calls_of_python_numpy_and_safetensors(library, tmp_
     script = f"""
 import os, numpy as np, pathlib, torch
 from safetensors.torch import save_file, load_file
-from support.inject_faults import FailingCalls
+from support.failing_calls import FailingCalls
 calls, place = FailingCalls(), pathlib.Path({str(tmp_path)!r})
 def counted(kind, work, says="ermission denied"):
     calls.arm(place)
@@ -139,7 +141,7 @@ counted("write", lambda: save_file(tensors, place / "a.safetensors"))
 counted("open", lambda: load_file(place / "a.safetensors"), says="No such file")  # whatever the error
 counted("mmap", lambda: load_file(place / "a.safetensors"))
 """
-    subprocess.run([sys.executable, "-c", script], env=inject_faults.environment_with(library), check=True)
+    subprocess.run([sys.executable, "-c", script], env=environment_with(library), check=True)
 
 
 @pytest.mark.fault(59)
@@ -176,7 +178,7 @@ def test_store_that_can_not_be_mapped(faulty, pictures, tmp_path):
 @pytest.mark.fault(59)
 @pytest.mark.parametrize("kind, error", [("read", "EIO"), slow("open", "EACCES")])
 def test_manifest_of_a_store_that_can_not_be_read(faulty, pictures, tmp_path, kind, error):
-    """Exit 6 names the manifest. The store does not count as damaged and is not packed again; the command works later."""
+    """Exit 6 names the manifest. The store is not packed again, as a damaged one would be; the command works later."""
     store = tmp_path / "store"
     assert cli.run(["pack", str(pictures), str(store)]) == 0
     manifest = store / "train" / "store.json"
