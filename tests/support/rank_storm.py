@@ -93,7 +93,7 @@ class Storm:
         with log.open("wb") as file:
             job = subprocess.Popen(command, env=environment, stderr=file, stdout=subprocess.DEVNULL)
         if how == "kill both":
-            self.kill_ranks(job.pid, self.chance.uniform(0, 0.7) * self.seconds)
+            self.kill_ranks(job, out, self.chance.choice([0, self.chance.randrange(1, STEPS)]))
         try:
             code = job.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -105,12 +105,13 @@ class Storm:
         said = f"left running: {left}" if left else ""
         return -1 if left else code, log.read_text(errors="replace") + said, seconds
 
-    def kill_ranks(self, job: int, delay: float) -> None:
-        """Kill all ranks of torchrun, some seconds after it started them."""
-        while not children(job):
+    def kill_ranks(self, job: subprocess.Popen, out: Path, steps: int) -> None:
+        """Kill all ranks of torchrun, after so many steps, or while they start if it is 0."""
+        while job.poll() is None and (not children(job.pid) or logged(out) < steps):
             time.sleep(0.01)
-        time.sleep(delay)
-        for rank in children(job):
+        if steps == 0:
+            time.sleep(self.chance.uniform(0, 0.4) * self.seconds)
+        for rank in children(job.pid) if job.poll() is None else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, signal.SIGKILL)
 
@@ -132,7 +133,13 @@ class Storm:
 
 
 def children(process: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    lists = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(word) for path in lists for word in path.read_text().split()]
+
+
+def logged(out: Path) -> int:
+    """Return how many lines the log of a run has."""
+    return (out / "metrics.jsonl").read_bytes().count(b"\n") if (out / "metrics.jsonl").exists() else 0
 
 
 def processes_of(out: Path) -> list[int]:
