@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from support.commands import Command, after_step
 from support.kill_storm import TINY
 
 SHORT = [*TINY, "training.batch=16", "training.max_steps=4", "training.epochs=4", "evaluation.every=1"]
@@ -38,18 +42,31 @@ class Case:
     judged: dict[tuple[str, bool], list[str]] = field(default_factory=dict)
 
 
+def stop_after_a_step(argv: list[str]) -> int:
+    """Train until SIGTERM comes after the first step, and save the second."""
+    from kontrast.cli import main as cli
+
+    after_step(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return cli.run(argv)
+
+
 def cases(pictures: Path) -> list[Case]:
     """The commands, on a tiny store and a tiny run."""
     from kontrast.cli import main as cli
 
     quiet = [*CPU, "--no-probes"]
 
-    def train(place: Path, *more: str) -> list[str]:
-        return ["pretrain", f"{place}/store", "--recipe", "quickstart", *SHORT, *more, "--out", f"{place}/run", *quiet]
+    def train(place: Path) -> list[str]:
+        return ["pretrain", f"{place}/store", "--recipe", "quickstart", *SHORT, "--out", f"{place}/run", *quiet]
 
-    def resume(place: Path, *more: str) -> list[str]:
+    def resume(place: Path) -> list[str]:
         begun = (place / "run" / "recipe.toml").exists()
-        return ["pretrain", "--resume", *more, "--out", f"{place}/run", *quiet] if begun else train(place)
+        return ["pretrain", "--resume", "--out", f"{place}/run", *quiet] if begun else train(place)
+
+    def stop(place: Path) -> None:
+        after(pack)(place)
+        log = place.with_name("stopped")
+        Command(log, instead=partial(stop_after_a_step, train(place))).ended(75)
 
     def compare(place: Path) -> list[str]:
         options = [*SHORTEST, "--seeds", "1", *CPU, "--out", f"{place}/study"]
@@ -75,7 +92,7 @@ def cases(pictures: Path) -> list[Case]:
     query = str(next(pictures.rglob("*.png")))
     found = [
         Case("pretrain", train, after(pack), resume),
-        Case("resume", lambda place: resume(place, "training.max_steps=8"), trained),
+        Case("resume", resume, stop),
         Case("compare", compare, after(pack)),
         Case("pack", pack),
         Case("pack again", pack, after(lambda place: pack(place, "--size", "10"))),
