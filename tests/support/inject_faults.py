@@ -20,6 +20,7 @@ import math
 import os
 import platform
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -215,13 +216,16 @@ def run_jobs(folder: Path, asked: argparse.Namespace) -> int:
                 sys.stdout.flush()
                 os._exit(code)
         children.add(child)
+    given = {name: value for name, value in vars(asked).items() if value not in (None, 0, ALL, math.inf)}
     options = [
-        f"--{name} {getattr(asked, name)}"
-        for name in ("limit", "more", "points", "minutes", "processes")
-        if 0 < getattr(asked, name) < ALL
+        word
+        for name, value in given.items()
+        if name not in ("jobs", "results")
+        for word in (f"--{name}", *(value if isinstance(value, list) else [str(value)]))
     ]
     about = {
-        "command": " ".join(["python tests/support/inject_faults.py", *options]), "date": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(["python", "tests/support/inject_faults.py", *options]),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "kontrast": __version__, "torch": torch.__version__, "python": platform.python_version(),
         "libc": " ".join(platform.libc_ver()),
     }  # fmt: skip

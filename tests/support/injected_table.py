@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.failing_calls import ERRORS, ERRORS_OF, KINDS
+
 Row = dict[str, Any]
 
 
@@ -76,29 +78,53 @@ def join(paths: list[Path]) -> Findings:
 
 
 def save(folder: Path, found: Findings, about: Row) -> None:
-    """Write injected.json and injected.md."""
-    facts = {"tried": found.tried, "held": found.held, "states": found.states, "whole_processes": found.compared}
-    head = json.dumps({**about, **facts, "broken": found.broken, "unlike": found.unlike}, indent=1).removesuffix("\n}")
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in found.table)
-    (folder / "injected.json").write_text(f'{head},\n "table": [\n{rows}\n ]\n}}\n')
-    commands = list(dict.fromkeys(row["command"] for row in found.table))
-    cells = {(row["command"], row["call"], row["error"]): row for row in found.table}
-    exits = sum((Counter(row["exits"]) for row in found.table), Counter())
+    """Write injected.json and injected.md. Rows of commands that this run did not try are kept from earlier runs."""
+    path = folder / "injected.json"
+    old = json.loads(path.read_bytes()) if path.exists() else {"runs": [], "broken": [], "unlike": [], "table": []}
+    mine = {row["command"] for row in found.table}
+    run = about | {"tried": found.tried, "states": found.states, "whole_processes": found.compared, "replaced": []}
+    earlier = [one for one in old["runs"] if one["started"] != about["started"]]
+    for one in earlier:
+        one["replaced"] = sorted({*one["replaced"], *mine})
+    tree = {
+        "runs": [*earlier, run],
+        **{
+            key: [one for one in old[key] if one["command"] not in mine] + getattr(found, key)
+            for key in ("broken", "unlike", "table")
+        },
+    }
+    head = json.dumps({key: tree[key] for key in ("runs", "broken", "unlike")}, indent=1).removesuffix("\n}")
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in tree["table"])
+    path.write_text(f'{head},\n "table": [\n{rows}\n ]\n}}\n')
+    (folder / "injected.md").write_text(page(tree))
+
+
+def page(tree: Row) -> str:
+    """Return the table of injected faults as Markdown."""
+    table, joined = tree["table"], Findings(tree["table"])
+    commands = list(dict.fromkeys(row["command"] for row in table))
+    cells = {(row["command"], row["call"], row["error"]): row for row in table}
+    exits: Counter[str] = sum((Counter(row["exits"]) for row in table), Counter())
     lines = [
-        f"# Every system call fails once, measured {about['date']}", "",
-        f"`{about['command']}` with {', '.join(f'{k} {about[k]}' for k in ('kontrast', 'torch', 'python'))}, "
-        f"{about['minutes']:.0f} minutes.", "",
-        f"{found.held:,} of {found.tried:,} points held. Each cell has the points that held / were tried: the command "
-        "ended with a documented exit code and one line, left nothing half-written, and the same command then ended "
-        "with the bytes of an undisturbed run. `SHORT` moves half of the bytes. Exit codes: "
+        "# Every system call fails once", "",
+        f"{joined.held:,} of {joined.tried:,} points held. Each cell has the points that held / were tried: the "
+        "command ended with a documented exit code and one line, left nothing half-written, and the same command then "
+        "ended with the bytes of an undisturbed run. `SHORT` moves half of the bytes. Exit codes: "
         f"{', '.join(f'{code} at {exits[code]:,} points' for code in sorted(exits))}.", "",
-        f"The commands were left in {found.states:,} different states; each state was examined and continued once. "
-        f"Commands run in forks of one process. {found.compared:,} points were also run as whole processes, and "
-        f"{found.compared - len(found.unlike):,} of them ended with the same exit code, line, path and state.", "",
-        "| call | error | " + " | ".join(commands) + " |", "| --- | --- |" + " --- |" * len(commands),
+        "Commands run in forks of one process. If two points leave a command's folder in the same state, it is "
+        "examined and continued once. A sample of points is also run as whole processes, and compared by exit code, "
+        f"line, path and what they leave; {len(tree['unlike'])} of them ended in another way.", "",
+        "| run | version | minutes | points | states | whole processes | replaced by a later run |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
-    for kind, error in dict.fromkeys((row["call"], row["error"]) for row in found.table):
+    for run in tree["runs"]:
+        version = f"kontrast {run['kontrast']}, torch {run['torch']}, Python {run['python']}"
+        counts = f"{run['minutes']:.0f} | {run['tried']:,} | {run['states']:,} | {run['whole_processes']}"
+        lines.append(f"| {run['started']}: `{run['command']}` | {version} | {counts} | {', '.join(run['replaced'])} |")
+    lines += ["", "| call | error | " + " | ".join(commands) + " |", "| --- | --- |" + " --- |" * len(commands)]
+    errors = [(kind, error) for kind in KINDS for error in ERRORS_OF.get(kind, ERRORS)]
+    for kind, error in (one for one in errors if any((command, *one) in cells for command in commands)):
         here = [cells.get((command, kind, error)) for command in commands]
         texts = [f"{row['held']:,}/{row['tried']:,}" if row else "-" for row in here]
         lines.append(f"| {kind} | {error} | " + " | ".join(texts) + " |")
-    (folder / "injected.md").write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
