@@ -102,7 +102,7 @@ def test_memory_and_open_files_stay_constant(tmp_path, cases):
 
 
 @pytest.mark.fault(17)
-@amounts(5_000, 200_000)
+@amounts(1_000, 200_000)
 def test_many_files(tmp_path, cases):
     """Hard links to a few images are all listed and packed, and the second start uses the store."""
     root = tmp_path / "pictures"
