@@ -77,16 +77,17 @@ def test_decoding_processes_import_nothing_beside_the_data(tmp_path, monkeypatch
 
 @pytest.mark.fault(42)
 @pytest.mark.parametrize(
-    ("command", "paths"),
+    ("command", "paths", "count"),
     [
-        pytest.param(MODULE, None, id="python -m"),
-        pytest.param([COMMAND], None, id="kontrast", marks=pytest.mark.slow),
-        pytest.param([COMMAND], os.pathsep, id="empty PYTHONPATH entry", marks=pytest.mark.slow),
+        pytest.param(MODULE, None, 8, id="python -m"),
+        pytest.param(MODULE, None, IN_PROCESS + 8, id="python -m, processes", marks=pytest.mark.slow),
+        pytest.param([COMMAND], None, IN_PROCESS + 8, id="kontrast", marks=pytest.mark.slow),
+        pytest.param([COMMAND], os.pathsep, IN_PROCESS + 8, id="empty PYTHONPATH entry", marks=pytest.mark.slow),
     ],
 )
-def test_commands_import_nothing_beside_the_data(tmp_path, command, paths):
-    """`pack .` inside the folder works, in this process and in the decoding processes."""
-    folder = pictures(tmp_path / "pictures", IN_PROCESS + 8)
+def test_commands_import_nothing_beside_the_data(tmp_path, command, paths, count):
+    """`pack .` inside the folder works, in this process and, with many images, in the decoding processes."""
+    folder = pictures(tmp_path / "pictures", count)
     log = set_traps(folder, standard_library=paths is None)
     run_inside(folder, *command, "pack", ".", str(tmp_path / "store"), **({"PYTHONPATH": paths} if paths else {}))
     assert (tmp_path / "store" / "train" / "store.json").exists()

@@ -18,12 +18,12 @@ from kontrast.cli import main as cli
 from kontrast.files import read_json_lines
 from kontrast.training import checkpoints
 
-from support import kill_storm
+from support import kill_storm, tiny_run
 from support.commands import TINY, Command, ends, steps_logged, until
 
 SHORT = [*TINY, "training.max_steps=12", "training.log_every=1"]
-LARGE = [*TINY, "training.max_steps=60", "encoder.width=64", "checkpoints.keep=100"]
-"""A run whose checkpoints don't fit on the small disk."""
+LARGE = [*TINY, "training.max_steps=20", "encoder.width=64", "checkpoints.keep=100"]
+"""A run whose checkpoints, of 250 kB each, don't fit into a megabyte."""
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def half_written(place: Path) -> list[Path]:
 def test_disk_full_at_a_checkpoint(small_disk, tmp_path):
     """Exit 6 has the checkpoint's path and size. Older ones remain; with room again, it resumes to equal bits."""
     run = small_disk / "run"
+    fill(small_disk, 1_000_000)
     said = Command(tmp_path / "log", *LARGE, "--out", str(run)).ended(6)
     match = re.search(r"(\S+)/checkpoints/step-(\d+) .*?([\d,]+) bytes", said)
     assert match and match[1] == str(run), said
@@ -123,9 +124,8 @@ def test_disk_full_while_a_result_is_written(small_disk, tmp_path, name):
     """Exit 6 has the file's path. No file of that name is left, and the same command works later."""
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
-    run, out = tmp_path / "run", small_disk / name
+    run, out = tiny_run.copy(tmp_path), small_disk / name
     pictures, _ = kill_storm.make_pictures(tmp_path)
-    Command(tmp_path / "log", *SHORT, "--out", str(run)).ended(0)
     argv = ["embed", str(run), str(pictures), "--device", "cpu"] if name != "report.html" else ["report", str(run)]
     argv += ["--out", str(out)]
     fill(small_disk, 2048)

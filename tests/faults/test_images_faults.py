@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kontrast.data import open_data
+from kontrast.data import decode_workers, open_data
 
 from support.command_line import kontrast, one_line
 from support.commands import as_nobody
@@ -28,6 +28,12 @@ def bad_lines(run) -> dict[str, str]:
 
 def pretrain(root, out, *more: str):
     return kontrast("pretrain", str(root), *QUICK, *more, "--no-probes", "--device", "cpu", "--out", str(out))
+
+
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode in this process, without starting others."""
+    monkeypatch.setattr(decode_workers, "usable_cores", lambda: 1)
 
 
 @pytest.mark.fault(11)
@@ -93,20 +99,18 @@ def tar_of(path: Path, bad) -> Path:
 
 
 @pytest.mark.fault(11)
-def test_all_bad_images_are_held_out(tmp_path):
+def test_all_bad_images_are_held_out(tmp_path, one_core):
     """3 of 200 bad images are skipped even if all are among the 40 held-out ones, in folders, stores and shards."""
     root = folder_of(tmp_path / "pictures", 100, classes=2)
     spoil(root, "test", 3)
-    done = kontrast(
-        "pretrain", str(root), *QUICK, "evaluation.every=1", "--device", "cpu", "--out", str(tmp_path / "r")
-    )
+    probed = ("pretrain", *QUICK, "evaluation.every=1", "--device", "cpu", "--out")
+    done = kontrast(*probed, str(tmp_path / "r"), str(root))
     assert done.returncode == 0 and "3 of 40 test images" in done.stderr, done.stderr
     assert kontrast("pack", str(root), str(tmp_path / "store")).returncode == 0
     tar = tar_of(tmp_path / "pictures.tar", ())
     tar_of(tar, [name.split("/")[-1] for name in open_data(tar, "test").names[:3]])
     for more in ((), ("data.pack=false",)):
-        argv = ("pretrain", str(tar), *QUICK, "evaluation.every=1", "--device", "cpu", *more)
-        done = kontrast(*argv, "--out", str(tmp_path / f"tar{len(more)}"))
+        done = kontrast(*probed, str(tmp_path / f"tar{len(more)}"), str(tar), *more)
         assert done.returncode == 0 and (more or "3 of 40 test images" in done.stderr), done.stderr
 
 
@@ -128,7 +132,7 @@ def test_bad_images_of_both_parts_count_together(tmp_path):
 
 
 @pytest.mark.fault(11)
-def test_resumed_run_may_allow_more_bad_images(tmp_path):
+def test_resumed_run_may_allow_more_bad_images(tmp_path, one_core):
     """Images that turn out bad stop a run; `--resume --max-bad` continues with the same images."""
     tar, run = tar_of(tmp_path / "pictures.tar", [f"{n}.png" for n in range(0, 200, 7)]), tmp_path / "run"
     one_line(pretrain(tar, run, "data.pack=false", "training.max_steps=10"), 3, "11 of 200 images", "--max-bad 0.06")
@@ -141,7 +145,7 @@ def test_resumed_run_may_allow_more_bad_images(tmp_path):
 
 
 @pytest.mark.fault(11)
-def test_replacement_of_a_bad_image_is_deterministic(tmp_path):
+def test_replacement_of_a_bad_image_is_deterministic(tmp_path, one_core):
     """Two runs that decode the same bad files while training end with the same bits."""
     import io
     import tarfile

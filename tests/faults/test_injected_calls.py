@@ -5,6 +5,7 @@ By default, one case of each promise that takes about a second is tried; the oth
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -22,7 +23,9 @@ from kontrast.training import checkpoints
 
 from support import inject_faults, tiny_run
 from support.commands import TINY, ends
-from support.inject_faults import Ended, FaultyCommands, Point, compile_library, contents, half_written, leftovers
+from support.failing_calls import Point, compile_library, environment_with
+from support.faulty_commands import Ended, FaultyCommands
+from support.folder_checks import contents, half_written, leftovers
 from support.kill_storm import make_pictures
 
 CPU = ["--device", "cpu"]
@@ -72,7 +75,7 @@ def failed(ended: Ended, code: int = 6) -> str:
 def driver(library: Path, *arguments: str) -> int:
     """Run the script that tries many points; return how many it tried. All of them must hold."""
     command = [sys.executable, inject_faults.__file__, *arguments]
-    done = subprocess.run(command, env=inject_faults.environment_with(library), capture_output=True, text=True)
+    done = subprocess.run(command, env=environment_with(library), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     tried = re.search(r"(\d+) of (\d+) points held", done.stdout)
     assert tried and tried[1] == tried[2]
@@ -103,7 +106,7 @@ def test_library_catches_the_calls_of_python_numpy_and_safetensors(library, tmp_
     script = f"""
 import os, numpy as np, pathlib, torch
 from safetensors.torch import save_file, load_file
-from support.inject_faults import FailingCalls
+from support.failing_calls import FailingCalls
 calls, place = FailingCalls(), pathlib.Path({str(tmp_path)!r})
 def counted(kind, work, says="ermission denied"):
     calls.arm(place)
@@ -138,7 +141,7 @@ counted("write", lambda: save_file(tensors, place / "a.safetensors"))
 counted("open", lambda: load_file(place / "a.safetensors"), says="No such file")  # whatever the error
 counted("mmap", lambda: load_file(place / "a.safetensors"))
 """
-    subprocess.run([sys.executable, "-c", script], env=inject_faults.environment_with(library), check=True)
+    subprocess.run([sys.executable, "-c", script], env=environment_with(library), check=True)
 
 
 @pytest.mark.fault(59)
@@ -170,6 +173,20 @@ def test_store_that_can_not_be_mapped(faulty, pictures, tmp_path):
     line = failed(faulty.run(command, tmp_path / "store", Point("mmap", 1, "EIO")))
     assert f"can't read {tmp_path / 'store' / 'train'}: Input/output error" in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.fault(59)
+@pytest.mark.parametrize("kind, error", [("read", "EIO"), slow("open", "EACCES")])
+def test_manifest_of_a_store_that_can_not_be_read(faulty, pictures, tmp_path, kind, error):
+    """Exit 6 names the manifest. The store is not packed again, as a damaged one would be; the command works later."""
+    store = tmp_path / "store"
+    assert cli.run(["pack", str(pictures), str(store)]) == 0
+    manifest = store / "train" / "store.json"
+    before = (contents(store), manifest.stat().st_ino)
+    line = failed(faulty.run(["pack", pictures, store], manifest, Point(kind, 1, error)))
+    assert f"can't read {manifest}: {os.strerror(getattr(errno, error))}" in line
+    assert (contents(store), manifest.stat().st_ino) == before
+    assert faulty.run(["pack", pictures, store], store).code == 0
 
 
 @pytest.mark.slow
@@ -217,7 +234,7 @@ def test_new_store_can_not_be_renamed(faulty, pictures, tmp_path, error):
 
 @pytest.mark.fault(62)
 @pytest.mark.parametrize(
-    "kind, error", [("read", "EINTR"), ("write", "SHORT"), slow("read", "SHORT"), slow("write", "EINTR")]
+    "kind, error", [("write", "SHORT"), slow("read", "EINTR"), slow("read", "SHORT"), slow("write", "EINTR")]
 )
 def test_interrupted_and_short_calls_are_continued(faulty, pictures, tmp_path, kind, error):
     """Nothing is seen: the command ends with the same bytes."""

@@ -7,7 +7,7 @@ import pytest
 from support import kill_storm
 from support.commands import TINY, Command, ends, resumed_step, steps_logged, until
 
-QUICK = {"plain": 4, "teacher, bank, split batch norm": 8, "adamw, evaluation": 6, "pack": 6}
+QUICK = {"teacher, bank, split batch norm": 4, "adamw, evaluation": 3, "pack": 2}
 
 
 def storm(folder, tally, kills: dict[str, int], seed: int) -> kill_storm.Storm:
@@ -26,7 +26,7 @@ def storm(folder, tally, kills: dict[str, int], seed: int) -> kill_storm.Storm:
 def test_kills_at_random_moments(tmp_path, tally):
     """The resumed run, or the packed store, equals that of an undisturbed process bit for bit."""
     made = storm(tmp_path, tally, QUICK, seed=1)
-    assert made.wheres["save"] >= 4, made.wheres  # every other kill aims at a save
+    assert made.wheres["save"] >= 2, made.wheres  # every other kill aims at a save
     assert made.wheres["pack"] and made.wheres["evaluation"], made.wheres
 
 

@@ -57,7 +57,7 @@ def in_a_fresh_process(tmp_path, work) -> dict:
 
 
 @pytest.mark.fault(1)
-@amounts(150, 10_000)
+@amounts(60, 10_000)
 def test_memory_and_open_files_stay_constant(tmp_path, cases):
     """Over thousands of small steps with checkpoints, memory grows by less than 2% and open files don't increase."""
     from kontrast.training import step
@@ -71,7 +71,7 @@ def test_memory_and_open_files_stay_constant(tmp_path, cases):
         def watched(self, *arguments):
             done = step_once(self, *arguments)
             watched.count += 1
-            if watched.count % max(1, cases // 20) == 0:
+            if watched.count % max(1, cases // 6) == 0:
                 gc.collect()
                 seen.append((watched.count, resident_bytes(), open_handles()))
             return done
@@ -102,7 +102,7 @@ def test_memory_and_open_files_stay_constant(tmp_path, cases):
 
 
 @pytest.mark.fault(17)
-@amounts(5_000, 200_000)
+@amounts(1_000, 200_000)
 def test_many_files(tmp_path, cases):
     """Hard links to a few images are all listed and packed, and the second start uses the store."""
     root = tmp_path / "pictures"

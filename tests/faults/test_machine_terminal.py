@@ -16,6 +16,7 @@ import pytest
 from kontrast.cli import main as cli
 from kontrast.files import read_json_lines
 
+from support import kill_storm
 from support.commands import TINY, Command
 
 SHORT = [*TINY, "training.max_steps=6", "training.log_every=1", "--device", "cpu", "--no-probes"]
@@ -88,7 +89,8 @@ def test_plain_terminal_gets_ascii_without_colors(tmp_path):
     """With LANG=C and NO_COLOR the progress bar is ASCII without colors; the run folder may have a strange name."""
     run = tmp_path / "rün ✓"
     plain = {"LANG": "C", "LC_ALL": "C", "NO_COLOR": "1", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    code, seen = on_a_terminal(["pretrain", *SHORT, "--out", str(run)], plain)
+    pictures, _ = kill_storm.make_pictures(tmp_path)
+    code, seen = on_a_terminal(["pretrain", str(pictures), "--recipe", "quickstart", *SHORT, "--out", str(run)], plain)
     assert code == 0, seen
     assert b"Traceback" not in seen and b"train" in seen
     assert max(seen) < 128

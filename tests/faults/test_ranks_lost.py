@@ -251,7 +251,7 @@ def test_nan_on_one_rank_is_skipped_by_all(tmp_path):
 
 
 @pytest.mark.fault(11)
-@pytest.mark.parametrize("allowed", [30, 19])
+@pytest.mark.parametrize("allowed", [pytest.param(30, marks=pytest.mark.slow), 19])
 def test_bad_images_of_any_rank_count_on_all(tmp_path, allowed):
     """All bad images are reported and in bad.jsonl, though each rank reads only half of the shard.
 

@@ -9,7 +9,8 @@ import tempfile
 
 import pytest
 
-from support import inject_faults, soak
+from support import soak
+from support.failing_calls import environment
 
 COUNTED = ("descriptors", "python_threads", "children", "shared_memory", "temporary_files")
 
@@ -30,10 +31,8 @@ def test_rounds_leave_nothing_behind(tmp_path, monkeypatch):
 @pytest.mark.fault(67)
 def test_soak_of_ten_minutes():
     """Memory and everything else that is counted stay flat."""
-    environment = inject_faults.environment()
-    done = subprocess.run(
-        [sys.executable, soak.__file__, "--minutes", "10"], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, soak.__file__, "--minutes", "10"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 

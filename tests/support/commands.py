@@ -24,6 +24,7 @@ import torch._dynamo
 from kontrast.cli import main as cli
 from kontrast.runs import probe as evaluation  # noqa: F401
 from kontrast.training import pretrain as start  # noqa: F401
+from kontrast.training.loop import Loop
 
 TINY = [
     "encoder.width=16",
@@ -114,6 +115,27 @@ def until(happened: Callable[[], object]) -> None:
         assert not ended or happened(), f"a command ended too early: {ended[0].said}"
         assert time.monotonic() < due, f"it did not happen within {LIMIT:.0f} s"
         time.sleep(0.002)
+
+
+def after_step(number: int, act: Callable[[], object]) -> None:
+    """In a process that is about to train, call `act` once, after that step and before the next.
+
+    A busy machine can't delay it until the run has ended, as it could delay what a test does from outside.
+    """
+    inner = Loop.take_step
+
+    def take(self: Loop, batch: object) -> None:
+        if self.position.step == number:
+            act()
+        inner(self, batch)
+
+    Loop.take_step = take  # type: ignore[method-assign,assignment]
+
+
+def children_of(process: int) -> list[int]:
+    """Return the processes that the threads of a process started."""
+    lists = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(word) for path in lists for word in path.read_text().split()]
 
 
 def saved_step(output: str) -> int:

@@ -3,8 +3,9 @@
     PYTHONPATH=src:tests python tests/support/rank_storm.py --failures 20 --log FILE
 
 Each job has two gloo ranks under `torchrun --max-restarts`. One of them is killed, raises, hangs (SIGSTOP) or gets a
-NaN at a random step. torchrun starts both again, they resume by themselves, and the end is compared byte for byte with
-that of an undisturbed job. The log has one line per failure; the exit code is 0 if all are equal.
+NaN at a random step, or both are killed at any moment after their start. torchrun starts both again, they resume by
+themselves, and the end is compared byte for byte with that of an undisturbed job. Every process of the job must then
+have ended. The log has one line per failure; the exit code is 0 if all jobs end so.
 
 With `--rank` this script is one of those ranks: the real command, with the failure built in.
 """
@@ -12,6 +13,7 @@ With `--rank` this script is one of those ranks: the real command, with the fail
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import platform
@@ -39,13 +41,15 @@ ARGUMENTS = [
     "training.batch=16", "training.epochs=1", f"training.max_steps={STEPS}", "training.log_every=1",
     "evaluation.every=0", "checkpoints.every=0.01", "objective.name=info-nce", "teacher.momentum=0.9", "bank.size=100",
 ]  # fmt: skip
-FAILURES = ("kill", "exception", "hang", "nan")
+FAILURES = ("kill", "exception", "hang", "nan", "kill both")
 TIMEOUT = 5
+PATIENCE = 1800
+"""Seconds after which torchrun is taken to have survived its ranks."""
 
 
 def be_a_rank(how: str, who: int, step: int, out: str) -> int:
     """Run the command; in torchrun's first attempt rank `who` fails at step `step`."""
-    if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0 and int(os.environ["RANK"]) == who:
+    if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0 and int(os.environ["RANK"]) == who and how in FAILURES[:4]:
         inner = Loop.take_step
 
         def take(self: Loop, batch: object) -> None:
@@ -75,19 +79,41 @@ class Storm:
     def __init__(self, folder: Path, seed: int = 0, say: Callable[[str], None] = print):
         self.folder, self.say, self.chance = folder, say, random.Random(seed)
         self.failures, self.unequal = 0, []
-        code, said, seconds = self.job("none", 0, 0, folder / "whole")
+        code, said, self.seconds = self.job("none", 0, 0, folder / "whole")
         assert code == 0, said
         self.whole = ends(folder / "whole")
-        self.say(f"undisturbed, {seconds:.0f} s: {' '.join(f'{k} {v}' for k, v in self.whole.items())}")
+        self.say(f"undisturbed, {self.seconds:.0f} s: {' '.join(f'{k} {v}' for k, v in self.whole.items())}")
 
     def job(self, how: str, who: int, step: int, out: Path) -> tuple[int, str, float]:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.1"]
         command += [__file__, "--rank", how, str(who), str(step), str(out)]
         environment = {**os.environ, "KONTRAST_RANK_TIMEOUT": str(TIMEOUT), "OMP_NUM_THREADS": "1"}
-        begin = time.monotonic()
-        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        return done.returncode, done.stderr, time.monotonic() - begin
+        begin, log = time.monotonic(), out.with_suffix(".log")
+        with log.open("wb") as file:
+            job = subprocess.Popen(command, env=environment, stderr=file, stdout=subprocess.DEVNULL)
+        if how == "kill both":
+            self.kill_ranks(job, out, self.chance.choice([0, self.chance.randrange(1, STEPS)]))
+        try:
+            code = job.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            code = -1
+        seconds, left = time.monotonic() - begin, processes_of(out)
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        said = f"left running: {left}" if left else ""
+        return -1 if left else code, log.read_text(errors="replace") + said, seconds
+
+    def kill_ranks(self, job: subprocess.Popen, out: Path, steps: int) -> None:
+        """Kill all ranks of torchrun, after so many steps, or while they start if it is 0."""
+        while job.poll() is None and (not children(job.pid) or logged(out) < steps):
+            time.sleep(0.01)
+        if steps == 0:
+            time.sleep(self.chance.uniform(0, 0.4) * self.seconds)
+        for rank in children(job.pid) if job.poll() is None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
 
     def fail(self, how: str) -> None:
         self.failures += 1
@@ -97,12 +123,33 @@ class Storm:
         resumed = [int(n) for n in re.findall(r"from step (\d+)", said)]
         mine = ends(out) if code == 0 else {}
         wrong = [f"{what} differs" for what in self.whole if mine.get(what) != self.whole[what]]
-        wrong += [] if resumed else ["it did not resume"]
+        wrong += [] if resumed or how == "kill both" else ["it did not resume"]  # there may have been no checkpoint yet
         self.unequal += [f"{self.failures}, {how}: {'; '.join(wrong)}: {said[-1500:]}"] if wrong else []
         words = "bit-equal" if not wrong else "; ".join(wrong)
-        what = f"{self.failures:>3}  {how:<10} rank {who} at step {step:>2} of {STEPS}"
+        where = "both ranks, at any moment" if how == "kill both" else f"rank {who} at step {step:>2} of {STEPS}"
+        what = f"{self.failures:>3}  {how:<10} {where}"
         self.say(f"{what}, resumed from {resumed}, exit {code}, {seconds:.0f} s: {words}")
         shutil.rmtree(out, ignore_errors=True)
+
+
+def children(process: int) -> list[int]:
+    lists = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(word) for path in lists for word in path.read_text().split()]
+
+
+def logged(out: Path) -> int:
+    """Return how many lines the log of a run has."""
+    return (out / "metrics.jsonl").read_bytes().count(b"\n") if (out / "metrics.jsonl").exists() else 0
+
+
+def processes_of(out: Path) -> list[int]:
+    """Return the processes that have the run folder among their arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(out) in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def ends(out: Path) -> dict[str, str]:
@@ -127,7 +174,8 @@ def main() -> int:
             file.write(line + "\n")
             file.flush()
 
-    say(f"# {time.strftime('%Y-%m-%d')}: python tests/support/rank_storm.py --failures {asked.failures}")
+    command = f"python tests/support/rank_storm.py --failures {asked.failures} --seed {asked.seed}"
+    say(f"# {time.strftime('%Y-%m-%d')}: {command}")
     say(f"# kontrast {__version__}, torch {torch.__version__}, Python {platform.python_version()}, 2 gloo ranks, CPU")
     folder = Path(tempfile.mkdtemp(prefix="rank-storm-"))
     try:
@@ -136,7 +184,8 @@ def main() -> int:
             storm.fail(FAILURES[number % len(FAILURES)])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    say(f"{storm.failures} failures, {storm.failures - len(storm.unequal)} resumed by themselves to equal bits")
+    right = storm.failures - len(storm.unequal)
+    say(f"{storm.failures} failures, {right} jobs ended by themselves with equal bits and left no process")
     for line in storm.unequal:
         print(line, file=sys.stderr)
     return int(bool(storm.unequal))

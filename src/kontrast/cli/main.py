@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -50,6 +51,9 @@ def top(
     plugins.import_files(files or [])
 
 
+command_of = functools.cache(typer.main.get_command)  # a process may run many commands
+
+
 def run(argv: list[str]) -> int:
     """Run the command with these arguments and return its exit code. Every error is printed as one line."""
     reopen_closed_streams()
@@ -57,7 +61,7 @@ def run(argv: list[str]) -> int:
     argv = [argument for argument in argv if argument != "--debug"] or ["--help"]
     try:
         with StopSignals("stopped; run the same command again"):
-            code = app(args=argv, standalone_mode=False)
+            code = command_of(app)(args=argv, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return fail("stopped by Ctrl-C", 130)

@@ -7,6 +7,7 @@ named objective or network is built: `objective.temperature`, `encoder.stem`, `v
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -217,8 +218,11 @@ def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     return typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
 
 
+_types_of = functools.cache(typing.get_type_hints)
+
+
 def _read_section(kind: type, tree: Mapping[str, Any], path: str, origin: str) -> Any:
-    types_of = typing.get_type_hints(kind)
+    types_of = _types_of(kind)
     values: dict[str, Any] = {"arguments": {}} if "arguments" in types_of else {}
     for key, value in tree.items():
         name = f"{path}.{key}" if path else key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from kontrast.registry import nearest
 FOLDER = Path(__file__).parents[1] / "recipes"
 
 
-def recipe_names() -> list[str]:
+@functools.cache
+def recipe_names() -> tuple[str, ...]:
     """Return the names of the recipes in the package: `quickstart`, `cifar10/dcl`, ..."""
-    return sorted(str(p.relative_to(FOLDER).with_suffix("")).replace("\\", "/") for p in FOLDER.rglob("*.toml"))
+    return tuple(sorted(str(p.relative_to(FOLDER).with_suffix("")).replace("\\", "/") for p in FOLDER.rglob("*.toml")))
 
 
 def recipe_path(name: str) -> Path:

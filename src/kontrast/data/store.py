@@ -27,7 +27,7 @@ import torch
 from kontrast.data.decode import MAX_SIDE
 from kontrast.data.image_set import ImageSet, RaggedImages
 from kontrast.errors import DataError, UsageError
-from kontrast.files import read_faults, read_json_lines
+from kontrast.files import read_bytes, read_faults, read_json_lines
 
 VERSION = 1
 MANIFEST = "store.json"
@@ -54,9 +54,9 @@ def is_store(path: Path) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Read and verify the manifest of a split."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    """Read and verify the manifest of a split. One that can't be read is a `StorageFault`: it may be whole."""
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        manifest = json.loads(read_bytes(path / MANIFEST))
         body = {k: v for k, v in manifest.items() if k != "self"}
         if manifest["self"] == digest_of(body) and manifest["version"] == VERSION and _is_sound(manifest):
             return manifest
