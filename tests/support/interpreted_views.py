@@ -95,3 +95,51 @@ def test_unit_rows_equal_the_definition(V, W, B, D, normalize):
         wide = [None if grad is None else grad.double() for grad in given]
         found = triton_unit_backward(z, keys, *given, normalize)
         compare([found], [unit_gradient(z.double(), None if keys is None else keys.double(), *wide, normalize)])
+
+
+LOSSES = [
+    ("nt-xent", {}), ("info-nce", {}), ("info-nce", {"symmetric": True}), ("dcl", {}),
+    ("dcl", {"negatives": "cross-view"}), ("multi-view-nce", {}), ("decoupled-nt-xent", {"loss_scale": 2.0}),
+    ("cacr", {}), ("cacr", {"symmetric": True, "repulsion": "reversed"}), ("cacr", {"negatives": "same-view"}),
+    ("cacr", {"detach_negative_weights": True}), ("hard-negative", {}), ("hard-negative", {"tau_plus": 0.0}),
+    ("hard-negative", {"tau_plus": 0.6, "temperature": 0.1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments"), LOSSES)
+def test_loss_of_two_views_equals_the_definition(name, arguments, monkeypatch):
+    """One function for the whole loss, of two tensors or of one, against the objective's own definition in float64."""
+    torch.manual_seed(0)
+    # Some close pairs, some that are not: with HN-CL some rows are at the floor of N and some above it.
+    z = torch.randn(2, 19, 5)
+    z[1] += torch.linspace(0, 3, 19)[:, None] * z[0]
+    loss = objective(name, **arguments)
+    assert loss.row_loss(19) is not None
+    exact = z.double().requires_grad_()
+    truth = loss(exact)
+    slope = torch.autograd.grad(truth, exact)[0]
+    monkeypatch.setattr(loss, "contrast", lambda pairs: pytest.fail("not in one function"))
+    for kind, tolerance in ((torch.float32, 1e-5), (torch.float16, 2e-2)):
+        views = [view.to(kind).requires_grad_() for view in z]
+        found = loss(*views)
+        compare([found.detach(), torch.stack(torch.autograd.grad(found, views))], [truth.detach(), slope], tolerance)
+    joined = z.clone().requires_grad_()
+    compare(torch.autograd.grad(loss(joined), joined), [slope])
+
+
+@pytest.mark.parametrize(("name", "arguments"), LOSSES[::3])
+def test_second_derivative_of_the_loss_of_two_views(name, arguments):
+    torch.manual_seed(0)
+    z, loss, found = torch.randn(2, 6, 5), objective(name, **arguments), []
+    for kind in (torch.float32, torch.float64):
+        views = [view.to(kind).requires_grad_() for view in z]
+        slopes = torch.autograd.grad(loss(*views), views, create_graph=True)
+        found.append(torch.autograd.grad(sum(slope.square().sum() for slope in slopes), views))
+    compare(*found, tolerance=1e-4)
+
+
+def test_nan_in_the_second_view_is_refused():
+    z = torch.randn(2, 6, 5)
+    z[1, 2, 3] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        objective("nt-xent")(*z)

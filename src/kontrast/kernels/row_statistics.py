@@ -6,14 +6,13 @@ scales [S,M].  A scale is a number, a tensor [], or a tensor [M] with one scale 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, TypedDict
 
 import torch
 from torch import Tensor
 
-from kontrast.kernels.dense import accumulation_type, dense_statistics, in_torch_func
+from kontrast.kernels.dense import INTERPRETED, accumulation_type, dense_statistics, in_torch_func
 from kontrast.kernels.operator import StatisticsFunction, statistics_operator
 
 IMPLEMENTATIONS = ("auto", "dense", "tiled", "triton")
@@ -128,14 +127,9 @@ def choose_implementation(implementation: str, queries: Tensor, *, has_triton: b
     native = queries.device.type == "cuda" and queries.dtype != torch.float64
     if implementation == "auto":
         return "triton" if native else "tiled"
-    if implementation == "triton" and not (native or interpreted(queries)):
+    if implementation == "triton" and not (native or (INTERPRETED and queries.dtype != torch.float64)):
         refuse("implementation", "triton", f"'tiled' for {queries.dtype} on {queries.device}")
     return implementation
-
-
-def interpreted(queries: Tensor) -> bool:
-    """Return whether Triton's interpreter runs the kernels, on the CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1" and queries.dtype != torch.float64
 
 
 def as_list(scale: Scale) -> list[Any]:

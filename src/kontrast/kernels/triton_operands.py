@@ -5,7 +5,6 @@ M queries, K keys, D width.  queries [M,D], keys [K,D], ids [M] and [K].
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kontrast.kernels import triton_prepare
+from kontrast.kernels.dense import INTERPRETED
 from kontrast.kernels.tiled import SAFE_EXPONENT
 
 # From this many pairs on, the work outweighs the extra launches that let the device choose the shortcut.
@@ -79,7 +79,7 @@ class Operand:
         self.kind = rows.dtype
         self.ids = None if ids is None else ids.contiguous()
         # The interpreter can't multiply bf16; float32 represents each number exactly.
-        rows = rows.float() if interpreting() and rows.dtype == torch.bfloat16 else rows
+        rows = rows.float() if INTERPRETED and rows.dtype == torch.bfloat16 else rows
         excess = -self.width % 8
         rows = torch.nn.functional.pad(rows, (0, excess)) if excess else rows.contiguous()
         self.rows = rows.clone() if rows.data_ptr() % 16 else rows
@@ -91,7 +91,7 @@ class Operand:
         """Split the rows into three parts of bf16 precision whose sum they are: [3 * stride, width]."""
         self.stride = ceil_div(self.count, 128) * 128
         width = self.rows.shape[1]
-        parts = self.rows.new_empty(3 * self.stride, width, dtype=torch.float32 if interpreting() else torch.bfloat16)
+        parts = self.rows.new_empty(3 * self.stride, width, dtype=torch.float32 if INTERPRETED else torch.bfloat16)
         piece = min(128, power_of_two(width))
         grid = ceil_div(self.stride, 32), ceil_div(width, piece)
         triton_prepare.cut[grid](self.rows, parts, self.count, self.stride, width, BLOCK=32, BLOCK_D=piece)
@@ -112,10 +112,6 @@ class Operand:
 
     def described(self, block: int, piece: int) -> TensorDescriptor:
         return TensorDescriptor.from_tensor(self.read, [block, piece])
-
-
-def interpreting() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Guard:

@@ -6,13 +6,12 @@ keys the pairs are v < w, sorted; with keys they are all (v, w), sorted.
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kontrast.kernels.dense import in_torch_func
+from kontrast.kernels.dense import INTERPRETED, in_torch_func
 
 SHORTEST = 1e-12
 
@@ -68,8 +67,7 @@ def define_unit_rows(z: Tensor, keys: Tensor | None, normalize: bool) -> UnitRow
 
 def by_triton(z: Tensor) -> bool:
     """Return whether the Triton kernels take the rows, natively or in the interpreter."""
-    native = z.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return native and z.dtype != torch.float64 and z.shape[-1] <= 4096
+    return (z.is_cuda or INTERPRETED) and z.dtype != torch.float64 and z.shape[-1] <= 4096
 
 
 class UnitRowsFunction(torch.autograd.Function):

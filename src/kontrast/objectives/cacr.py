@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from kontrast.kernels.row_loss import MEAN, RowLoss
+from kontrast.kernels.view_links import LATER, OTHER, SAME
 from kontrast.objectives.arguments import Number, choice, fixed, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.conditional import conditional_mean, euclidean_repulsion, rbf_repulsion
@@ -75,6 +79,15 @@ class CACR(Objective):
             self.t_minus, self.rbf_t = fixed("t_minus", self.t_minus), fixed("rbf_t", self.rbf_t)
 
         self.symmetric = switch("symmetric", symmetric)
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        """With one positive its weight is 1, and the constants of attraction and repulsion cancel."""
+        a = 0.0 if self.repulsion == "uniform" else 2 * SIGNS[self.repulsion] * self.t_minus
+        detach = self.detach_negative_weights
+        if self.cost == "rbf" or detach == "bank" or isinstance(a, Tensor) or isinstance(self.t_plus, Tensor):
+            return None
+        kind = SAME if self.negatives == "same-view" else OTHER if self.symmetric else LATER
+        return RowLoss(kind, [a], MEAN, pull=2.0, push=2.0, detach_weights=detach)
 
     def contrast(self, pairs: Pairs) -> Terms:
         t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights

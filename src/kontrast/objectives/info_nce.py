@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from kontrast.kernels.row_loss import LSE, RowLoss
+from kontrast.kernels.view_links import LATER, OTHER
 from kontrast.objectives.arguments import Number, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.learned_temperature import current, temperature_argument
@@ -56,6 +60,10 @@ class InfoNCE(Objective):
         self.temperature = temperature_argument(temperature, initial_temperature, temperature_bounds, default=0.2)
         self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
         self.symmetric = switch("symmetric", symmetric)
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        a, kind = 1 / current(self.temperature), OTHER if self.symmetric else LATER
+        return None if isinstance(a, Tensor) else RowLoss(kind, [a], LSE, pull=a, positive=True)
 
     def contrast(self, pairs: Pairs) -> Terms:
         links = pairs.one_way_links(self.symmetric)
