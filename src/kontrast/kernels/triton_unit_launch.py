@@ -29,7 +29,7 @@ def block_sizes(B: int, D: int) -> tuple[int, dict[str, Any]]:
 
 
 def triton_unit_forward(
-    z: Tensor, keys: Tensor | None, normalize: bool, z2: Tensor | None = None
+    z: Tensor, keys: Tensor | None, normalize: bool, z2: Tensor | None = None, shortest: float = SHORTEST
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return unit rows of z and of the keys, and the similarities. Rows that are not normalized are views.
 
@@ -46,14 +46,19 @@ def triton_unit_forward(
         key_units = torch.empty_like(keys, dtype=z.dtype) if normalize else keys.to(z.dtype)
     pairs = V * (V - 1) // 2 if keys is None else V * W
     similarities = z.new_empty(pairs, B, dtype=torch.float32)
-    launch_units(z, z2, keys, units, key_units, similarities, W, normalize, SHORTEST)
+    launch_units(z, z2, keys, units, key_units, similarities, W, normalize, shortest)
     return units, key_units, similarities
 
 
-def triton_wide_units(z: Tensor, shortest: float) -> Tensor:
-    """Return the unit rows of z [V,B,D] in float32; rows that are not longer than `shortest` stay as they are."""
-    units = torch.empty_like(z, dtype=torch.float32)
-    launch_units(z, None, None, units, None, units, 0, True, shortest)
+def triton_wide_units(
+    z: Tensor, shortest: float, z2: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return the unit rows of z [V,B,D], or of z and z2 [B,D], computed in float32.
+
+    Rows that are not longer than `shortest` stay as they are.
+    """
+    units = torch.empty_like(z, dtype=dtype) if z2 is None else z.new_empty(2, *z.shape, dtype=dtype)
+    launch_units(z, z2, None, units, None, units, 0, True, shortest)
     return units
 
 

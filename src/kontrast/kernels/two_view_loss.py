@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.kernels.covariance import identity
 from kontrast.kernels.row_loss import DEBIASED, MEAN, RowLoss
 from kontrast.kernels.small_batch import (
     Arguments,
@@ -18,7 +19,14 @@ from kontrast.kernels.small_batch import (
     compute_statistics,
     small_definition,
 )
-from kontrast.kernels.unit_rows import by_triton, define_unit_rows
+from kontrast.kernels.symmetry import (
+    ROUNDING,
+    asymmetry_by_definition,
+    compute_norm,
+    compute_norm_gradients,
+    faster_method,
+)
+from kontrast.kernels.unit_rows import by_triton, unit
 from kontrast.kernels.view_links import ALL, SAME, cases_of_links
 
 
@@ -54,19 +62,23 @@ class TwoViewLossFunction(torch.autograd.Function):
         from kontrast.kernels.triton_unit_launch import triton_unit_forward
 
         z, z2 = z.contiguous(), None if z2 is None else z2.contiguous()
-        units, _, similarities = triton_unit_forward(z, None, True, z2)
+        units, _, similarities = triton_unit_forward(z, None, True, z2, loss.shortest)
         lse, mean, rows, slopes, matrix = compute_statistics(
             units, None, statistics_arguments(loss), similarities, loss
         )
+        value, kept = rows.mean(), []
+        if loss.asymmetry:
+            norm, *kept = asymmetry_norm(z, z2, loss.shortest)
+            value = value.add(norm, alpha=loss.asymmetry)
         ctx.loss = loss
-        ctx.save_for_backward(z, z2, units, similarities, lse, mean, slopes, matrix)
-        return rows.mean()
+        ctx.save_for_backward(z, z2, units, similarities, lse, mean, slopes, matrix, *kept)
+        return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from kontrast.kernels.triton_unit_launch import LinkGradients, triton_unit_backward
 
-        z, z2, units, similarities, lse, mean, slopes, matrix = ctx.saved_tensors
+        z, z2, units, similarities, lse, mean, slopes, matrix, *kept = ctx.saved_tensors
         loss, arguments = ctx.loss, statistics_arguments(ctx.loss)
         if torch.is_grad_enabled():  # with create_graph: the gradient will be differentiated again
             return *differentiable_gradients(ctx, z, z2, grads[0]), None
@@ -80,21 +92,44 @@ class TwoViewLossFunction(torch.autograd.Function):
         elif loss.repulsion == MEAN:
             to_lse, to_mean = None, of_row
         units_grad, _ = compute_gradients((to_lse, to_mean), units, None, lse, mean, matrix, arguments, True, False)
+        assert units_grad is not None
+        if loss.asymmetry:
+            units_grad = asymmetry_gradient(grads[0], kept, loss.asymmetry).add_(units_grad)
         # The positive of a row is the other view, also of a row that is compared with its own view.
         kind = ALL if loss.kind == SAME else loss.kind
         links = LinkGradients(
             similarities, lse[0], of_row[0] if loss.positive else None, of_row[0], loss.scales[0], pull, kind
         )
-        found = triton_unit_backward(z, None, units_grad, None, True, links, z2)
+        found = triton_unit_backward(z, None, units_grad, None, True, links, z2, loss.shortest)
         return (found, None, None) if z2 is None else (found[0], found[1], None)
+
+
+def asymmetry_norm(z: Tensor, z2: Tensor | None, shortest: float) -> list[Tensor]:
+    """Return ||A - A^T||_F of the unit rows before they are rounded, in float32, and what its gradient needs."""
+    from kontrast.kernels.triton_unit_launch import triton_wide_units
+
+    units = triton_wide_units(z, shortest, z2, torch.float64)
+    B = units.shape[1]
+    method = faster_method(z, B)
+    norm, *kept = compute_norm(units, units, method)
+    # A norm that rounding may have caused counts as zero. Unit rows have |a|^2 = |b|^2 = 2 B.
+    rounding = 2 * B * ROUNDING[method] ** 0.5
+    divisor = torch.threshold(norm, rounding, torch.inf)
+    return [torch.threshold(norm, rounding, 0.0).float(), divisor, *kept]
+
+
+def asymmetry_gradient(grad: Tensor, kept: list[Tensor], weight: float) -> Tensor:
+    """Return the gradient of the unit rows [2,B,D], in float64."""
+    divisor, *kept = kept
+    method = "tiles" if len(kept) < 4 else "closed"
+    return compute_norm_gradients((grad * weight) / divisor, kept, method, alone=True)[0]
 
 
 def define_two_view_loss(z: Tensor, loss: RowLoss) -> Tensor:
     """Compute the loss of z [2,B,D] by definition, differentiated by autograd."""
-    rows = define_unit_rows(z, None, True)
-    arguments = statistics_arguments(loss)
-    lse, mean = small_definition(rows.z, None, *arguments)
-    s = rows.similarities
+    units = unit(z.float(), loss.shortest)
+    lse, mean = small_definition(units.to(z.dtype), None, *statistics_arguments(loss))
+    s = (units[0] * units[1]).sum(-1)
     if loss.repulsion == DEBIASED:
         log_R = lse[0] - lse[1] + loss.log_count
         share = loss.log_share + loss.pull * s - log_R
@@ -106,7 +141,11 @@ def define_two_view_loss(z: Tensor, loss: RowLoss) -> Tensor:
         repulsion = mean[0]
     else:
         repulsion = torch.logaddexp(lse[0], loss.scales[0] * s) if loss.positive else lse[0]
-    return (loss.push * repulsion - loss.pull * s).mean()
+    value = (loss.push * repulsion - loss.pull * s).mean()
+    if loss.asymmetry:
+        norm = asymmetry_by_definition(units[0], units[1], None, None, identity, "tiles")
+        value = value + loss.asymmetry * norm
+    return value
 
 
 def differentiable_gradients(ctx: Any, z: Tensor, z2: Tensor | None, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -115,7 +115,7 @@ class Objective(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Return the loss, a scalar."""
         if keys is None and bank is None and labels is None:
-            fused = self._fused_loss(z, z2)
+            fused = self._try_fused_loss(z, z2)
             if fused is not None:
                 return fused
         inputs = self._check(z, z2, keys, bank, labels)
@@ -123,7 +123,8 @@ class Objective(nn.Module):
             terms, pairs = self._contrast(inputs)
             first, *others = terms.values()
             if self.reduction == "mean" and distributed.world() == 1 and all(x.shape == first.shape for x in others):
-                loss = terms.total.mean()  # the sum of the means, in fewer operations
+                total = terms.total  # its mean is the sum of the means, in fewer operations
+                loss = total.mean() if total.ndim else total
             else:
                 loss = self._reduce(terms, pairs).total
         check_finite((inputs.z,), loss)
@@ -137,15 +138,20 @@ class Objective(nn.Module):
         """
         return None
 
-    def _fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
-        """Return the loss by one function if there is a formula for it and the inputs are the usual ones."""
+    def fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
+        """Return the loss of two views, z [2,B,D] or z and z2 [B,D], by `row_loss`, or None if there is no formula."""
+        row_loss = self.row_loss(z.shape[-2])
+        return None if row_loss is None else two_view_loss(z, z2, row_loss)
+
+    def _try_fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
+        """Return the fused loss if the class itself, not a class that it inherits from, has one for these inputs."""
         usual = self.reduction == "mean" and self.normalize and fits_two_view_loss(z, z2) and distributed.world() == 1
-        row_loss = self.row_loss(z.shape[-2]) if usual and "row_loss" in vars(type(self)) else None
-        if row_loss is None:
+        if not usual or not ("row_loss" in vars(type(self)) or "fused_loss" in vars(type(self))):
             return None
         with without_autocast(z.device.type):
-            loss = two_view_loss(z, z2, row_loss)
-        check_finite((z, z2), loss)
+            loss = self.fused_loss(z, z2)
+        if loss is not None:
+            check_finite((z, z2), loss)
         return loss
 
     def terms(

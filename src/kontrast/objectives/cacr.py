@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from kontrast.kernels.row_loss import MEAN, RowLoss
-from kontrast.kernels.view_links import LATER, OTHER, SAME
+from kontrast.kernels.row_loss import RowLoss
 from kontrast.objectives.arguments import Number, choice, fixed, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
-from kontrast.objectives.conditional import conditional_mean, euclidean_repulsion, rbf_repulsion
+from kontrast.objectives.conditional import conditional_mean, conditional_repulsion, formula
 from kontrast.objectives.pairs import Pairs
 
 SIGNS = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
@@ -77,28 +74,19 @@ class CACR(Objective):
         self.detach_negative_weights = switch("detach_negative_weights", detach_negative_weights, "bank")
         if self.detach_negative_weights or self.repulsion == "reversed":  # a negative scale has no square root
             self.t_minus, self.rbf_t = fixed("t_minus", self.t_minus), fixed("rbf_t", self.rbf_t)
-
         self.symmetric = switch("symmetric", symmetric)
 
     def row_loss(self, images: int) -> RowLoss | None:
-        """With one positive its weight is 1, and the constants of attraction and repulsion cancel."""
-        a = 0.0 if self.repulsion == "uniform" else 2 * SIGNS[self.repulsion] * self.t_minus
-        detach = self.detach_negative_weights
-        if self.cost == "rbf" or detach == "bank" or isinstance(a, Tensor) or isinstance(self.t_plus, Tensor):
-            return None
-        kind = SAME if self.negatives == "same-view" else OTHER if self.symmetric else LATER
-        return RowLoss(kind, [a], MEAN, pull=2.0, push=2.0, detach_weights=detach)
+        return formula(self.cost, self.negatives, self.symmetric, self.t_plus, self.scale, self.detach_negative_weights)
+
+    @property
+    def scale(self) -> Number:
+        return 0.0 if self.repulsion == "uniform" else 2 * SIGNS[self.repulsion] * self.t_minus
 
     def contrast(self, pairs: Pairs) -> Terms:
         t, detach = SIGNS[self.attraction] * self.t_plus, self.detach_positive_weights
         detach = pairs.teacher if detach is None else detach
         attraction = pairs.reduce_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
-        a = 0.0 if self.repulsion == "uniform" else 2 * SIGNS[self.repulsion] * self.t_minus
-        constant = self.detach_negative_weights
-        if constant == "bank" and (self.cost == "rbf" or (not pairs.teacher and pairs.bank is None)):
-            raise ValueError("detach_negative_weights is 'bank': give keys or a bank, and cost euclidean")
-        if self.cost == "rbf":
-            repulsion = rbf_repulsion(pairs, self.negatives, self.symmetric, a, self.rbf_t, constant)
-        else:
-            repulsion = euclidean_repulsion(pairs, self.negatives, self.symmetric, a, constant)
+        options = self.negatives, self.symmetric, self.scale, self.detach_negative_weights
+        repulsion = conditional_repulsion(pairs, *options, self.rbf_t if self.cost == "rbf" else None)
         return Terms(attraction=attraction, repulsion=repulsion)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import RowStatistics
+from kontrast.kernels.row_loss import MEAN, RowLoss
 from kontrast.kernels.row_statistics import Scale, StatisticsOptions
+from kontrast.kernels.view_links import LATER, OTHER, SAME
 from kontrast.objectives.arguments import Number
 from kontrast.objectives.pairs import Pairs
 
@@ -33,6 +35,17 @@ def negative_statistics(
     return pairs.link_negatives(scale, pairs.one_way_links(symmetric), **options)
 
 
+def conditional_repulsion(
+    pairs: Pairs, negatives: str, symmetric: bool, a: Number, detach: bool | str, rbf_t: Number | None
+) -> Tensor:
+    """Return the repulsion of each anchor, with an rbf cost of sharpness `rbf_t` a scalar; w = softmax_j(a s_ij)."""
+    if isinstance(detach, str) and (rbf_t is not None or (not pairs.teacher and pairs.bank is None)):
+        raise ValueError("detach_negative_weights is 'bank': give keys or a bank, and cost euclidean")
+    if rbf_t is not None and not isinstance(detach, str):
+        return rbf_repulsion(pairs, negatives, symmetric, a, rbf_t, detach)
+    return euclidean_repulsion(pairs, negatives, symmetric, a, detach)
+
+
 def euclidean_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number, detach: bool | str) -> Tensor:
     """Return -sum_j w_ij c_ij of each anchor, w = softmax_j(a s_ij), constant if `detach`, or for the `bank` only."""
     if isinstance(detach, str):
@@ -40,6 +53,19 @@ def euclidean_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number
     c = 2 - 2 * negative_statistics(pairs, negatives, symmetric, a, with_mean=True, detach_weights=detach).mean
     cross_view = negatives == "cross-view" and not pairs.teacher and pairs.bank is None
     return pairs.sum_by_query(-c, pairs.one_way_links(symmetric)) if cross_view else -c
+
+
+def formula(
+    cost: str, negatives: str, symmetric: bool, t_plus: Number, a: Number, detach: bool | str
+) -> RowLoss | None:
+    """Return CACR of two views as a formula of row statistics, if the cost is euclidean and no number is a tensor.
+
+    The weight of the only positive is 1, and the constants of attraction and repulsion cancel.
+    """
+    if cost != "euclidean" or isinstance(detach, str) or isinstance(t_plus, Tensor) or isinstance(a, Tensor):
+        return None
+    kind = SAME if negatives == "same-view" else OTHER if symmetric else LATER
+    return RowLoss(kind, [a], MEAN, pull=2.0, push=2.0, detach_weights=detach)
 
 
 def rbf_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number, t: Number, detach: bool) -> Tensor:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.kernels.row_loss import DEBIASED, RowLoss
-from kontrast.kernels.view_links import ALL
+from kontrast.kernels.row_loss import RowLoss, debiased_loss
 from kontrast.objectives.arguments import NT_XENT_ALONE, Number, is_zero, number, positive, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -56,17 +55,7 @@ class HardNegative(Objective):
         self.tau_plus = number("tau_plus", tau_plus, least=0.0, below=1.0)
 
     def row_loss(self, images: int) -> RowLoss | None:
-        tau, beta, tau_plus, n = self.temperature, self.beta, self.tau_plus, 2 * (images - 1)
-        if isinstance(tau, Tensor) or isinstance(beta, Tensor) or isinstance(tau_plus, Tensor):
-            return None
-        scales, pull = [(1 + beta) / tau, beta / tau], 1 / tau
-        if tau_plus == 0:  # nothing to subtract, and no floor
-            return RowLoss(ALL, scales, DEBIASED, pull, log_count=math.log(n), log_share=-math.inf, floor=-math.inf)
-        log_share, log_rest, floor = math.log(tau_plus * n), math.log1p(-tau_plus), math.log(n) - pull
-        return RowLoss(
-            ALL, scales, DEBIASED, pull,
-            log_count=math.log(n), log_share=log_share, log_rest=log_rest, floor=floor,
-        )  # fmt: skip
+        return debiased_loss(self.temperature, self.beta, self.tau_plus, 2 * (images - 1))
 
     def contrast(self, pairs: Pairs) -> Terms:
         n, links = pairs.negative_count, pairs.links
