@@ -145,17 +145,13 @@ def rows_backward(
     if HAS_IDS:
         row_ids = tl.load(row_ids_of + row, mask=row < rows, other=tl.load(row_ids_of + start))
     row_low, row_high = tl.min(row_ids, 0), tl.max(row_ids, 0)
-    row_alpha = tl.zeros([BLOCK_M], tl.float32)
-    row_beta, row_shift = row_alpha, row_alpha
-    second_alpha, second_beta, second_shift = row_alpha, row_alpha, row_alpha
-    if ROW_SIDE:
-        row_alpha, row_beta, row_shift = row_coefficients(
-            row_alpha_of, row_beta_of, row_shift_of, row, row < rows, WITH_BETA
-        )
-        if SCALES == 2:
-            second_alpha, second_beta, second_shift = row_coefficients(
-                row_alpha_of + rows, row_beta_of + rows, row_shift_of + rows, row, row < rows, WITH_BETA
-            )
+    row_alpha, row_beta, row_shift = row_coefficients(
+        row_alpha_of, row_beta_of, row_shift_of, row, row < rows, ROW_SIDE, WITH_BETA
+    )
+    second_alpha, second_beta, second_shift = row_coefficients(
+        row_alpha_of + rows, row_beta_of + rows, row_shift_of + rows, row, row < rows,
+        ROW_SIDE and SCALES == 2, WITH_BETA,
+    )  # fmt: skip
     a, a1, a2 = load_parts(rows_of, start, row_stride, 0, PARTS)
     gradient = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for tile in range(split * tiles_a_split, min((split + 1) * tiles_a_split, tl.cdiv(columns, BLOCK_N))):
@@ -184,9 +180,15 @@ def rows_backward(
 
 
 @triton.jit
-def row_coefficients(alpha, beta, shift, row, inside, WITH_BETA: tl.constexpr):
-    row_alpha = tl.load(alpha + row, mask=inside, other=0.0)
-    row_beta = row_alpha
-    if WITH_BETA:
-        row_beta = tl.load(beta + row, mask=inside, other=0.0)
-    return row_alpha, row_beta, tl.load(shift + row, mask=inside, other=0.0)
+def row_coefficients(alpha, beta, shift, row, inside, USED: tl.constexpr, WITH_BETA: tl.constexpr):
+    """Load the coefficients of a block of rows; zeros if they are not used."""
+    row_alpha = tl.zeros(row.shape, tl.float32)
+    row_beta, row_shift = row_alpha, row_alpha
+    if USED:
+        row_alpha, row_shift = (
+            tl.load(alpha + row, mask=inside, other=0.0),
+            tl.load(shift + row, mask=inside, other=0.0),
+        )
+        if WITH_BETA:
+            row_beta = tl.load(beta + row, mask=inside, other=0.0)
+    return row_alpha, row_beta, row_shift

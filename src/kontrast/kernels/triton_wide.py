@@ -112,14 +112,11 @@ def wide_gradient(
     )  # fmt: skip
     row, column = start + tl.arange(0, BLOCK_M), other * BLOCK_N + tl.arange(0, BLOCK_N)
     inside, column_inside = row < end, column < columns
-    row_alpha = tl.zeros([BLOCK_M], tl.float32)
-    row_beta, row_shift = row_alpha, row_alpha
     p = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for n in tl.static_range(SCALES):
-        if ROW_SIDE:
-            row_alpha, row_beta, row_shift = row_coefficients(
-                row_alpha_of + n * rows, row_beta_of + n * rows, row_shift_of + n * rows, row, inside, WITH_BETA
-            )
+        row_alpha, row_beta, row_shift = row_coefficients(
+            row_alpha_of + n * rows, row_beta_of + n * rows, row_shift_of + n * rows, row, inside, ROW_SIDE, WITH_BETA
+        )
         p += tile_gradient(
             s, slope if n == 0 else second_slope, row_alpha, row_beta, row_shift,
             alpha + n * columns, beta + n * columns, shift + n * columns, column, column_inside,
