@@ -91,7 +91,7 @@ def row_statistics(
         lse, mean = dense_statistics(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, key_bias)
     else:
         compute = statistics_operator if torch.compiler.is_compiling() else StatisticsFunction.apply
-        how = choose_implementation(implementation, queries, has_triton=key_bias is None)
+        how = choose_implementation(implementation, queries)
         lse, mean = compute(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, how, key_bias, unit)
     return RowStatistics(lse, mean) if isinstance(scale, Sequence) else RowStatistics(lse[0], mean[0])
 
@@ -118,12 +118,8 @@ def scaled_statistics(
     return RowStatistics(lse, mean / a if mean.shape == lse.shape else mean)
 
 
-def choose_implementation(implementation: str, queries: Tensor, *, has_triton: bool = True) -> str:
-    """Resolve `auto`, and check that triton can take the queries. Statistics without a Triton kernel are tiled."""
-    if not has_triton:
-        if implementation == "triton":
-            refuse("implementation", "triton", "'tiled' for this statistic")
-        return "tiled"
+def choose_implementation(implementation: str, queries: Tensor) -> str:
+    """Resolve `auto`, and check that triton can take the queries."""
     native = queries.device.type == "cuda" and queries.dtype != torch.float64
     if implementation == "auto":
         return "triton" if native else "tiled"

@@ -74,10 +74,11 @@ def shape_of(kernel: str, tensor: Tensor) -> tuple[Shape, int, int]:
 class Operand:
     """Rows in the layout that the kernels read: contiguous, each aligned to 16 bytes, float32 in three parts."""
 
-    def __init__(self, rows: Tensor, ids: Tensor | None):
+    def __init__(self, rows: Tensor, ids: Tensor | None, bias: Tensor | None = None):
         self.count, self.width = rows.shape
         self.kind = rows.dtype
         self.ids = None if ids is None else ids.contiguous()
+        self.bias = None if bias is None else bias.contiguous()
         # The interpreter can't multiply bf16; float32 represents each number exactly.
         rows = rows.float() if INTERPRETED and rows.dtype == torch.bfloat16 else rows
         excess = -self.width % 8
@@ -100,6 +101,11 @@ class Operand:
     def pointer(self, narrow: bool) -> Tensor:
         """Return the ids (their lower halves if `narrow`). Without ids, return any tensor: no kernel reads it."""
         return self.rows if self.ids is None else self.ids.to(torch.int32) if narrow else self.ids
+
+    @property
+    def bias_pointer(self) -> Tensor:
+        """The bias. Without one, any tensor: no kernel reads it."""
+        return self.rows if self.bias is None else self.bias
 
     def spans(self, narrow: bool, block: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ids and the smallest and largest id of each block. Without ids, return any tensors."""
@@ -127,6 +133,8 @@ class Guard:
         self, queries: Operand, keys: Operand | None, scales: Sequence[float], unit: bool, ask: bool = True,
         scale: Tensor | None = None,
     ):  # fmt: skip
+        if keys is not None and keys.bias is not None:
+            unit = ask = False  # nothing is known about the bias, so the largest exponent is subtracted
         largest = max(abs(a) for a in scales)
         self.limit = SAFE_EXPONENT / largest if largest > 0 else 3e38
         self.many = queries.count * (keys or queries).count >= LARGE
