@@ -131,6 +131,6 @@ def test_fewer_rows_than_width_and_constant_rows_stay_finite(dtype) -> None:
     for x in (torch.randn(4, 32), torch.ones(8, 5), torch.zeros(8, 5)):
         x = x.to(dtype).requires_grad_()
         y = whiten(x, ridge=1e-3)
-        assert y.dtype == dtype
+        assert y.dtype == torch.float32
         assert bool(torch.isfinite(y).all())
         assert bool(torch.isfinite(torch.autograd.grad(y.sum(), x)[0]).all())

@@ -9,12 +9,21 @@ from kontrast.kernels import row_statistics
 
 from support.interpreter import assert_tests_pass_interpreted
 
-LONG = [pytest.param(cases, marks=pytest.mark.slow) for cases in ("two_way", "nearest")]
+
+def interpreted(cases: str) -> Path:
+    return Path(__file__).parents[1] / "support" / f"interpreted_{cases}.py"
 
 
-@pytest.mark.parametrize("cases", ["rows", "views", *LONG])
+@pytest.mark.parametrize("cases", ["rows", "views"])
 def test_in_the_interpreter(cases):
-    assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / f"interpreted_{cases}.py")
+    """Each kernel and each variant of it at least once, at odd shapes."""
+    assert_tests_pass_interpreted(interpreted(cases))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", ["rows", "views", "two_way", "nearest"])
+def test_more_cases_in_the_interpreter(cases):
+    assert_tests_pass_interpreted(interpreted(cases), "slow" if cases in ("rows", "views") else "")
 
 
 def test_float64_is_refused():

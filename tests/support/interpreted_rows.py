@@ -50,6 +50,21 @@ def compare(M, K, D, scale, shared, *, kind=torch.float32, tolerance=1e-5, with_
 @pytest.mark.parametrize(
     ("M", "K", "D", "scale", "shared"),
     [
+        (131, None, 17, [2.0, -3.0], 20),
+        (70, 133, 19, 5.0, 3),
+        (33, 40, 130, [1.0, 5.0], 3),
+        (35, None, 130, 2.0, 9),
+    ],
+)
+def test_equal_to_the_definition(route, M, K, D, scale, shared):
+    """Rows that fit into one piece and wide ones, with keys and without, at one scale and at two."""
+    compare(M, K, D, scale, shared)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("M", "K", "D", "scale", "shared"),
+    [
         (7, None, 3, 2.0, 3),
         (150, None, 17, [2.0, -3.0], 20),
         (130, None, 1, 1e-3, 50),
@@ -60,16 +75,18 @@ def compare(M, K, D, scale, shared, *, kind=torch.float32, tolerance=1e-5, with_
         (70, None, 512, [1.0, 2.0, 3.0], 30),
     ],
 )
-def test_equal_to_the_definition(route, M, K, D, scale, shared):
+def test_more_shapes(route, M, K, D, scale, shared):
     compare(M, K, D, scale, shared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [None, 90])
 def test_lse_alone_and_detached_weights(route, K):
     compare(140, K, 24, 5.0, 30, with_mean=False)
     compare(140, K, 24, 5.0, 30, detach_weights=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [100.0, 1000.0, -1000.0])
 @pytest.mark.parametrize("K", [None, 90])
 def test_large_scales_are_exact(route, scale, K):
@@ -77,11 +94,27 @@ def test_large_scales_are_exact(route, scale, K):
     compare(100, K, 16, scale, 10, tolerance=2e-4)
 
 
+@pytest.mark.slow
 def test_half_types(route):
     compare(130, None, 16, 2.0, 30, kind=torch.bfloat16, tolerance=5e-3)
     compare(130, None, 16, 2.0, 30, kind=torch.float16, tolerance=1e-3)
 
 
+def test_large_scales_lse_alone_constant_weights_and_half_types_once(monkeypatch):
+    """The slow tests have these in more combinations."""
+    from kontrast.kernels import triton_operands
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    monkeypatch.setattr(triton_operands, "LARGE", 0)
+    compare(40, None, 16, 1000.0, 10, tolerance=2e-4)
+    compare(40, 30, 24, 5.0, 30, with_mean=False)
+    compare(40, None, 24, 5.0, 30, detach_weights=True)
+    compare(40, None, 16, 2.0, 30, kind=torch.bfloat16, tolerance=5e-3)
+    compare(40, 30, 16, 2.0, 30, kind=torch.float16, tolerance=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [None, 90])
 @pytest.mark.parametrize("per_row", [False, True])
 def test_gradient_of_the_scale(route, K, per_row):
@@ -99,10 +132,12 @@ def test_gradient_of_the_scale(route, K, per_row):
         assert (part.double() - truth).norm() <= 1e-5 * truth.norm()
 
 
+@pytest.mark.slow
 def test_all_pairs_excluded(route):
     compare(70, None, 8, 3.0, 1)
 
 
+@pytest.mark.slow
 def test_ids_that_differ_only_in_their_upper_halves(route):
     from kontrast.kernels import row_statistics
 
@@ -112,6 +147,7 @@ def test_ids_that_differ_only_in_their_upper_halves(route):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_strided_and_misaligned_rows(route):
     from kontrast.kernels import row_statistics
 
@@ -121,6 +157,7 @@ def test_strided_and_misaligned_rows(route):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_deterministic_algorithms_use_no_atomic_sums(monkeypatch):
     from kontrast.kernels import row_statistics, triton_launch, triton_operands
 

@@ -1,9 +1,9 @@
-"""The Triton kernels of two modalities and of softplus sums equal the definition, in Triton's interpreter."""
+"""The Triton kernels of two modalities, softplus sums, a bias per key and mean vectors equal their definitions."""
 
 import pytest
 import torch
 
-from kontrast.kernels import softplus_sums, triton_operands, two_way_statistics
+from kontrast.kernels import mean_vectors, row_statistics, softplus_sums, triton_operands, two_way_statistics
 
 from support.statistics_cases import scalar, unit_rows, value_and_gradients
 
@@ -57,3 +57,35 @@ def test_softplus_sums(bias):
                               implementation=implementation)]  # fmt: skip
 
     compare(compute, [unit_rows(40, 70), unit_rows(150, 70), scalar(10.0), scalar(bias)])
+
+
+@pytest.mark.parametrize(("D", "scale"), [(19, 5.0), (19, [5.0, -2.0]), (140, 5.0)])
+@pytest.mark.parametrize("detach", [False, True])
+def test_key_bias(pairs, D, scale, detach):
+    """Narrow and wide rows; the bias is large enough to matter, and rows with the id 0 have all keys as pairs."""
+    ids = torch.randint(0, 5, (40,)), torch.randint(1, 5, (150,))
+
+    def compute(implementation, q, k, bias):
+        return row_statistics(
+            q, k, scale=scale, query_ids=ids[0], key_ids=ids[1], key_bias=bias, detach_weights=detach,
+            implementation=implementation,
+        )  # fmt: skip
+
+    compare(compute, [unit_rows(40, D), unit_rows(150, D), (4 * torch.randn(150)).double().requires_grad_()])
+
+
+@pytest.mark.parametrize(("E", "scale"), [(5, 5.0), (70, 0.0)])
+def test_mean_vectors(E, scale, monkeypatch):
+    from kontrast.kernels import triton_wide_launch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    monkeypatch.setattr(triton_wide_launch, "PANEL_BYTES", 1)  # several panels
+    ids = torch.arange(150) % 5, torch.arange(40) % 4
+
+    def compute(implementation, q, k, v, bias):
+        return [mean_vectors(q, k, values=v, scale=scale, query_ids=ids[0], key_ids=ids[1], key_bias=bias,
+                             implementation=implementation)]  # fmt: skip
+
+    bias = torch.randn(40, dtype=torch.float64, requires_grad=True)
+    compare(compute, [unit_rows(150, 70), unit_rows(40, 70), unit_rows(40, E), bias])

@@ -18,14 +18,30 @@ def compare(found, truth, tolerance=1e-5):
         assert (part.double() - expected.double()).norm() <= tolerance * max(1e-3, expected.double().norm())
 
 
-@pytest.mark.parametrize(("type_", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 4e-3)])
+@pytest.mark.parametrize(("kind", "V", "W", "type_"), [
+    (0, 3, 2, torch.float32), (1, 2, None, torch.float16), (2, 2, None, torch.float32), (3, 3, 2, torch.float16),
+    (4, 2, None, torch.float16),
+])  # fmt: skip
+def test_each_case_of_links_once(kind, V, W, type_):
+    """float32 uses a stored matrix, half precision a kernel that computes it."""
+    check_views(kind, (V, W, 7, 19 if W else 7, 5), ([5.0, -1.0], True, False, True), type_)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type_", [torch.float32, torch.float16])
 @pytest.mark.parametrize("kind", range(5))
-@pytest.mark.parametrize(("V", "W", "B", "N", "D"), [(2, None, 19, 19, 5), (3, 2, 7, 70, 20)])
-@pytest.mark.parametrize(("scales", "with_mean", "detach", "labels"), [
+@pytest.mark.parametrize("shape", [(2, None, 19, 19, 5), (3, 2, 7, 70, 20)])
+@pytest.mark.parametrize("options", [
     ([2.0], False, False, False), ([5.0, -1.0], True, False, True), ([10.0], True, True, False),
 ])  # fmt: skip
-def test_views_equal_the_definition(kind, V, W, B, N, D, scales, with_mean, detach, labels, type_, tolerance):
-    """float32 uses a stored matrix, half precision a kernel that computes it."""
+def test_views_equal_the_definition(kind, shape, options, type_):
+    check_views(kind, shape, options, type_)
+
+
+def check_views(kind, shape, options, type_):
+    """Compare the statistics of views with their definition in float64."""
+    (V, W, B, N, D), (scales, with_mean, detach, labels) = shape, options
+    tolerance = 1e-5 if type_ == torch.float32 else 4e-3
     torch.manual_seed(0)
     q, k = (None if n is None else (torch.randn(n, m, D) / D**0.5).to(type_) for n, m in ((V, B), (W, N)))
     if kind == LATER and W is not None and V != W:
@@ -61,6 +77,7 @@ def test_gradients_of_expanded_statistics_need_no_copy():
     compare(found[:1], found[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{}, {"symmetric": True}])
 @pytest.mark.parametrize("name", ["nt-xent", "info-nce", "dcl", "cacr"])
 @pytest.mark.parametrize(("V", "W"), [(2, None), (3, None), (2, 2)])
@@ -79,8 +96,11 @@ def test_objectives_in_one_function_equal_the_parts(name, arguments, V, W, monke
     compare(*found)
 
 
+SHAPES = [(2, None, 9, 19), *(pytest.param(*s, marks=pytest.mark.slow) for s in ((3, None, 5, 600), (1, 4, 6, 16)))]
+
+
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize(("V", "W", "B", "D"), [(2, None, 9, 19), (3, None, 5, 600), (1, 4, 6, 16), (3, 2, 7, 8)])
+@pytest.mark.parametrize(("V", "W", "B", "D"), [*SHAPES, (3, 2, 7, 8)])
 def test_unit_rows_equal_the_definition(V, W, B, D, normalize):
     torch.manual_seed(0)
     z, keys = torch.randn(V, B, D), None if W is None else torch.randn(W, B, D)
@@ -95,3 +115,55 @@ def test_unit_rows_equal_the_definition(V, W, B, D, normalize):
         wide = [None if grad is None else grad.double() for grad in given]
         found = triton_unit_backward(z, keys, *given, normalize)
         compare([found], [unit_gradient(z.double(), None if keys is None else keys.double(), *wide, normalize)])
+
+
+LOSSES = [
+    ("nt-xent", {}), ("info-nce", {}), ("info-nce", {"symmetric": True}), ("dcl", {}),
+    ("dcl", {"negatives": "cross-view"}), ("multi-view-nce", {}), ("decoupled-nt-xent", {"loss_scale": 2.0}),
+    ("cacr", {}), ("cacr", {"symmetric": True, "repulsion": "reversed"}), ("cacr", {"negatives": "same-view"}),
+    ("cacr", {"detach_negative_weights": True}), ("hard-negative", {}), ("hard-negative", {"tau_plus": 0.0}),
+    ("hard-negative", {"tau_plus": 0.6, "temperature": 0.1}),
+    ("sim-whitening", {}), ("sim-affinity", {}), ("sim-affinity", {"symmetric": True, "normalize_by_n": True}),
+]  # fmt: skip
+
+
+TELLING = [4, 6, 9, 11, 15]  # one of each repulsion and of each case of links
+MORE = [case if n in TELLING else pytest.param(*case, marks=pytest.mark.slow) for n, case in enumerate(LOSSES)]
+
+
+@pytest.mark.parametrize(("name", "arguments"), MORE)
+def test_loss_of_two_views_equals_the_definition(name, arguments, monkeypatch):
+    """One function for the whole loss, of two tensors or of one, against the objective's own definition in float64."""
+    torch.manual_seed(0)
+    # Some close pairs, some that are not: with HN-CL some rows are at the floor of N and some above it.
+    z = torch.randn(2, 19, 5)
+    z[1] += torch.linspace(0, 3, 19)[:, None] * z[0]
+    loss = objective(name, **arguments)
+    exact = z.double().requires_grad_()
+    truth = loss(exact)
+    slope = torch.autograd.grad(truth, exact)[0]
+    monkeypatch.setattr(loss, "contrast", lambda pairs: pytest.fail("not in one function"))
+    for kind, tolerance in ((torch.float32, 1e-5), (torch.float16, 2e-2)):
+        views = [view.to(kind).requires_grad_() for view in z]
+        found = loss(*views)
+        compare([found.detach(), torch.stack(torch.autograd.grad(found, views))], [truth.detach(), slope], tolerance)
+    joined = z.clone().requires_grad_()
+    compare(torch.autograd.grad(loss(joined), joined), [slope])
+
+
+@pytest.mark.parametrize(("name", "arguments"), [pytest.param(*LOSSES[11], marks=pytest.mark.slow), LOSSES[15]])
+def test_second_derivative_of_the_loss_of_two_views(name, arguments):
+    torch.manual_seed(0)
+    z, loss, found = torch.randn(2, 6, 5), objective(name, **arguments), []
+    for kind in (torch.float32, torch.float64):
+        views = [view.to(kind).requires_grad_() for view in z]
+        slopes = torch.autograd.grad(loss(*views), views, create_graph=True)
+        found.append(torch.autograd.grad(sum(slope.square().sum() for slope in slopes), views))
+    compare(*found, tolerance=1e-4)
+
+
+def test_nan_in_the_second_view_is_refused():
+    z = torch.randn(2, 6, 5)
+    z[1, 2, 3] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        objective("nt-xent")(*z)

@@ -78,8 +78,9 @@ def whiten(
 ) -> Tensor:  # fmt: skip
     r"""Whiten rows: y_i = L^-1 (z_i - mean) with L L^T the covariance, [...,n,D].
 
-    Then <y_i, y_j> = (z_i - mean)^T S^-1 (z_j - mean). With `detach`, mean and covariance are constants. The arithmetic
-    is in float64: after rounding to float32 or tf32, nearly dependent features might not have a Cholesky factor.
+    Then <y_i, y_j> = (z_i - mean)^T S^-1 (z_j - mean). With `detach`, mean and covariance are constants. The result is
+    float32 at least. The arithmetic is in float64: after rounding to float32 or tf32, nearly dependent features might
+    not have a Cholesky factor.
     """
     count = rows.shape[-2] if count is None else count
     if torch.compiler.is_compiling() or in_torch_func():
@@ -93,7 +94,8 @@ def whiten_by_definition(rows: Tensor, ridge: float, absolute: bool, detach: boo
     mean, covariance = mean_and_covariance(wide.detach() if detach else wide, count=count, total=total)
     factor, failed = torch.linalg.cholesky_ex(with_ridge(covariance, ridge, absolute=absolute))
     factor = factor.masked_fill(failed.bool()[..., None, None], torch.nan)
-    return torch.linalg.solve_triangular(factor, (wide - mean).mT, upper=False).mT.to(rows.dtype)
+    white = torch.linalg.solve_triangular(factor, (wide - mean).mT, upper=False).mT
+    return white.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 class _Whiten(torch.autograd.Function):
@@ -119,15 +121,17 @@ class _Whiten(torch.autograd.Function):
         everywhere = eye.expand(len(x), D, D)
         covariance = total(torch.baddbmm(everywhere, centered.mT, centered, beta=level, alpha=1 / (count - 1)))
         if ridge and not absolute:
-            variance = covariance.diagonal(dim1=1, dim2=2).mean(1, keepdim=True)
-            covariance.mul_(1 - ridge).diagonal(dim1=1, dim2=2).add_(variance, alpha=ridge)
+            diagonal = covariance.diagonal(dim1=1, dim2=2)
+            variance = diagonal.mean(1, keepdim=True)
+            covariance.mul_(1 - ridge)
+            diagonal.add_(variance, alpha=ridge)
         factor, failed = torch.linalg.cholesky_ex(covariance)
         factor.masked_fill_(failed.bool()[:, None, None], torch.nan)  # it would give finite but meaningless numbers
         inverse = torch.linalg.solve_triangular(factor, everywhere, upper=False)
         white = centered @ inverse.mT
         ctx.save_for_backward(rows, centered, white, inverse)
         ctx.arguments = ridge, absolute, detach, count, total
-        return white.to(rows.dtype).view(rows.shape)
+        return white.to(torch.promote_types(rows.dtype, torch.float32)).view(rows.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

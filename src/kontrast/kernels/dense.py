@@ -5,10 +5,14 @@ M queries, K keys, D width, S scales.  queries [M,D], keys [K,D], ids [M] and [K
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton's interpreter runs the kernels, on the CPU. Triton too reads the setting once, when it is imported."""
 
 
 def in_torch_func() -> bool:

@@ -45,7 +45,7 @@ def mean_vectors(
         query_ids: an int64 per query, usually the index of its image. None excludes no pairs.
         key_ids: an int64 per key.
         key_bias: a finite number b per key; 0 if None.
-        implementation: `dense` (the definition), `tiled` (plain torch), or `auto`.
+        implementation: `dense` (the definition), `tiled` (plain torch), `triton` (CUDA), or `auto` by device.
 
     Shape:
         queries [M,D], keys [K,D], values [K,E], query_ids [M], key_ids and key_bias [K]; the mean vectors [M,E].
@@ -60,7 +60,7 @@ def mean_vectors(
     values = checked_values(keys if values is None else values, keys)
     if implementation == "dense" or (implementation == "auto" and in_torch_func()):
         return dense_means(queries, keys, values, query_ids, key_ids, key_bias, a)[0]
-    how = choose_implementation(implementation, queries, has_triton=False)
+    how = choose_implementation(implementation, queries)
     return operation(queries, keys, values, query_ids, key_ids, key_bias, a, how)[0]
 
 
@@ -93,6 +93,10 @@ def forward(
     key_bias: Tensor | None, scale: float, implementation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the mean vectors [M,E] and, for the backward pass, the lse [M]."""
+    if implementation == "triton":
+        from kontrast.kernels.triton_mean_vectors import triton_means_forward
+
+        return triton_means_forward(queries, keys, values, query_ids, key_ids, key_bias, scale)
     return tiled_forward(queries, keys, values, query_ids, key_ids, key_bias, scale)
 
 
@@ -102,6 +106,12 @@ def backward(
     key_bias: Tensor | None, scale: float, implementation: str,
 ) -> list[Tensor]:  # fmt: skip
     """Return the needed gradients of queries [M,D], keys [K,D], values [K,E] and bias [K]."""
+    if implementation == "triton":
+        from kontrast.kernels.triton_mean_vectors import triton_means_backward
+
+        assert grads[0] is not None
+        given = queries, keys, values, query_ids, key_ids, key_bias, scale
+        return triton_means_backward(grads[0], outputs, needs, *given)
     return tiled_backward(grads, outputs, needs, queries, keys, values, query_ids, key_ids, key_bias, scale)
 
 

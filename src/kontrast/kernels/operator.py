@@ -24,7 +24,7 @@ def forward(
     if implementation == "triton":
         from kontrast.kernels.triton_launch import triton_forward
 
-        return triton_forward(queries, keys, query_ids, key_ids, scales, with_mean, unit)
+        return triton_forward(queries, keys, query_ids, key_ids, scales, with_mean, unit, key_bias)
     return tiled_forward(queries, keys, query_ids, key_ids, scales, with_mean, key_bias)
 
 
@@ -42,8 +42,13 @@ def backward(
 
         to_queries, to_keys = triton_backward(
             grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean,
-            scales, detach_weights, need_queries, need_keys, unit,
+            scales, detach_weights, need_queries, need_keys, unit, key_bias,
         )  # fmt: skip
+        if need_bias:
+            *_, to_bias = tiled_backward(
+                grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean,
+                scales, detach_weights, False, False, key_bias, True,
+            )  # fmt: skip
     else:
         to_queries, to_keys, to_bias = tiled_backward(
             grad_lse, grad_mean, queries, keys, query_ids, key_ids, lse, mean,

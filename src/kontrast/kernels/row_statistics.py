@@ -6,14 +6,13 @@ scales [S,M].  A scale is a number, a tensor [], or a tensor [M] with one scale 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, TypedDict
 
 import torch
 from torch import Tensor
 
-from kontrast.kernels.dense import accumulation_type, dense_statistics, in_torch_func
+from kontrast.kernels.dense import INTERPRETED, accumulation_type, dense_statistics, in_torch_func
 from kontrast.kernels.operator import StatisticsFunction, statistics_operator
 
 IMPLEMENTATIONS = ("auto", "dense", "tiled", "triton")
@@ -92,7 +91,7 @@ def row_statistics(
         lse, mean = dense_statistics(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, key_bias)
     else:
         compute = statistics_operator if torch.compiler.is_compiling() else StatisticsFunction.apply
-        how = choose_implementation(implementation, queries, has_triton=key_bias is None)
+        how = choose_implementation(implementation, queries)
         lse, mean = compute(queries, keys, query_ids, key_ids, scales, detach_weights, with_mean, how, key_bias, unit)
     return RowStatistics(lse, mean) if isinstance(scale, Sequence) else RowStatistics(lse[0], mean[0])
 
@@ -119,23 +118,14 @@ def scaled_statistics(
     return RowStatistics(lse, mean / a if mean.shape == lse.shape else mean)
 
 
-def choose_implementation(implementation: str, queries: Tensor, *, has_triton: bool = True) -> str:
-    """Resolve `auto`, and check that triton can take the queries. Statistics without a Triton kernel are tiled."""
-    if not has_triton:
-        if implementation == "triton":
-            refuse("implementation", "triton", "'tiled' for this statistic")
-        return "tiled"
+def choose_implementation(implementation: str, queries: Tensor) -> str:
+    """Resolve `auto`, and check that triton can take the queries."""
     native = queries.device.type == "cuda" and queries.dtype != torch.float64
     if implementation == "auto":
         return "triton" if native else "tiled"
-    if implementation == "triton" and not (native or interpreted(queries)):
+    if implementation == "triton" and not (native or (INTERPRETED and queries.dtype != torch.float64)):
         refuse("implementation", "triton", f"'tiled' for {queries.dtype} on {queries.device}")
     return implementation
-
-
-def interpreted(queries: Tensor) -> bool:
-    """Return whether Triton's interpreter runs the kernels, on the CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1" and queries.dtype != torch.float64
 
 
 def as_list(scale: Scale) -> list[Any]:

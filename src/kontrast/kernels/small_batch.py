@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kontrast.kernels.custom_gradient import Operation
 from kontrast.kernels.dense import affinity, affinity_statistics, in_torch_func
+from kontrast.kernels.row_loss import RowLoss
 from kontrast.kernels.unit_rows import by_triton, define_unit_rows
 from kontrast.kernels.view_links import ALL, cases_of_links, from_one_matrix, image_indices
 
@@ -24,10 +25,13 @@ WIDEST = 256
 
 def fits_small_kernel(queries: Tensor, keys: Tensor | None) -> bool:
     """Return whether the kernels for small batches can take the views, and are the faster way."""
-    if torch.compiler.is_compiling() or in_torch_func() or not by_triton(queries):
-        return False
     rows = queries.shape[0] * queries.shape[1]
-    return rows * (rows if keys is None else keys.shape[0] * keys.shape[1]) <= SMALL
+    return by_triton(queries) and are_few_pairs(rows, rows if keys is None else keys.shape[0] * keys.shape[1])
+
+
+def are_few_pairs(rows: int, columns: int) -> bool:
+    """Return whether a batch is small, in a program that can call the kernels by themselves."""
+    return rows * columns <= SMALL and not torch.compiler.is_compiling() and not in_torch_func()
 
 
 def is_stored(queries: Tensor) -> bool:
@@ -68,9 +72,13 @@ def store_matrix(queries: Tensor, keys: Tensor | None) -> Tensor | None:
 
 
 def compute_statistics(
-    queries: Tensor, keys: Tensor | None, arguments: Arguments, similarities: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return lse and mean [S,P,B], the attraction [P,B], and the stored matrix if there is one."""
+    queries: Tensor, keys: Tensor | None, arguments: Arguments, similarities: Tensor | None = None,
+    loss: RowLoss | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return lse and mean [S,P,B], the attraction [P,B], HN-CL's slopes, and the stored matrix if there is one.
+
+    With a `loss`, the loss of each row [P,B] takes the place of the attraction.
+    """
     from kontrast.kernels.triton_small_launch import triton_views_forward
 
     query_ids, key_ids, kind, links, start, scales, _, with_mean, *_ = arguments
@@ -88,6 +96,7 @@ def compute_statistics(
         similarities,
         arguments.positive,
         matrix,
+        loss,
     )
     return *statistics, matrix
 
@@ -196,7 +205,7 @@ class AnchorFunction(torch.autograd.Function):
         z, keys = z.contiguous(), None if keys is None else keys.contiguous()
         units, key_units, similarities = triton_unit_forward(z, keys, normalize)
         wanted = similarities if arguments.positive or arguments.attraction else None
-        lse, mean, attraction, matrix = compute_statistics(units, key_units, arguments, wanted)
+        lse, mean, attraction, _, matrix = compute_statistics(units, key_units, arguments, wanted)
         if key_units is not None:
             ctx.mark_non_differentiable(key_units)
         ctx.normalize, ctx.arguments = normalize, arguments
@@ -219,7 +228,7 @@ class AnchorFunction(torch.autograd.Function):
         grad_others = grad_lse if arguments.positive else None
         if grad_others is not None or grad_attraction is not None:
             scale = arguments.scales[0]
-            links = LinkGradients(similarities, lse[0], grad_others, grad_attraction, scale, arguments.kind)
+            links = LinkGradients(similarities, lse[0], grad_others, grad_attraction, scale, scale, arguments.kind)
         incoming = with_scales(arguments, grad_lse, grad_mean if arguments.with_mean else None)
         if any(grad is not None for grad in incoming):
             found, _ = compute_gradients(

@@ -35,12 +35,16 @@ def asymmetry(
     `tiles`, `closed` or `auto`.
     """
     if method == "auto":
-        M, D, K = *z.shape, len(z if all_z is None else all_z)
-        # The closed form loses more digits than the tiles do; float64 has enough of them only for float32 rows.
-        method = "closed" if 2 * D * (M + K) < M * K and z.dtype != torch.float64 else "tiles"
+        method = faster_method(z, len(z if all_z is None else all_z))
     if torch.compiler.is_compiling() or in_torch_func():
         return asymmetry_by_definition(z, y, all_z, all_y, total, method)
     return _Asymmetry.apply(z, y, all_z, all_y, total, method)
+
+
+def faster_method(z: Tensor, K: int) -> str:
+    """Return the method with less work. The closed form loses more digits, which float32 rows don't need in float64."""
+    M, D = z.shape[-2:]
+    return "closed" if 2 * D * (M + K) < M * K and z.dtype != torch.float64 else "tiles"
 
 
 def asymmetry_by_definition(
@@ -62,10 +66,12 @@ class _Asymmetry(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, y: Tensor, all_z: Tensor | None, all_y: Tensor | None, total: Total, method: str
     ) -> Tensor:
-        compute = closed_norm if method == "closed" else tiled_norm
-        norm, length, *kept = compute(z, y, all_z, all_y)
+        own = torch.stack([z, y]).double()
+        everyone = own if all_z is None or all_y is None else torch.stack([all_z, all_y]).double()
+        norm, *kept = compute_norm(own, everyone, method)
         if all_z is not None:
             norm = total(norm.square()).sqrt()
+        length = torch.linalg.vector_norm(everyone)
         symmetric = torch.addcmul(norm, length, length, value=-(ROUNDING[method] ** 0.5)) <= 0
         divisor = norm.masked_fill(symmetric, torch.inf)
         ctx.save_for_backward(z, y, all_z, all_y, divisor, *kept)
@@ -82,30 +88,37 @@ class _Asymmetry(torch.autograd.Function):
             found = iter(torch.autograd.grad(norm, inputs, grads[0], create_graph=True))
             return *(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), None, None
         slope = total(grads[0]) / divisor
-        gradients = closed_gradients if method == "closed" else tiled_gradients
-        own, everyone = gradients(slope, *kept, alone=all_z is None)
+        own, everyone = compute_norm_gradients(slope, kept, method, alone=all_z is None)
         to_z, to_y = own.to(z.dtype)
         to_all_z, to_all_y = (None, None) if everyone is None else everyone.to(z.dtype)
         return to_z, to_y, to_all_z, to_all_y, None, None
 
 
-def tiled_norm(z: Tensor, y: Tensor, all_z: Tensor | None, all_y: Tensor | None) -> list[Tensor]:
-    """Return the norm over the rows of this rank, |b|, and what the gradient needs."""
-    own = torch.stack([z, y]).double()
-    everyone = own if all_z is None or all_y is None else torch.stack([all_z, all_y]).double()
-    length = torch.linalg.vector_norm(everyone)
+def compute_norm(own: Tensor, everyone: Tensor, method: str) -> list[Tensor]:
+    """Return the norm over the rows of this rank, z and y [2,M,D], and what the gradient needs; all in float64."""
+    return closed_norm(own, everyone) if method == "closed" else tiled_norm(own, everyone)
+
+
+def compute_norm_gradients(
+    slope: Tensor, kept: list[Tensor], method: str, *, alone: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of own [2,M,D] and everyone [2,K,D]; the slope is d loss / d norm, divided by the norm."""
+    return (closed_gradients if method == "closed" else tiled_gradients)(slope, *kept, alone=alone)
+
+
+def tiled_norm(own: Tensor, everyone: Tensor) -> list[Tensor]:
     blocks = own.split(block_rows(everyone), dim=1)
     if len(blocks) == 1:
         gap = antisymmetric_part(own, everyone)
-        return [torch.linalg.vector_norm(gap), length, own, everyone, gap]
+        return [torch.linalg.vector_norm(gap), own, everyone, gap]
     norms = [torch.linalg.vector_norm(antisymmetric_part(block, everyone)) for block in blocks]
-    return [torch.linalg.vector_norm(torch.stack(norms)), length, own, everyone]
+    return [torch.linalg.vector_norm(torch.stack(norms)), own, everyone]
 
 
 def tiled_gradients(
     slope: Tensor, own: Tensor, everyone: Tensor, gap: Tensor | None = None, *, alone: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of own [2,M,D] and everyone [2,K,D]; a single block of the matrix was kept as `gap`."""
+    """Return the gradients; a single block of the matrix was kept as `gap`."""
     to_own, to_everyone = torch.empty_like(own), None if alone else torch.zeros_like(everyone)
     twice = 2.0 if alone else 1.0  # alone, the rows are those of all ranks too, with the same gradient in both roles
     size = block_rows(everyone)
@@ -128,20 +141,18 @@ def block_rows(everyone: Tensor) -> int:
     return max(1, TILE // everyone.shape[1])
 
 
-def closed_norm(z: Tensor, y: Tensor, all_z: Tensor | None, all_y: Tensor | None) -> list[Tensor]:
-    """Return the norm over the rows of this rank, |b|, and what the gradient needs."""
-    a = torch.cat([z, y], dim=1).double()
-    b = torch.cat([y if all_y is None else all_y, -(z if all_z is None else all_z)], dim=1).double()
+def closed_norm(own: Tensor, everyone: Tensor) -> list[Tensor]:
+    a = torch.cat([own[0], own[1]], dim=1)
+    b = torch.cat([everyone[1], -everyone[0]], dim=1)
     a_products, b_products = a.T @ a, b.T @ b
     # Rounding may make the sum negative.
     norm = (a_products * b_products).sum().clamp(min=0).sqrt()
-    return [norm, torch.linalg.vector_norm(b), a, b, a_products, b_products]
+    return [norm, a, b, a_products, b_products]
 
 
 def closed_gradients(
     slope: Tensor, a: Tensor, b: Tensor, a_products: Tensor, b_products: Tensor, *, alone: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of own [2,M,D] and everyone [2,K,D]."""
     D = a.shape[1] // 2
     to_a = a @ b_products.mul(2 * slope if alone else slope)
     to_own = to_a.view(-1, 2, D).transpose(0, 1)

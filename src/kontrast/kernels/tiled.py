@@ -201,7 +201,8 @@ def tiled_backward(
     grad_keys = grad_queries if affinity.symmetric else torch.zeros_like(affinity.keys) if need_keys else None
     grad_bias = None if key_bias is None or not need_bias else torch.zeros_like(key_bias)
     for rows, columns in affinity.tiles(triangle=affinity.symmetric):
-        gradient = affinity_gradient(affinity, terms, rows, columns)
+        if need_queries or grad_keys is not None:
+            gradient = affinity_gradient(affinity, terms, rows, columns)
         if need_queries:
             grad_queries[rows].addmm_(gradient, affinity.keys[columns])
         if grad_keys is not None and not (affinity.symmetric and rows == columns):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.kernels.triton_operands import interpreting
+from kontrast.kernels.dense import INTERPRETED
 
 
 class FastKernel:
@@ -29,15 +29,23 @@ class FastKernel:
         self, grid: tuple[int, int, int], specialized: int, arguments: list[Any], constants: dict[str, Any]
     ) -> None:
         """Launch with positional arguments, the constants in the order of the kernel's signature, and options last."""
-        if interpreting():
+        if INTERPRETED:
             self.kernel[grid](*arguments, **constants)
             return
-        tensors = [(x.dtype, x.data_ptr() % 16 == 0) for x in arguments if isinstance(x, Tensor)]
-        key = torch.cuda.current_device(), specialized, *tensors, *constants.values()
-        compiled = self.compiled.get(key)
+        values = list(constants.values())
+        key: list[Any] = [torch.cuda.current_device(), specialized, *values]
+        addresses: list[Any] = []
+        for x in arguments:
+            if isinstance(x, Tensor):
+                address = x.data_ptr()
+                key += (x.dtype, address % 16 == 0)
+                addresses.append(address)  # as a number: Triton would ask the driver about each tensor
+            else:
+                addresses.append(x)
+        compiled = self.compiled.get(tuple(key))
         if compiled is None:
             names = self.kernel.arg_names[len(arguments) :]
             assert list(constants)[: len(names)] == names, "the constants are not in the order of the signature"
-            self.compiled[key] = self.kernel[grid](*arguments, **constants)
+            self.compiled[tuple(key)] = self.kernel[grid](*arguments, **constants)
             return
-        compiled[grid](*arguments, *list(constants.values())[: len(self.kernel.arg_names) - len(arguments)])
+        compiled[grid](*addresses, *values[: len(self.kernel.arg_names) - len(arguments)])

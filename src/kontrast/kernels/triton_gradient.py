@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kontrast.kernels.triton_rows import drop_pairs, load_parts, product
+from kontrast.kernels.triton_rows import bias_of_keys, drop_pairs, load_parts, product
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -68,7 +68,7 @@ def side_of_pairs(s, slope, alpha, beta, shift, WITH_BETA: tl.constexpr):
 
 @triton.jit
 def tile_gradient(
-    s, slope, row_alpha, row_beta, row_shift, alpha, beta, shift, column, inside,
+    s, slope, bias, row_alpha, row_beta, row_shift, alpha, beta, shift, column, inside,
     WITH_BETA: tl.constexpr, ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
     """Return d loss / d s of one tile at one scale, through the statistics of its rows, its columns, or both."""
@@ -91,10 +91,12 @@ def tile_gradient(
             gradient *= first
     else:
         if ROW_SIDE:
-            gradient = side_of_pairs(s, slope, row_alpha[:, None], row_beta[:, None], row_shift[:, None], WITH_BETA)
+            gradient = side_of_pairs(
+                s, slope, row_alpha[:, None], row_beta[:, None], row_shift[:, None] - bias, WITH_BETA
+            )
         if COLUMN_SIDE:
             column_shift = tl.load(shift + column, mask=inside, other=0.0)[None, :]
-            other = side_of_pairs(s, slope, column_alpha, column_beta, column_shift, WITH_BETA)
+            other = side_of_pairs(s, slope, column_alpha, column_beta, column_shift - bias, WITH_BETA)
             gradient = gradient + other if ROW_SIDE else other
     return gradient
 
@@ -120,10 +122,10 @@ def add_product(
 
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def rows_backward(
-    rows_of, columns_of, row_ids_of, column_ids_of, low, high, bound,
+    rows_of, columns_of, row_ids_of, column_ids_of, low, high, bias_of, bound,
     row_alpha_of, row_beta_of, row_shift_of, alpha, beta, shift, out,
     rows, columns, row_stride, column_stride, width, tiles_a_split, slope, second_slope, limit,
-    SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_BETA: tl.constexpr,
+    SCALES: tl.constexpr, HAS_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, RAGGED: tl.constexpr, WITH_BETA: tl.constexpr,
     ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr, GUARDED: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr, SECOND_PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -145,17 +147,13 @@ def rows_backward(
     if HAS_IDS:
         row_ids = tl.load(row_ids_of + row, mask=row < rows, other=tl.load(row_ids_of + start))
     row_low, row_high = tl.min(row_ids, 0), tl.max(row_ids, 0)
-    row_alpha = tl.zeros([BLOCK_M], tl.float32)
-    row_beta, row_shift = row_alpha, row_alpha
-    second_alpha, second_beta, second_shift = row_alpha, row_alpha, row_alpha
-    if ROW_SIDE:
-        row_alpha, row_beta, row_shift = row_coefficients(
-            row_alpha_of, row_beta_of, row_shift_of, row, row < rows, WITH_BETA
-        )
-        if SCALES == 2:
-            second_alpha, second_beta, second_shift = row_coefficients(
-                row_alpha_of + rows, row_beta_of + rows, row_shift_of + rows, row, row < rows, WITH_BETA
-            )
+    row_alpha, row_beta, row_shift = row_coefficients(
+        row_alpha_of, row_beta_of, row_shift_of, row, row < rows, ROW_SIDE, WITH_BETA
+    )
+    second_alpha, second_beta, second_shift = row_coefficients(
+        row_alpha_of + rows, row_beta_of + rows, row_shift_of + rows, row, row < rows,
+        ROW_SIDE and SCALES == 2, WITH_BETA,
+    )  # fmt: skip
     a, a1, a2 = load_parts(rows_of, start, row_stride, 0, PARTS)
     gradient = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for tile in range(split * tiles_a_split, min((split + 1) * tiles_a_split, tl.cdiv(columns, BLOCK_N))):
@@ -163,13 +161,17 @@ def rows_backward(
         s = product(a, a1, a2, b.T, b1.T, b2.T, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PARTS, PRECISION)
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = column < columns
+        if ROW_SIDE:
+            bias = bias_of_keys(bias_of, column, columns, False, HAS_BIAS)
+        else:
+            bias = bias_of_keys(bias_of, row, rows, True, HAS_BIAS)
         p = tile_gradient(
-            s, slope, row_alpha, row_beta, row_shift, alpha, beta, shift, column, inside,
+            s, slope, bias, row_alpha, row_beta, row_shift, alpha, beta, shift, column, inside,
             WITH_BETA, ROW_SIDE, COLUMN_SIDE, BOUNDED,
         )  # fmt: skip
         if SCALES == 2:
             p += tile_gradient(
-                s, second_slope, second_alpha, second_beta, second_shift,
+                s, second_slope, bias, second_alpha, second_beta, second_shift,
                 alpha + columns, beta + columns, shift + columns, column, inside,
                 WITH_BETA, ROW_SIDE, COLUMN_SIDE, BOUNDED,
             )  # fmt: skip
@@ -184,9 +186,15 @@ def rows_backward(
 
 
 @triton.jit
-def row_coefficients(alpha, beta, shift, row, inside, WITH_BETA: tl.constexpr):
-    row_alpha = tl.load(alpha + row, mask=inside, other=0.0)
-    row_beta = row_alpha
-    if WITH_BETA:
-        row_beta = tl.load(beta + row, mask=inside, other=0.0)
-    return row_alpha, row_beta, tl.load(shift + row, mask=inside, other=0.0)
+def row_coefficients(alpha, beta, shift, row, inside, USED: tl.constexpr, WITH_BETA: tl.constexpr):
+    """Load the coefficients of a block of rows; zeros if they are not used."""
+    row_alpha = tl.zeros(row.shape, tl.float32)
+    row_beta, row_shift = row_alpha, row_alpha
+    if USED:
+        row_alpha, row_shift = (
+            tl.load(alpha + row, mask=inside, other=0.0),
+            tl.load(shift + row, mask=inside, other=0.0),
+        )
+        if WITH_BETA:
+            row_beta = tl.load(beta + row, mask=inside, other=0.0)
+    return row_alpha, row_beta, row_shift

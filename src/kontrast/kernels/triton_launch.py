@@ -43,10 +43,10 @@ def launch_options(shape: Shape, piece: int, pieces: int | None, operand: Operan
 
 def triton_forward(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
-    scales: Sequence[float], with_mean: bool, unit: bool = False,
+    scales: Sequence[float], with_mean: bool, unit: bool = False, key_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return lse [S,M] and mean [S,M], or [S,0] without the mean."""
-    rows, keyed = Operand(queries, query_ids), None if keys is None else Operand(keys, key_ids)
+    rows, keyed = Operand(queries, query_ids), None if keys is None else Operand(keys, key_ids, key_bias)
     columns = keyed or rows
     lse = queries.new_empty(len(scales), len(queries), dtype=torch.float32)
     mean = torch.empty_like(lse) if with_mean else lse.new_empty(len(scales), 0)
@@ -82,11 +82,12 @@ def launch_rows(
     narrow = guard.narrow(bounded)
     forward_kernels.rows_forward[(blocks, splits)](
         rows.described(shape.rows, piece), columns.described(shape.columns, piece),
-        rows.pointer(narrow), columns.pointer(narrow), guard.bound, guard.scale, tops, totals, weighteds,
+        rows.pointer(narrow), columns.pointer(narrow), columns.bias_pointer,
+        guard.bound, guard.scale, tops, totals, weighteds,
         rows.count, columns.count, rows.stride, columns.stride, each,
         scales[0] * LOG2_E, scales[-1] * LOG2_E, guard.limit,
         SCALES=len(scales), WITH_MEAN=mean.shape[1] > 0, BOUNDED=bounded, GUARDED=guard.used,
-        SCALED=guard.scaled, DIRECT=splits == 1,
+        SCALED=guard.scaled, HAS_BIAS=columns.bias is not None, DIRECT=splits == 1,
         RAGGED=columns.count % shape.columns != 0, **launch_options(shape, piece, pieces, rows),
     )  # fmt: skip
     if splits > 1:
@@ -125,10 +126,10 @@ def triton_backward(
     grad_lse: Tensor | None, grad_mean: Tensor | None,
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
     lse: Tensor, mean: Tensor, scales: Sequence[float], detach_weights: bool, need_queries: bool, need_keys: bool,
-    unit: bool = False,
+    unit: bool = False, key_bias: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of queries and keys; if the queries are the keys, the first is the whole gradient."""
-    rows, keyed = Operand(queries, query_ids), None if keys is None else Operand(keys, key_ids)
+    rows, keyed = Operand(queries, query_ids), None if keys is None else Operand(keys, key_ids, key_bias)
     columns = keyed or rows
     to_queries = to_keys = None
     for group, pair in scale_groups(scales):
@@ -201,11 +202,13 @@ def launch_gradient(
         narrow = guard.narrow(bounded)
         gradient_kernels.rows_backward[(blocks, splits)](
             rows.described(shape.rows, piece), columns.described(shape.columns, piece),
-            rows.pointer(narrow), *columns.spans(narrow, shape.columns), guard.bound,
+            rows.pointer(narrow), *columns.spans(narrow, shape.columns),
+            (columns if row_side else rows).bias_pointer, guard.bound,
             *coefficients, *coefficients, out,
             rows.count, columns.count, rows.stride, columns.stride, rows.width, each,
             scales[0] * LOG2_E, scales[-1] * LOG2_E, guard.limit,
-            SCALES=len(scales), WITH_BETA=with_beta, ROW_SIDE=row_side, COLUMN_SIDE=column_side,
+            SCALES=len(scales), HAS_BIAS=(columns if row_side else rows).bias is not None,
+            WITH_BETA=with_beta, ROW_SIDE=row_side, COLUMN_SIDE=column_side,
             BOUNDED=bounded, GUARDED=guard.used, SECOND_PRECISION=PRECISIONS[rows.rows.dtype][1],
             WIDE=rows.rows.dtype == torch.float16, BLOCK_D=piece,
             RAGGED=columns.count % shape.columns != 0, **launch_options(shape, piece, None, rows),

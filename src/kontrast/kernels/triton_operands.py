@@ -5,7 +5,6 @@ M queries, K keys, D width.  queries [M,D], keys [K,D], ids [M] and [K].
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kontrast.kernels import triton_prepare
+from kontrast.kernels.dense import INTERPRETED
 from kontrast.kernels.tiled import SAFE_EXPONENT
 
 # From this many pairs on, the work outweighs the extra launches that let the device choose the shortcut.
@@ -74,12 +74,13 @@ def shape_of(kernel: str, tensor: Tensor) -> tuple[Shape, int, int]:
 class Operand:
     """Rows in the layout that the kernels read: contiguous, each aligned to 16 bytes, float32 in three parts."""
 
-    def __init__(self, rows: Tensor, ids: Tensor | None):
+    def __init__(self, rows: Tensor, ids: Tensor | None, bias: Tensor | None = None):
         self.count, self.width = rows.shape
         self.kind = rows.dtype
         self.ids = None if ids is None else ids.contiguous()
+        self.bias = None if bias is None else bias.contiguous()
         # The interpreter can't multiply bf16; float32 represents each number exactly.
-        rows = rows.float() if interpreting() and rows.dtype == torch.bfloat16 else rows
+        rows = rows.float() if INTERPRETED and rows.dtype == torch.bfloat16 else rows
         excess = -self.width % 8
         rows = torch.nn.functional.pad(rows, (0, excess)) if excess else rows.contiguous()
         self.rows = rows.clone() if rows.data_ptr() % 16 else rows
@@ -91,7 +92,7 @@ class Operand:
         """Split the rows into three parts of bf16 precision whose sum they are: [3 * stride, width]."""
         self.stride = ceil_div(self.count, 128) * 128
         width = self.rows.shape[1]
-        parts = self.rows.new_empty(3 * self.stride, width, dtype=torch.float32 if interpreting() else torch.bfloat16)
+        parts = self.rows.new_empty(3 * self.stride, width, dtype=torch.float32 if INTERPRETED else torch.bfloat16)
         piece = min(128, power_of_two(width))
         grid = ceil_div(self.stride, 32), ceil_div(width, piece)
         triton_prepare.cut[grid](self.rows, parts, self.count, self.stride, width, BLOCK=32, BLOCK_D=piece)
@@ -100,6 +101,11 @@ class Operand:
     def pointer(self, narrow: bool) -> Tensor:
         """Return the ids (their lower halves if `narrow`). Without ids, return any tensor: no kernel reads it."""
         return self.rows if self.ids is None else self.ids.to(torch.int32) if narrow else self.ids
+
+    @property
+    def bias_pointer(self) -> Tensor:
+        """The bias. Without one, any tensor: no kernel reads it."""
+        return self.rows if self.bias is None else self.bias
 
     def spans(self, narrow: bool, block: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ids and the smallest and largest id of each block. Without ids, return any tensors."""
@@ -112,10 +118,6 @@ class Operand:
 
     def described(self, block: int, piece: int) -> TensorDescriptor:
         return TensorDescriptor.from_tensor(self.read, [block, piece])
-
-
-def interpreting() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Guard:
@@ -131,6 +133,8 @@ class Guard:
         self, queries: Operand, keys: Operand | None, scales: Sequence[float], unit: bool, ask: bool = True,
         scale: Tensor | None = None,
     ):  # fmt: skip
+        if keys is not None and keys.bias is not None:
+            unit = ask = False  # nothing is known about the bias, so the largest exponent is subtracted
         largest = max(abs(a) for a in scales)
         self.limit = SAFE_EXPONENT / largest if largest > 0 else 3e38
         self.many = queries.count * (keys or queries).count >= LARGE

@@ -66,16 +66,29 @@ def drop_pairs(tile, value, row_ids, key_ids, column, columns, HAS_IDS: tl.const
 
 
 @triton.jit
+def bias_of_keys(bias, key, keys, ROWS: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return what the bias adds to the exponents of a tile, whose keys are its rows (ROWS) or its columns."""
+    if not HAS_BIAS:
+        return 0.0
+    else:
+        values = 1.4426950408889634 * tl.load(bias + key, mask=key < keys, other=0.0)
+        if ROWS:
+            return values[:, None]
+        else:
+            return values[None, :]
+
+
+@triton.jit
 def add_tile(
-    s, top, total, weighted, slope, row_ids, key_ids, column, columns,
+    s, top, total, weighted, slope, bias, row_ids, key_ids, column, columns,
     HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile to the sums of its rows, relative to the largest exponent so far unless BOUNDED."""
+    """Add one tile to the sums of its rows, relative to the largest exponent so far unless BOUNDED, without a bias."""
     if BOUNDED:
         parts = drop_pairs(tl.exp2(s * slope), 0.0, row_ids, key_ids, column, columns, HAS_IDS, RAGGED)
         shrink = 1.0
     else:
-        exponent = drop_pairs(s * slope, float("-inf"), row_ids, key_ids, column, columns, HAS_IDS, RAGGED)
+        exponent = drop_pairs(s * slope + bias, float("-inf"), row_ids, key_ids, column, columns, HAS_IDS, RAGGED)
         new_top = tl.maximum(top, tl.max(exponent, 1))
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         parts = tl.exp2(exponent - shift[:, None])
@@ -89,9 +102,9 @@ def add_tile(
 
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def rows_forward(
-    queries, keys, query_ids, key_ids, bound, scale_of, tops, totals, weighteds,
+    queries, keys, query_ids, key_ids, bias_of, bound, scale_of, tops, totals, weighteds,
     rows, columns, row_stride, column_stride, tiles_a_split, slope, second_slope, limit,
-    SCALES: tl.constexpr, HAS_IDS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
+    SCALES: tl.constexpr, HAS_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, RAGGED: tl.constexpr, WITH_MEAN: tl.constexpr,
     BOUNDED: tl.constexpr, GUARDED: tl.constexpr, SCALED: tl.constexpr, DIRECT: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr,
@@ -127,12 +140,13 @@ def rows_forward(
                 PARTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, D_BLOCKS,
             )  # fmt: skip
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        bias = bias_of_keys(bias_of, column, columns, False, HAS_BIAS)
         top, total, weighted = add_tile(
-            s, top, total, weighted, slope, row_ids, key_ids, column, columns, HAS_IDS, RAGGED, WITH_MEAN, BOUNDED
+            s, top, total, weighted, slope, bias, row_ids, key_ids, column, columns, HAS_IDS, RAGGED, WITH_MEAN, BOUNDED
         )
         if SCALES == 2:
             second_top, second_total, second_weighted = add_tile(
-                s, second_top, second_total, second_weighted, second_slope, row_ids, key_ids, column, columns,
+                s, second_top, second_total, second_weighted, second_slope, bias, row_ids, key_ids, column, columns,
                 HAS_IDS, RAGGED, WITH_MEAN, BOUNDED,
             )  # fmt: skip
     place = split.to(tl.int64) * SCALES * rows + row

@@ -7,7 +7,8 @@ A program takes a block of few rows, so that small batches still fill the device
 pointers, because tensor descriptors cost the host more time than such a kernel runs. LINKS says which key views a query
 view is compared with; `link_index` has the cases. If STORED, s is a stored matrix [V*B,W*N], which is faster for wide
 rows and for float32. If POSITIVE, the similarity of the link's two views of the same image counts too. ATTRACTION
-stores -scale times that similarity.
+stores -scale times that similarity. REPULSION, for two views, stores the loss of each row instead: the repulsion is the
+lse (1), the mean (2), or HN-CL's (3).
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ def load_tile(matrix, v, b, B, w, n, N, W):
 
 @triton.jit(do_not_specialize=["V", "W", "B", "N", "P", "start"])
 def views_forward(
-    queries, keys, matrix, similarities, query_ids, key_ids, lse, mean, attraction,
-    V, W, B, N, D, P, start, slope, second_slope,
+    queries, keys, matrix, similarities, query_ids, key_ids, lse, mean, attraction, slopes,
+    V, W, B, N, D, P, start, slope, second_slope, pull, push, log_count, log_share, log_rest, floor,
     LINKS: tl.constexpr, SCALES: tl.constexpr, HAS_IDS: tl.constexpr, WITH_MEAN: tl.constexpr,
-    STORED: tl.constexpr, POSITIVE: tl.constexpr, ATTRACTION: tl.constexpr, TEACHER: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    STORED: tl.constexpr, POSITIVE: tl.constexpr, ATTRACTION: tl.constexpr, REPULSION: tl.constexpr,
+    TEACHER: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute lse and mean of one block of images of one query view, or of one link."""
     v, first, last = tl.program_id(1), 0, W
@@ -118,10 +119,21 @@ def views_forward(
             new_top = tl.maximum(top, positive)
             total = total * tl.exp2(top - new_top) + tl.exp2(positive - new_top)
             top = new_top
-    store_row(lse, mean, place, b < B, top, total, weighted, WITH_MEAN)
+    level, average = store_row(lse, mean, place, b < B, top, total, weighted, WITH_MEAN)
+    easy = level
     if SCALES == 2:
-        place += P * B
-        store_row(lse, mean, place, b < B, second_top, second_total, second_weighted, WITH_MEAN)
+        easy, _ = store_row(lse, mean, P * B + place, b < B, second_top, second_total, second_weighted, WITH_MEAN)
+    if REPULSION != 0:
+        attracted = pull * tl.load(similarities + b, mask=b < B, other=0.0)
+        if REPULSION == 1:
+            repelled = level
+        elif REPULSION == 2:
+            repelled = average
+        else:
+            repelled = debiased_repulsion(
+                attracted, level - easy + log_count, log_share, log_rest, floor, slopes, place, b < B, P * B
+            )
+        tl.store(attraction + place, push * repelled - attracted, mask=b < B)
 
 
 @triton.jit
@@ -138,9 +150,39 @@ def add_scaled(s, excluded, slope, top, total, weighted, WITH_MEAN: tl.constexpr
 
 @triton.jit
 def store_row(lse, mean, place, inside, top, total, weighted, WITH_MEAN: tl.constexpr):
-    tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=inside)
+    """Store the statistics and return them."""
+    level, average = (top + tl.log2(total)) * 0.6931471805599453, total
+    tl.store(lse + place, level, mask=inside)
     if WITH_MEAN:
-        tl.store(mean + place, tl.where(total > 0, weighted / tl.where(total > 0, total, 1.0), 0.0), mask=inside)
+        average = tl.where(total > 0, weighted / tl.where(total > 0, total, 1.0), 0.0)
+        tl.store(mean + place, average, mask=inside)
+    return level, average
+
+
+@triton.jit
+def debiased_repulsion(positive, log_R, log_share, log_rest, floor, slopes, place, inside, count):
+    """Return log(exp(positive) + N) with HN-CL's N, and store its slopes.
+
+    log N = log R + log(1 - exp(log_share + positive - log R)) - log_rest, at least `floor`. The slopes [3, count] are
+    those of the row's loss: to the lse of both scales, and to the positive, including that of the attraction.
+    """
+    share = log_share + positive - log_R
+    some_left = share < 0
+    share = tl.where(some_left, share, -1.0)
+    # 1 - exp(share), without cancellation for a share near zero.
+    near = -share * (1.0 + share * (0.5 + share * (0.16666667 + share * 0.041666668)))
+    left = tl.where(share > -0.05, near, 1.0 - tl.exp(share))
+    log_N = log_R + tl.log(left) - log_rest
+    above = some_left & (log_N > floor)
+    log_N = tl.where(above, log_N, floor)
+    top = tl.maximum(positive, log_N)
+    total = top + tl.log(tl.exp(positive - top) + tl.exp(log_N - top))
+    weight = tl.exp(log_N - total)
+    to_log_R = tl.where(above, weight / left, 0.0)
+    tl.store(slopes + place, to_log_R, mask=inside)
+    tl.store(slopes + count + place, -to_log_R, mask=inside)
+    tl.store(slopes + 2 * count + place, tl.where(above, -to_log_R, -weight), mask=inside)
+    return total
 
 
 @triton.jit

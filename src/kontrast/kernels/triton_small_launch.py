@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import triton_small_batch as kernels
+from kontrast.kernels.dense import INTERPRETED
+from kontrast.kernels.row_loss import DEBIASED, RowLoss
 from kontrast.kernels.triton_fast_launch import FastKernel
-from kontrast.kernels.triton_operands import ceil_div, interpreting, power_of_two
+from kontrast.kernels.triton_operands import ceil_div, power_of_two
 
 VIEWS_FORWARD, VIEWS_BACKWARD = FastKernel(kernels.views_forward), FastKernel(kernels.views_backward)
 STORED_GRADIENT = FastKernel(kernels.stored_gradient)
@@ -41,39 +43,49 @@ def readable(rows: Tensor | None) -> Any:
     """Return rows as the kernels read them. The interpreter can't multiply bf16, and float32 represents it exactly."""
     if rows is None:
         return None
-    return (rows.float() if interpreting() and rows.dtype == torch.bfloat16 else rows).contiguous()
+    return (rows.float() if INTERPRETED and rows.dtype == torch.bfloat16 else rows).contiguous()
 
 
 def triton_views_forward(
     queries: Tensor, keys: Tensor | None, query_ids: Tensor | None, key_ids: Tensor | None,
     links: int, count: int, start: int, scales: Sequence[float], with_mean: bool,
     similarities: Tensor | None = None, positive: bool = False, matrix: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    loss: RowLoss | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return lse and mean [S,P,B], and with `similarities` [L,B] the attraction [P,B]; empty if they are not wanted.
 
     `start` is the image index of the first query. If `positive`, the similarities count in lse too. `matrix` is s
-    [V*B,W*N], if it is stored.
+    [V*B,W*N], if it is stored. With a `loss`, the loss of each row [P,B] takes the place of the attraction, and for
+    HN-CL's repulsion its slopes [3,P,B] come last.
     """
     queries, keys = readable(queries), readable(keys)
     others = queries if keys is None else keys
     (V, B, D), (W, N, _) = queries.shape, others.shape
     lse = queries.new_empty(len(scales), count, B, dtype=torch.float32)
-    mean = torch.empty_like(lse) if with_mean else lse.new_empty(len(scales), count, 0)
+    if with_mean:
+        mean = torch.empty_like(lse)
+    else:
+        mean = lse if loss is not None else lse.new_empty(len(scales), count, 0)
+    slopes = lse
+    if loss is not None and loss.repulsion == DEBIASED:
+        slopes = lse.new_empty(3, count, B)
     blocks = block_sizes(D, queries.dtype) if matrix is None else STORED_BLOCKS
     grid = ceil_div(B, blocks["BLOCK_M"]), V if links == 0 else V * W, 1
     attraction = lse if similarities is None else lse.new_empty(count, B)
     arguments = [
         queries, others, queries if matrix is None else matrix, lse if similarities is None else similarities,
         queries if query_ids is None else query_ids, queries if key_ids is None else key_ids,
-        lse, mean, attraction, V, W, B, N, D, count, start, scales[0] * LOG2_E, scales[-1] * LOG2_E,
+        lse, mean, attraction, slopes, V, W, B, N, D, count, start, scales[0] * LOG2_E, scales[-1] * LOG2_E,
+        *((0.0,) * 6 if loss is None else loss.numbers),
     ]  # fmt: skip
     constants = {
         "LINKS": links, "SCALES": len(scales), "HAS_IDS": query_ids is not None, "WITH_MEAN": with_mean,
-        "STORED": matrix is not None, "POSITIVE": positive, "ATTRACTION": similarities is not None,
+        "STORED": matrix is not None, "POSITIVE": positive, "ATTRACTION": loss is None and similarities is not None,
+        "REPULSION": 0 if loss is None else loss.repulsion,
         "TEACHER": keys is not None, "PRECISION": PRECISIONS[queries.dtype][0], **blocks,
     }  # fmt: skip
     VIEWS_FORWARD.launch(grid, D, arguments, constants)
-    return lse, mean, attraction if similarities is not None else lse.new_empty(0)
+    return lse, mean, attraction if similarities is not None else lse.new_empty(0), slopes
 
 
 class SmallBatch(NamedTuple):

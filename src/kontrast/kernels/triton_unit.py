@@ -1,6 +1,7 @@
 """Triton kernels that normalize rows and compute the similarities of each image's views, in one launch each way.
 
-V query views, W key views, B images, D width, L pairs of views.  z [V,B,D], keys [W,B,D], similarities [L,B].
+V query views, W key views, B images, D width, L pairs of views.  z [V,B,D], keys [W,B,D], similarities [L,B].  PAIRED:
+z are two tensors [B,D], one per view.
 """
 
 from __future__ import annotations
@@ -12,16 +13,26 @@ from kontrast.kernels.triton_small_batch import link_index, pair_index
 
 
 @triton.jit
-def load_rows(source, place, mask, NORMALIZE: tl.constexpr):
+def view_rows(z, z2, v, b, B, d, D, PAIRED: tl.constexpr):
+    """Return pointers to the rows of some images of view v."""
+    if PAIRED:
+        return tl.where(v == 0, z, z2) + (b.to(tl.int64)[:, None] * D + d[None, :])
+    else:
+        return z + ((b + v * B).to(tl.int64)[:, None] * D + d[None, :])
+
+
+@triton.jit
+def load_rows(place, mask, shortest, NORMALIZE: tl.constexpr):
     """Return a block of rows as unit vectors and the inverse of their lengths.
 
-    A row shorter than 1e-12 is returned as it is. One whose length overflows becomes NaN, not a zero that looks right.
+    A row that is not longer than `shortest` is returned as it is. One whose length overflows becomes NaN, not a zero
+    that looks right.
     """
-    x = tl.load(source + place, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     inverse = tl.full([x.shape[0]], 1.0, tl.float32)
     if NORMALIZE:
         norm = tl.sqrt(tl.sum(x * x, 1))
-        inverse = tl.where(norm > 1e-12, 1.0 / norm, 1.0)
+        inverse = tl.where(norm > shortest, 1.0 / norm, 1.0)
         inverse = tl.where(norm == float("inf"), float("nan"), inverse)
         x = x * inverse[:, None]
     return x, inverse
@@ -29,33 +40,36 @@ def load_rows(source, place, mask, NORMALIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["V", "W", "B"])
 def unit_forward(
-    z, keys, units, key_units, similarities, V, W, B, D,
-    TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    z, z2, keys, units, key_units, similarities, V, W, B, D, shortest,
+    PAIRED: tl.constexpr, TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Write unit rows, and the similarity of view v to each later view, or with a TEACHER to each view of the keys."""
     b, d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
     mask = (b < B)[:, None] & (d < D)[None, :]
     for v in range(V):
-        at = (b + v * B).to(tl.int64)[:, None] * D + d[None, :]
-        x, _ = load_rows(z, at, mask, NORMALIZE)
+        x, _ = load_rows(view_rows(z, z2, v, b, B, d, D, PAIRED), mask, shortest, NORMALIZE)
         if NORMALIZE:
-            tl.store(units + at, x.to(units.dtype.element_ty), mask=mask)
+            tl.store(view_rows(units, units, v, b, B, d, D, False), x.to(units.dtype.element_ty), mask=mask)
         first = v + 1
         if TEACHER:
             first = 0
         for w in range(first, W):
-            other = (b + w * B).to(tl.int64)[:, None] * D + d[None, :]
-            y, _ = load_rows(keys, other, mask, NORMALIZE)
+            if TEACHER:
+                other = view_rows(keys, keys, w, b, B, d, D, False)
+            else:
+                other = view_rows(z, z2, w, b, B, d, D, PAIRED)
+            y, _ = load_rows(other, mask, shortest, NORMALIZE)
             if TEACHER and NORMALIZE:  # noqa: SIM102 (the outer `if` is evaluated when the kernel is compiled)
                 if v == 0:
-                    tl.store(key_units + other, y.to(key_units.dtype.element_ty), mask=mask)
+                    place = view_rows(key_units, key_units, w, b, B, d, D, False)
+                    tl.store(place, y.to(key_units.dtype.element_ty), mask=mask)
             pair = pair_index(v, w, V, W, TEACHER)
             tl.store(similarities + pair * B + b, tl.sum(x * y, 1), mask=b < B)
 
 
 @triton.jit
 def link_gradient(
-    similarity, others, grad_others, grad_attraction, link, b, B, scale, mask,
+    similarity, others, grad_others, grad_attraction, link, b, B, scale, pull, mask,
     others_link, others_image, attraction_link, attraction_image, POSITIVE: tl.constexpr, ATTRACTION: tl.constexpr,
 ):  # fmt: skip
     """Return the gradient of the similarity of a link's two views, through its statistics and its attraction."""
@@ -64,24 +78,27 @@ def link_gradient(
     if POSITIVE:
         level = tl.load(others + link * B + b, mask=active, other=0.0)
         incoming = tl.load(grad_others + link * others_link + b * others_image, mask=active, other=0.0)
-        gradient += incoming * tl.exp(scale * similarity - level)
+        gradient += scale * incoming * tl.exp(scale * similarity - level)
     if ATTRACTION:
-        gradient -= tl.load(grad_attraction + link * attraction_link + b * attraction_image, mask=active, other=0.0)
-    return tl.where(active, scale * gradient, 0.0)
+        incoming = tl.load(grad_attraction + link * attraction_link + b * attraction_image, mask=active, other=0.0)
+        gradient -= pull * incoming
+    return tl.where(active, gradient, 0.0)
 
 
 @triton.jit(do_not_specialize=["V", "W", "B", "pair_stride", "image_stride", "others_link", "others_image",
                                "attraction_link", "attraction_image"])  # fmt: skip
 def unit_backward(
-    z, keys, grad_units, grad_similarities, similarities, others, grad_others, grad_attraction, out, V, W, B, D, scale,
+    z, z2, keys, grad_units, grad_similarities, similarities, others, grad_others, grad_attraction, out,
+    V, W, B, D, scale, pull, shortest,
     pair_stride, image_stride, others_link, others_image, attraction_link, attraction_image,
     HAS_UNITS: tl.constexpr, HAS_SIMILARITIES: tl.constexpr, POSITIVE: tl.constexpr, ATTRACTION: tl.constexpr,
-    LINKS: tl.constexpr, TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    LINKS: tl.constexpr, PAIRED: tl.constexpr, TEACHER: tl.constexpr, NORMALIZE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of one view of z, through its unit rows and through its similarities to other views.
 
     POSITIVE: similarities also count in the statistics `others` of the links, at the given scale. ATTRACTION: the
-    attraction of a link is -scale times its similarity.
+    attraction of a link is -pull times its similarity.
     """
     b, d, v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D), tl.program_id(1)
     mask = (b < B)[:, None] & (d < D)[None, :]
@@ -91,7 +108,11 @@ def unit_backward(
         gradient += tl.load(grad_units + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_SIMILARITIES or POSITIVE or ATTRACTION:
         for w in range(W):
-            y, _ = load_rows(keys, (b + w * B).to(tl.int64)[:, None] * D + d[None, :], mask, NORMALIZE)
+            if TEACHER:
+                other = view_rows(keys, keys, w, b, B, d, D, False)
+            else:
+                other = view_rows(z, z2, w, b, B, d, D, PAIRED)
+            y, _ = load_rows(other, mask, shortest, NORMALIZE)
             # A view is no pair with itself: any valid index will do, because the weight is masked.
             pair, paired = pair_index(v, w, V, W, TEACHER), b < B
             if not TEACHER:
@@ -103,16 +124,17 @@ def unit_backward(
                 similarity = tl.load(similarities + pair * B + b, mask=paired, other=0.0)
                 weight += link_gradient(
                     similarity, others, grad_others, grad_attraction, link_index(v, w, V, W, LINKS), b, B, scale,
-                    paired, others_link, others_image, attraction_link, attraction_image, POSITIVE, ATTRACTION,
+                    pull, paired, others_link, others_image, attraction_link, attraction_image, POSITIVE, ATTRACTION,
                 )  # fmt: skip
                 if not TEACHER:
                     weight += link_gradient(
-                        similarity, others, grad_others, grad_attraction, link_index(w, v, V, W, LINKS), b, B, scale,
-                        paired, others_link, others_image, attraction_link, attraction_image, POSITIVE, ATTRACTION,
+                        similarity, others, grad_others, grad_attraction, link_index(w, v, V, W, LINKS), b, B,
+                        scale, pull, paired,
+                        others_link, others_image, attraction_link, attraction_image, POSITIVE, ATTRACTION,
                     )  # fmt: skip
             gradient += weight[:, None] * y
     if NORMALIZE:
-        x, inverse = load_rows(z, at, mask, True)
+        x, inverse = load_rows(view_rows(z, z2, v, b, B, d, D, PAIRED), mask, shortest, True)
         # A row that was too short to normalize is not a unit vector, and nothing is projected out of its gradient.
         along = tl.where(tl.sum(x * x, 1) < 0.5, 0.0, tl.sum(x * gradient, 1))
         gradient = (gradient - along[:, None] * x) * inverse[:, None]

@@ -14,6 +14,8 @@ from torch import Tensor
 from kontrast.kernels import triton_unit as kernels
 from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_operands import ceil_div, power_of_two
+from kontrast.kernels.unit_rows import SHORTEST
+from kontrast.kernels.view_links import ALL
 
 UNIT_FORWARD, UNIT_BACKWARD = FastKernel(kernels.unit_forward), FastKernel(kernels.unit_backward)
 
@@ -26,29 +28,59 @@ def block_sizes(B: int, D: int) -> tuple[int, dict[str, Any]]:
     return ceil_div(B, block), {"BLOCK": block, "BLOCK_D": width, "num_warps": 4 if width * block <= 1024 else 8}
 
 
-def triton_unit_forward(z: Tensor, keys: Tensor | None, normalize: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return unit rows of z and of the keys, and the similarities. Rows that are not normalized are views."""
-    V, B, D = z.shape
+def triton_unit_forward(
+    z: Tensor, keys: Tensor | None, normalize: bool, z2: Tensor | None = None, shortest: float = SHORTEST
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return unit rows of z and of the keys, and the similarities. Rows that are not normalized are views.
+
+    Two views may be two tensors z and z2 [B,D]; they are normalized.
+    """
+    V, B, D = z.shape if z2 is None else (2, *z.shape)
     W = V if keys is None else keys.shape[0]
-    units = torch.empty_like(z) if normalize else z.view_as(z)
+    if z2 is not None:
+        units = z.new_empty(2, B, D)
+    else:
+        units = torch.empty_like(z) if normalize else z.view_as(z)
     key_units = None
     if keys is not None:
         key_units = torch.empty_like(keys, dtype=z.dtype) if normalize else keys.to(z.dtype)
     pairs = V * (V - 1) // 2 if keys is None else V * W
     similarities = z.new_empty(pairs, B, dtype=torch.float32)
+    launch_units(z, z2, keys, units, key_units, similarities, W, normalize, shortest)
+    return units, key_units, similarities
+
+
+def triton_wide_units(
+    z: Tensor, shortest: float, z2: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return the unit rows of z [V,B,D], or of z and z2 [B,D], computed in float32.
+
+    Rows that are not longer than `shortest` stay as they are.
+    """
+    units = torch.empty_like(z, dtype=dtype) if z2 is None else z.new_empty(2, *z.shape, dtype=dtype)
+    launch_units(z, z2, None, units, None, units, 0, True, shortest)
+    return units
+
+
+def launch_units(
+    z: Tensor, z2: Tensor | None, keys: Tensor | None, units: Tensor, key_units: Tensor | None, similarities: Tensor,
+    W: int, normalize: bool, shortest: float,
+) -> None:  # fmt: skip
+    """Write unit rows, and the similarities with W views."""
+    V, B, D = units.shape
     programs, blocks = block_sizes(B, D)
     arguments = [
-        z, z if keys is None else keys, units, units if key_units is None else key_units, similarities, V, W, B, D,
+        z, z if z2 is None else z2, z if keys is None else keys, units, units if key_units is None else key_units,
+        similarities, V, W, B, D, shortest,
     ]  # fmt: skip
-    constants = {"TEACHER": keys is not None, "NORMALIZE": normalize, **blocks}
+    constants = {"PAIRED": z2 is not None, "TEACHER": keys is not None, "NORMALIZE": normalize, **blocks}
     UNIT_FORWARD.launch((programs, 1, 1), D, arguments, constants)
-    return units, key_units, similarities
 
 
 class LinkGradients(NamedTuple):
     """Gradients through the similarity [L,B] of each link's two views, at a scale.
 
-    The similarity may count in the statistics `others` of the link, and the attraction is -scale times the similarity:
+    The similarity may count in the statistics `others` of the link, and the attraction is -pull times the similarity:
     both [P,B], with their gradients. `kind` says which links.
     """
 
@@ -57,32 +89,34 @@ class LinkGradients(NamedTuple):
     grad_others: Tensor | None
     grad_attraction: Tensor | None
     scale: float
+    pull: float
     kind: int
+
+
+NO_LINKS = None, None, 0.0, 0.0, ALL
 
 
 def triton_unit_backward(
     z: Tensor, keys: Tensor | None, grad_units: Tensor | None, grad_similarities: Tensor | None, normalize: bool,
-    links: LinkGradients | None = None,
+    links: LinkGradients | None = None, z2: Tensor | None = None, shortest: float = SHORTEST,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient of z."""
-    V, B, D = z.shape
-    grad_others, grad_attraction = (None, None) if links is None else (links.grad_others, links.grad_attraction)
-    out = torch.empty_like(z)
+    """Return the gradient of z [V,B,D]."""
+    V, B, D = z.shape if z2 is None else (2, *z.shape)
+    similarities, others = (z, z) if links is None else links[:2]
+    grad_others, grad_attraction, scale, pull, kind = NO_LINKS if links is None else links[2:]
+    out = torch.empty_like(z) if z2 is None else z.new_empty(2, B, D)
     programs, blocks = block_sizes(B, D)
-    strides = (0, 0) if grad_similarities is None else grad_similarities.stride()
+    strides = [x.stride() if x is not None else (0, 0) for x in (grad_similarities, grad_others, grad_attraction)]
     arguments = [
-        z, z if keys is None else keys, z if grad_units is None else grad_units.contiguous(),
-        z if grad_similarities is None else grad_similarities,
-        *((z, z) if links is None else links[:2]), z if grad_others is None else grad_others,
-        z if grad_attraction is None else grad_attraction, out,
-        V, V if keys is None else keys.shape[0], B, D, 0.0 if links is None else links.scale,
-        *strides, *((0, 0) if grad_others is None else grad_others.stride()),
-        *((0, 0) if grad_attraction is None else grad_attraction.stride()),
+        z, z if z2 is None else z2, z if keys is None else keys, z if grad_units is None else grad_units.contiguous(),
+        z if grad_similarities is None else grad_similarities, similarities, others,
+        z if grad_others is None else grad_others, z if grad_attraction is None else grad_attraction, out,
+        V, V if keys is None else keys.shape[0], B, D, scale, pull, shortest, *strides[0], *strides[1], *strides[2],
     ]  # fmt: skip
     constants = {
         "HAS_UNITS": grad_units is not None, "HAS_SIMILARITIES": grad_similarities is not None,
         "POSITIVE": grad_others is not None, "ATTRACTION": grad_attraction is not None,
-        "LINKS": 0 if links is None else links.kind, "TEACHER": keys is not None, "NORMALIZE": normalize, **blocks,
+        "LINKS": kind, "PAIRED": z2 is not None, "TEACHER": keys is not None, "NORMALIZE": normalize, **blocks,
     }  # fmt: skip
     UNIT_BACKWARD.launch((programs, V, 1), D, arguments, constants)
     return out

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kontrast.kernels.triton_gradient import row_coefficients, tile_gradient
-from kontrast.kernels.triton_rows import add_sums, drop_pairs, wide_product
+from kontrast.kernels.triton_rows import add_sums, bias_of_keys, drop_pairs, wide_product
 
 
 @triton.jit
@@ -86,10 +86,10 @@ def wide_both(
 
 @triton.jit(do_not_specialize=["first", "rows", "columns", "row_stride", "column_stride", "out_stride"])
 def wide_gradient(
-    rows_of, columns_of, row_ids_of, column_ids_of, bound, scale_of,
+    rows_of, columns_of, row_ids_of, column_ids_of, bias_of, bound, scale_of,
     row_alpha_of, row_beta_of, row_shift_of, alpha, beta, shift, out,
     first, end, rows, columns, row_stride, column_stride, out_stride, slope, second_slope, limit,
-    SCALES: tl.constexpr, HAS_IDS: tl.constexpr, WITH_BETA: tl.constexpr,
+    SCALES: tl.constexpr, HAS_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, WITH_BETA: tl.constexpr,
     ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr, GUARDED: tl.constexpr,
     SCALED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr, GROUP: tl.constexpr,
@@ -112,16 +112,14 @@ def wide_gradient(
     )  # fmt: skip
     row, column = start + tl.arange(0, BLOCK_M), other * BLOCK_N + tl.arange(0, BLOCK_N)
     inside, column_inside = row < end, column < columns
-    row_alpha = tl.zeros([BLOCK_M], tl.float32)
-    row_beta, row_shift = row_alpha, row_alpha
+    bias = bias_of_keys(bias_of, column, columns, False, HAS_BIAS)
     p = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for n in tl.static_range(SCALES):
-        if ROW_SIDE:
-            row_alpha, row_beta, row_shift = row_coefficients(
-                row_alpha_of + n * rows, row_beta_of + n * rows, row_shift_of + n * rows, row, inside, WITH_BETA
-            )
+        row_alpha, row_beta, row_shift = row_coefficients(
+            row_alpha_of + n * rows, row_beta_of + n * rows, row_shift_of + n * rows, row, inside, ROW_SIDE, WITH_BETA
+        )
         p += tile_gradient(
-            s, slope if n == 0 else second_slope, row_alpha, row_beta, row_shift,
+            s, slope if n == 0 else second_slope, bias, row_alpha, row_beta, row_shift,
             alpha + n * columns, beta + n * columns, shift + n * columns, column, column_inside,
             WITH_BETA, ROW_SIDE, COLUMN_SIDE, BOUNDED,
         )  # fmt: skip

@@ -76,11 +76,12 @@ def launch_gradient_tiles(
             narrow = guard.narrow(bounded)
             wide_kernels.wide_gradient[grid](
                 rows.described(shape.rows, piece), columns.described(shape.columns, piece),
-                rows.pointer(narrow), columns.pointer(narrow), guard.bound, guard.scale,
+                rows.pointer(narrow), columns.pointer(narrow), columns.bias_pointer, guard.bound, guard.scale,
                 *(row_terms or terms)[:3], *(column_terms or terms)[:3], panel,
                 first, end, rows.count, columns.count, rows.stride, columns.stride, panel.stride(0),
                 scales[0] * LOG2_E, scales[-1] * LOG2_E, guard.limit,
-                SCALES=len(scales), WITH_BETA=terms.with_beta, GROUP=GROUP, SCALED=guard.scaled,
+                SCALES=len(scales), HAS_BIAS=columns.bias is not None, WITH_BETA=terms.with_beta, GROUP=GROUP,
+                SCALED=guard.scaled,
                 ROW_SIDE=row_terms is not None, COLUMN_SIDE=column_terms is not None,
                 BOUNDED=bounded, GUARDED=guard.used, **launch_options(shape, piece, pieces, rows),
             )  # fmt: skip
@@ -96,25 +97,34 @@ def multiply_panels(
     `launch` stores d loss / d s of some rows, in bf16 if the rows are, else in float32.
     """
     columns = keyed or rows
-    block = shape_of("tiles", rows.rows)[0].rows
-    half = rows.rows.dtype == torch.bfloat16
-    kind = torch.bfloat16 if half else torch.float32
-    stride = ceil_div(columns.count, 8) * 8
-    height = even_panels(rows.count, max(1, PANEL_BYTES // (stride * kind.itemsize * block)) * block, block)
-    panel = rows.rows.new_empty(height, stride, dtype=kind)[:, : columns.count]
+    kind = panel_type(rows)
     row_rows, column_rows = (side.rows[:, : side.width].to(kind) for side in (rows, columns))
-    to_rows = rows.rows.new_empty(rows.count, rows.width, dtype=rows.kind if half else kind) if need_rows else None
-    to_columns = None
-    for first in range(0, rows.count, height):
-        end = min(first + height, rows.count)
-        launch(first, end, panel)
-        part = panel[: end - first]
+    to_rows = to_columns = None
+    if need_rows:
+        to_rows = rows.rows.new_empty(rows.count, rows.width, dtype=rows.kind if kind == torch.bfloat16 else kind)
+    for first, end, part in iter_panels(rows, columns, launch):
         with exact_products():
             if to_rows is not None:
                 torch.mm(part, column_rows, out=to_rows[first:end])
             if keyed is not None and need_columns:
                 to_columns = add_product(to_columns, part.T, row_rows[first:end])
     return to_rows, to_columns
+
+
+def panel_type(rows: Operand) -> torch.dtype:
+    return torch.bfloat16 if rows.rows.dtype == torch.bfloat16 else torch.float32
+
+
+def iter_panels(rows: Operand, columns: Operand, launch: TileLauncher) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield the first row, the end and the stored tiles [end - first, K] of each panel, which share their memory."""
+    block, kind = shape_of("tiles", rows.rows)[0].rows, panel_type(rows)
+    stride = ceil_div(columns.count, 8) * 8
+    height = even_panels(rows.count, max(1, PANEL_BYTES // (stride * kind.itemsize * block)) * block, block)
+    panel = rows.rows.new_empty(height, stride, dtype=kind)[:, : columns.count]
+    for first in range(0, rows.count, height):
+        end = min(first + height, rows.count)
+        launch(first, end, panel)
+        yield first, end, panel[: end - first]
 
 
 def triton_two_way_forward(

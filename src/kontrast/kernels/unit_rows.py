@@ -6,13 +6,12 @@ keys the pairs are v < w, sorted; with keys they are all (v, w), sorted.
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kontrast.kernels.dense import in_torch_func
+from kontrast.kernels.dense import INTERPRETED, in_torch_func
 
 SHORTEST = 1e-12
 
@@ -47,6 +46,13 @@ def unit(z: Tensor, eps: float = SHORTEST) -> Tensor:
     return z / torch.where(norm > eps, norm + 0 * norm.detach(), 1.0)
 
 
+def wide_units(z: Tensor, shortest: float = SHORTEST) -> Tensor:
+    """Return `unit` of rows [V,B,D] in float32 at least, with a gradient of few operations, on CUDA one launch."""
+    if torch.compiler.is_compiling() or in_torch_func():
+        return unit(z.to(torch.promote_types(z.dtype, torch.float32)), shortest)
+    return WideUnitsFunction.apply(z, shortest)
+
+
 def view_pairs(V: int, W: int | None) -> list[tuple[int, int]]:
     """Return the pairs of views in the order of the similarities; W is None without keys."""
     return [(v, w) for v in range(V) for w in range(v + 1 if W is None else 0, V if W is None else W)]
@@ -68,8 +74,7 @@ def define_unit_rows(z: Tensor, keys: Tensor | None, normalize: bool) -> UnitRow
 
 def by_triton(z: Tensor) -> bool:
     """Return whether the Triton kernels take the rows, natively or in the interpreter."""
-    native = z.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return native and z.dtype != torch.float64 and z.shape[-1] <= 4096
+    return (z.is_cuda or INTERPRETED) and z.dtype != torch.float64 and z.shape[-1] <= 4096
 
 
 class UnitRowsFunction(torch.autograd.Function):
@@ -108,15 +113,41 @@ class UnitRowsFunction(torch.autograd.Function):
         return unit_gradient(z, keys, grad_units, grad_similarities, ctx.normalize), None, None
 
 
+class WideUnitsFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, shortest: float) -> Tensor:
+        z = z.contiguous()
+        ctx.save_for_backward(z)
+        ctx.shortest = shortest
+        if by_triton(z):
+            from kontrast.kernels.triton_unit_launch import triton_wide_units
+
+            return triton_wide_units(z, shortest)
+        return unit(z.to(torch.promote_types(z.dtype, torch.float32)), shortest)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (z,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # with create_graph: the gradient will be differentiated again
+            units = unit(z.to(grads[0].dtype), ctx.shortest)
+            return *torch.autograd.grad(units, z, grads[0], create_graph=True), None
+        if by_triton(z):
+            from kontrast.kernels.triton_unit_launch import triton_unit_backward
+
+            return triton_unit_backward(z, None, grads[0], None, True, shortest=ctx.shortest), None
+        return unit_gradient(z, None, grads[0], None, True, ctx.shortest), None
+
+
 def unit_gradient(
-    z: Tensor, keys: Tensor | None, grad_units: Tensor | None, grad_similarities: Tensor | None, normalize: bool
-) -> Tensor:
+    z: Tensor, keys: Tensor | None, grad_units: Tensor | None, grad_similarities: Tensor | None, normalize: bool,
+    shortest: float = SHORTEST,
+) -> Tensor:  # fmt: skip
     """Return the gradient of z: that of the unit rows without its part along the row, divided by the length."""
     wide = torch.promote_types(z.dtype, torch.float32)
     y, k = z.to(wide), None if keys is None else keys.to(wide)
     if normalize:
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-        norm = torch.where(norm > SHORTEST, norm + 0 * norm, 1.0)
+        norm = torch.where(norm > shortest, norm + 0 * norm, 1.0)
         y, k = y / norm, None if k is None else unit(k)
     gradient = torch.zeros_like(y) if grad_units is None else grad_units.to(wide, copy=True)
     if grad_similarities is not None:
@@ -129,5 +160,5 @@ def unit_gradient(
     if normalize:
         along = (y * gradient).sum(-1, keepdim=True)
         short = (y * y).sum(-1, keepdim=True) < 0.5  # too short to normalize: not a unit vector
-        gradient = gradient.sub_(y * along.masked_fill_(short, 0)).div_(norm)
+        gradient = gradient.addcmul_(y, along.masked_fill_(short, 0), value=-1).div_(norm)
     return gradient.to(z.dtype)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kontrast.kernels.row_loss import RowLoss
 from kontrast.objectives.arguments import Number, choice, fixed, is_zero, positive, refuse, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
-from kontrast.objectives.conditional import conditional_mean, hinge, moco_v3_terms, negative_repulsion
+from kontrast.objectives.conditional import conditional_mean, formula, hinge, moco_v3_terms, negative_repulsion
 from kontrast.objectives.pairs import Pairs
 
 SIGNS = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
@@ -91,13 +92,21 @@ class CACR(Objective):
         if variant == "mocov3" and cost == "rbf" and (repulsion != "contrastive" or is_zero(self.t_minus)):
             refuse("variant", variant, "with cost 'rbf' it needs contrastive repulsion and t_minus above 0")
 
+    def row_loss(self, images: int) -> RowLoss | None:
+        if self.margin is not None or self.variant != "paper":
+            return None
+        return formula(self.cost, self.negatives, self.symmetric, self.t_plus, self.scale, self.detach_negative_weights)
+
+    @property
+    def scale(self) -> Number:
+        return 0.0 if self.repulsion == "uniform" else 2 * SIGNS[self.repulsion] * self.t_minus
+
     def contrast(self, pairs: Pairs) -> Terms:
         t, symmetric = SIGNS[self.attraction] * self.t_plus, self.symmetric or self.margin is not None
         detach, constant = self.detach_positive_weights, self.detach_negative_weights
         detach = pairs.teacher if detach is None else detach
-        a = 0.0 if self.repulsion == "uniform" else 2 * SIGNS[self.repulsion] * self.t_minus
         if self.variant == "mocov3":
-            return moco_v3_terms(pairs, self.cost, t, a, detach, bool(constant))
+            return moco_v3_terms(pairs, self.cost, t, self.scale, detach, bool(constant))
         pull = pairs.reduce_positives(lambda s: conditional_mean(2 - 2 * s, t, detach))
-        push = negative_repulsion(pairs, self.cost, self.negatives, symmetric, a, self.rbf_t, constant)
+        push = negative_repulsion(pairs, self.cost, self.negatives, symmetric, self.scale, self.rbf_t, constant)
         return Terms(attraction=pull, repulsion=push) if self.margin is None else hinge(pull, push, self.margin)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import RowStatistics
+from kontrast.kernels.row_loss import MEAN, RowLoss
 from kontrast.kernels.row_statistics import Scale, StatisticsOptions
-from kontrast.kernels.view_links import Link
+from kontrast.kernels.view_links import LATER, OTHER, SAME, Link
 from kontrast.objectives.arguments import Number
 from kontrast.objectives.base import Terms
 from kontrast.objectives.link_rows import select_rows
@@ -56,6 +57,19 @@ def euclidean_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number
     c = 2 - 2 * negative_statistics(pairs, negatives, symmetric, a, with_mean=True, detach_weights=detach).mean
     cross_view = negatives == "cross-view" and not pairs.teacher and pairs.bank is None
     return pairs.sum_by_query(-c, pairs.one_way_links(symmetric)) if cross_view else -c
+
+
+def formula(
+    cost: str, negatives: str, symmetric: bool, t_plus: Number, a: Number, detach: bool | str
+) -> RowLoss | None:
+    """Return CACR of two views as a formula of row statistics, if the cost is euclidean and no number is a tensor.
+
+    The weight of the only positive is 1, and the constants of attraction and repulsion cancel.
+    """
+    if cost != "euclidean" or isinstance(detach, str) or isinstance(t_plus, Tensor) or isinstance(a, Tensor):
+        return None
+    kind = SAME if negatives == "same-view" else OTHER if symmetric else LATER
+    return RowLoss(kind, [a], MEAN, pull=2.0, push=2.0, detach_weights=detach)
 
 
 def rbf_repulsion(pairs: Pairs, negatives: str, symmetric: bool, a: Number, t: Number, detach: bool) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from kontrast.kernels.row_loss import LSE, RowLoss
+from kontrast.kernels.view_links import ALL, OTHER
 from kontrast.objectives.arguments import Number, choice, positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -52,6 +56,10 @@ class DCL(Objective):
         super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature, not_learned=UNBOUNDED)
         self.negatives = choice("negatives", negatives, ("all", "cross-view"))
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        a, kind = 1 / self.temperature, OTHER if self.negatives == "cross-view" else ALL
+        return None if isinstance(a, Tensor) else RowLoss(kind, [a], LSE, pull=a)
 
     def contrast(self, pairs: Pairs) -> Terms:
         if self.negatives == "cross-view":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from kontrast.kernels.row_loss import LSE, RowLoss
+from kontrast.kernels.view_links import ALL
 from kontrast.objectives.arguments import Number, choice, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -56,6 +59,14 @@ class DecoupledNTXent(Objective):
         self.loss_scale = positive("loss_scale", loss_scale)
         self.align_reduction = choice("align_reduction", align_reduction, ("sum", "mean"))
         self.include_self = switch("include_self", include_self)
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        a, pull, push = 1 / self.temperature, self.loss_scale, self.loss_scale * self.distribution_weight
+        if isinstance(a, Tensor) or isinstance(pull, Tensor) or isinstance(push, Tensor):
+            return None
+        if self.include_self or self.align_reduction == "mean" or push == 0:
+            return None
+        return RowLoss(ALL, [a], LSE, pull=pull, push=push, positive=True)
 
     def contrast(self, pairs: Pairs) -> Terms:
         attraction = -pairs.positive if self.align_reduction == "sum" else (1 - pairs.positive) / pairs.D

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.kernels.row_loss import RowLoss, debiased_loss
 from kontrast.objectives.arguments import NT_XENT_ALONE, Number, is_zero, number, positive, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -52,6 +53,9 @@ class HardNegative(Objective):
         self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
         self.beta = weight("beta", beta)
         self.tau_plus = number("tau_plus", tau_plus, least=0.0, below=1.0)
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        return debiased_loss(self.temperature, self.beta, self.tau_plus, 2 * (images - 1))
 
     def contrast(self, pairs: Pairs) -> Terms:
         n, links = pairs.negative_count, pairs.links

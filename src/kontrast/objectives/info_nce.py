@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from kontrast.kernels.row_loss import LSE, RowLoss
+from kontrast.kernels.view_links import LATER, OTHER
 from kontrast.objectives.arguments import Number, positive, switch
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.learned_temperature import current, temperature_argument
@@ -64,6 +66,12 @@ class InfoNCE(Objective):
         known = isinstance(loss_scale, str) and loss_scale == "2tau"
         self.loss_scale = loss_scale if known else positive("loss_scale", loss_scale, not_learned="it would run to 0")
         self.symmetric = switch("symmetric", symmetric)
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        a, kind = 1 / current(self.temperature), OTHER if self.symmetric else LATER
+        if isinstance(a, Tensor) or isinstance(self.loss_scale, str | Tensor) or self.loss_scale != 1:
+            return None
+        return RowLoss(kind, [a], LSE, pull=a, positive=True)
 
     def contrast(self, pairs: Pairs) -> Terms:
         links, temperature = pairs.one_way_links(self.symmetric), current(self.temperature)

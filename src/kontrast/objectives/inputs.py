@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, TypedDict
 
@@ -134,10 +134,11 @@ def check_equal_on_ranks(z: Tensor) -> None:
         )
 
 
-def check_finite(inputs: Inputs, *losses: Tensor) -> None:
+def check_finite(views: Sequence[Tensor | None], *losses: Tensor) -> None:
     """Raise if a loss is not finite because z is not: one number is read, and z only if that number is bad."""
-    if may_read_values(inputs.z) and not all(math.isfinite((x.sum() if x.ndim else x).item()) for x in losses):
-        check_rows_finite(z=inputs.z)
+    if may_read_values(losses[0]) and not all(math.isfinite((x.sum() if x.ndim else x).item()) for x in losses):
+        for view in views:
+            check_rows_finite(z=view)
 
 
 def check_rows_finite(**named: Tensor | None) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from kontrast.kernels.row_loss import LSE, RowLoss
+from kontrast.kernels.view_links import OTHER
 from kontrast.objectives.arguments import NT_XENT_ALONE, Number, positive
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -41,6 +45,10 @@ class MultiViewNCE(Objective):
     def __init__(self, temperature: Number = 0.07, *, normalize: bool = True, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = positive("temperature", temperature, not_learned=NT_XENT_ALONE)
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        a = 1 / self.temperature
+        return None if isinstance(a, Tensor) else RowLoss(OTHER, [a], LSE, pull=2 * a, push=2.0, positive=True)
 
     def contrast(self, pairs: Pairs) -> Terms:
         directions, links = 1 if pairs.teacher else 2, pairs.links

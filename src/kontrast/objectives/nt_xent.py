@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from kontrast.kernels.row_loss import LSE, RowLoss
+from kontrast.kernels.view_links import ALL
 from kontrast.objectives.arguments import Number
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.learned_temperature import current, temperature_argument
@@ -51,6 +55,10 @@ class NTXent(Objective):
         super().__init__(normalize=normalize, reduction=reduction)
         self.temperature = temperature_argument(temperature, initial_temperature, temperature_bounds, default=0.2)
         self.initial_temperature, self.temperature_bounds = initial_temperature, temperature_bounds
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        a = 1 / current(self.temperature)
+        return None if isinstance(a, Tensor) else RowLoss(ALL, [a], LSE, pull=a, positive=True)
 
     def contrast(self, pairs: Pairs) -> Terms:
         attraction, repulsion = pairs.attraction_and_others(scale=1 / current(self.temperature))

@@ -21,7 +21,7 @@ from kontrast.kernels.row_statistics import Scale, StatisticsOptions, as_list
 from kontrast.kernels.small_batch import AnchorFunction, Arguments, fits_small_kernel
 from kontrast.kernels.stored_batch import StoredBatchFunction, fits_stored_batch
 from kontrast.kernels.symmetry import asymmetry
-from kontrast.kernels.unit_rows import UnitRows, unit, unit_rows
+from kontrast.kernels.unit_rows import UnitRows, unit_rows, wide_units
 from kontrast.kernels.view_links import ALL, SAME, Link, image_indices, kind_of_links
 from kontrast.objectives.cached_value import cached
 from kontrast.objectives.inputs import Inputs, may_read_values
@@ -64,8 +64,7 @@ class Pairs:
         return self.z if self._inputs.keys is None else self._wide(self._inputs.keys)
 
     def _wide(self, rows: Tensor) -> Tensor:
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        return unit(rows) if self._normalize else rows
+        return wide_units(rows) if self._normalize else rows.to(torch.promote_types(rows.dtype, torch.float32))
 
     @cached
     def _rows(self) -> UnitRows:
@@ -88,7 +87,7 @@ class Pairs:
 
     def normalize(self, eps: float) -> None:
         """Scale the rows to length one; those shorter than eps stay as they are."""
-        self.replace_rows(unit(self.z, eps), unit(self.k, eps) if self.teacher else self.z)
+        self.replace_rows(wide_units(self.z, eps), wide_units(self.k, eps) if self.teacher else self.z)
 
     # Links
 

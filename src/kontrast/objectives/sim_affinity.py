@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from kontrast.kernels.row_loss import LSE, RowLoss
+from kontrast.kernels.view_links import LATER, OTHER
 from kontrast.objectives.arguments import NT_XENT_ALONE, Number, is_zero, positive, switch, weight
 from kontrast.objectives.base import OBJECTIVES, Objective, Terms
 from kontrast.objectives.pairs import Pairs
@@ -49,6 +53,13 @@ class SimAffinity(Objective):
         self.symmetric = switch("symmetric", symmetric)
         self.symmetry_on_scaled = switch("symmetry_on_scaled", symmetry_on_scaled)
         self.normalize_by_n = switch("normalize_by_n", normalize_by_n)
+
+    def row_loss(self, images: int) -> RowLoss | None:
+        a, weight, kind = 1 / self.temperature, self.symmetry_weight, OTHER if self.symmetric else LATER
+        if isinstance(a, Tensor) or isinstance(weight, Tensor):
+            return None
+        weight *= (a if self.symmetry_on_scaled else 1.0) / (images if self.normalize_by_n else 1)
+        return RowLoss(kind, [a], LSE, pull=a, positive=True, asymmetry=weight)
 
     def scale(self, pairs: Pairs) -> Number:
         return 1 / self.temperature

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from kontrast.kernels.covariance import whiten
+from kontrast.kernels.two_view_loss import two_view_loss
 from kontrast.objectives.arguments import Number, choice, fixed, switch, weight
 from kontrast.objectives.base import OBJECTIVES
 from kontrast.objectives.inputs import Inputs
@@ -56,6 +61,14 @@ class SimWhitening(SimAffinity):
         self.ridge = None if ridge is None else fixed("ridge", weight("ridge", ridge))
         self.variant = choice("variant", variant, ("paper", "mocov3"))
         self.pooled = switch("pooled", pooled)
+
+    def fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
+        row_loss, ridge = super().row_loss(z.shape[-2]), 1e-3 if self.ridge is None else self.ridge
+        if row_loss is None or self.variant == "mocov3" or ridge > 1:
+            return None
+        rows = z if z2 is None else torch.stack([z, z2])
+        white = whiten(rows.flatten(0, 1), ridge=ridge).view(rows.shape)
+        return two_view_loss(white, None, row_loss._replace(shortest=1e-6))  # as in `pairs`
 
     def scale(self, pairs: Pairs) -> Number:
         return 1 / (self.temperature * (pairs.N if self.variant == "mocov3" else 1))

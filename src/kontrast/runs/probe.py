@@ -112,13 +112,8 @@ def probe(
         accuracy           trained       untrained          pixels
         knn                  0...            0...            0...
     """
-    if seeds < 1 or epochs < 0:
-        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
+    _check_arguments(kind, seeds, epochs, bool(float_range) and not data)
     refuse_options(kind, protocol, search, shots)
-    if kind and kind not in (*PROBES, "finetune"):
-        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
-    if float_range and not data:
-        raise UsageError("--float-range is for the images of --data; the run's own images are read as in training")
     run, on = open_run(run, float_range), choose_device(device)
     data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
     train, test = _open_images(run, data, labels, max_bad, say)
@@ -145,6 +140,15 @@ def refuse_options(kind: str, protocol: str, search: bool, shots: int) -> None:
         raise UsageError(f"shots are for the probes 'few-shot' and 'finetune', not for {kind!r}")
     if protocol:
         fine_tuning_named(protocol)
+
+
+def _check_arguments(kind: str, seeds: int, epochs: int, range_alone: bool) -> None:
+    if seeds < 1 or epochs < 0:
+        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
+    if kind and kind not in (*PROBES, "finetune"):
+        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
+    if range_alone:
+        raise UsageError("--float-range is for the images of --data; the run's own images are read as in training")
 
 
 def probe_arguments(probe: str, run: Run, train: ImageSet, seed: int) -> dict[str, Any]:

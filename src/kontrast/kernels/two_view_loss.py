@@ -1,0 +1,156 @@
+"""The loss of two views in one autograd function: on a CUDA device, launches are nearly all that the host does.
+
+B images, D width, P rows of each image, S scales.  z [2,B,D], or z and z2 [B,D];  similarity [B], statistics [S,P,B].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kontrast.kernels.covariance import identity
+from kontrast.kernels.row_loss import DEBIASED, MEAN, RowLoss
+from kontrast.kernels.small_batch import (
+    Arguments,
+    are_few_pairs,
+    compute_gradients,
+    compute_statistics,
+    small_definition,
+)
+from kontrast.kernels.symmetry import (
+    ROUNDING,
+    asymmetry_by_definition,
+    compute_norm,
+    compute_norm_gradients,
+    faster_method,
+)
+from kontrast.kernels.unit_rows import by_triton, unit
+from kontrast.kernels.view_links import ALL, SAME, cases_of_links
+
+
+def fits_two_view_loss(z: Any, z2: Any) -> bool:
+    """Return whether the inputs are two views of a small batch on a CUDA device; anything unusual is not."""
+    if not isinstance(z, Tensor) or z.ndim != (3 if z2 is None else 2) or not by_triton(z):
+        return False
+    if z2 is not None:
+        same = isinstance(z2, Tensor) and z.shape == z2.shape and z.dtype == z2.dtype and z.device == z2.device
+    else:
+        same = z.shape[0] == 2
+    B, D = z.shape[-2:]
+    return same and B > 1 and D > 0 and z.is_floating_point() and are_few_pairs(2 * B, 2 * B)
+
+
+def two_view_loss(z: Tensor, z2: Tensor | None, loss: RowLoss) -> Tensor:
+    """Return the loss, a scalar, of the normalized rows."""
+    return TwoViewLossFunction.apply(z, z2, loss)
+
+
+def statistics_arguments(loss: RowLoss) -> Arguments:
+    links = 2 if loss.kind == ALL else len(cases_of_links(2, 2)[loss.kind])
+    return Arguments(
+        None, None, loss.kind, links, 0, loss.scales, loss.detach_weights, loss.repulsion == MEAN, False, loss.positive
+    )
+
+
+class TwoViewLossFunction(torch.autograd.Function):
+    """One launch normalizes the rows, one computes their losses; backward, one each for the same steps."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, z2: Tensor | None, loss: RowLoss) -> Tensor:
+        from kontrast.kernels.triton_unit_launch import triton_unit_forward
+
+        z, z2 = z.contiguous(), None if z2 is None else z2.contiguous()
+        units, _, similarities = triton_unit_forward(z, None, True, z2, loss.shortest)
+        lse, mean, rows, slopes, matrix = compute_statistics(
+            units, None, statistics_arguments(loss), similarities, loss
+        )
+        value, kept = rows.mean(), []
+        if loss.asymmetry:
+            norm, *kept = asymmetry_norm(z, z2, loss.shortest)
+            value = value.add(norm, alpha=loss.asymmetry)
+        ctx.loss = loss
+        ctx.save_for_backward(z, z2, units, similarities, lse, mean, slopes, matrix, *kept)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from kontrast.kernels.triton_unit_launch import LinkGradients, triton_unit_backward
+
+        z, z2, units, similarities, lse, mean, slopes, matrix, *kept = ctx.saved_tensors
+        loss, arguments = ctx.loss, statistics_arguments(ctx.loss)
+        if torch.is_grad_enabled():  # with create_graph: the gradient will be differentiated again
+            return *differentiable_gradients(ctx, z, z2, grads[0]), None
+        # d loss / d row, a scalar that the kernels read with strides of zero.
+        each = grads[0] * (loss.push / lse[0].numel())
+        of_row = each.expand(lse.shape)
+        to_lse, to_mean, pull = of_row, None, loss.pull / loss.push
+        if loss.repulsion == DEBIASED:
+            to_slopes = slopes * each
+            to_lse, of_row, pull = to_slopes[:2], to_slopes[2:], -pull
+        elif loss.repulsion == MEAN:
+            to_lse, to_mean = None, of_row
+        units_grad, _ = compute_gradients((to_lse, to_mean), units, None, lse, mean, matrix, arguments, True, False)
+        assert units_grad is not None
+        if loss.asymmetry:
+            units_grad = asymmetry_gradient(grads[0], kept, loss.asymmetry).add_(units_grad)
+        # The positive of a row is the other view, also of a row that is compared with its own view.
+        kind = ALL if loss.kind == SAME else loss.kind
+        links = LinkGradients(
+            similarities, lse[0], of_row[0] if loss.positive else None, of_row[0], loss.scales[0], pull, kind
+        )
+        found = triton_unit_backward(z, None, units_grad, None, True, links, z2, loss.shortest)
+        return (found, None, None) if z2 is None else (found[0], found[1], None)
+
+
+def asymmetry_norm(z: Tensor, z2: Tensor | None, shortest: float) -> list[Tensor]:
+    """Return ||A - A^T||_F of the unit rows before they are rounded, in float32, and what its gradient needs."""
+    from kontrast.kernels.triton_unit_launch import triton_wide_units
+
+    units = triton_wide_units(z, shortest, z2, torch.float64)
+    B = units.shape[1]
+    method = faster_method(z, B)
+    norm, *kept = compute_norm(units, units, method)
+    # A norm that rounding may have caused counts as zero. Unit rows have |a|^2 = |b|^2 = 2 B.
+    rounding = 2 * B * ROUNDING[method] ** 0.5
+    divisor = torch.threshold(norm, rounding, torch.inf)
+    return [torch.threshold(norm, rounding, 0.0).float(), divisor, *kept]
+
+
+def asymmetry_gradient(grad: Tensor, kept: list[Tensor], weight: float) -> Tensor:
+    """Return the gradient of the unit rows [2,B,D], in float64."""
+    divisor, *kept = kept
+    method = "tiles" if len(kept) < 4 else "closed"
+    return compute_norm_gradients((grad * weight) / divisor, kept, method, alone=True)[0]
+
+
+def define_two_view_loss(z: Tensor, loss: RowLoss) -> Tensor:
+    """Compute the loss of z [2,B,D] by definition, differentiated by autograd."""
+    units = unit(z.float(), loss.shortest)
+    lse, mean = small_definition(units.to(z.dtype), None, *statistics_arguments(loss))
+    s = (units[0] * units[1]).sum(-1)
+    if loss.repulsion == DEBIASED:
+        log_R = lse[0] - lse[1] + loss.log_count
+        share = loss.log_share + loss.pull * s - log_R
+        left = torch.log(-torch.expm1(torch.where(share < 0, share, -1.0)))
+        log_N = log_R + left - loss.log_rest
+        log_N = torch.where((share < 0) & (log_N > loss.floor), log_N, loss.floor)
+        repulsion = torch.logaddexp(loss.pull * s, log_N)
+    elif loss.repulsion == MEAN:
+        repulsion = mean[0]
+    else:
+        repulsion = torch.logaddexp(lse[0], loss.scales[0] * s) if loss.positive else lse[0]
+    value = (loss.push * repulsion - loss.pull * s).mean()
+    if loss.asymmetry:
+        norm = asymmetry_by_definition(units[0], units[1], None, None, identity, "tiles")
+        value = value + loss.asymmetry * norm
+    return value
+
+
+def differentiable_gradients(ctx: Any, z: Tensor, z2: Tensor | None, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Compute the gradients by definition, which stores the matrix, so that they can be differentiated."""
+    value = define_two_view_loss(z if z2 is None else torch.stack([z, z2]), ctx.loss)
+    inputs = [x for x, needed in zip((z, z2), ctx.needs_input_grad) if needed and x is not None]
+    found = iter(torch.autograd.grad(value, inputs, grad, create_graph=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:2])
