@@ -337,6 +337,8 @@ def check_options(recipe: Recipe, loss: Objective, classes: int | None = None) -
         refuse("prototypes", f"{name} has none")
     if loss.needs_prototypes and recipe.prototypes is None:
         refuse(f"objective.name = {name!r}", "it needs prototypes: set prototypes.count")
+    if loss.needs_bank and recipe.bank is None:
+        refuse(f"objective.name = {name!r}", "it needs a bank: set bank.size")
     if recipe.bank is not None and (recipe.bank.contents == "views") != loss.bank_per_view:
         wanted = "one queue per view: set bank.contents='views'" if loss.bank_per_view else "one bank for all views"
         refuse(f"bank.contents = {recipe.bank.contents!r}", f"{name} has {wanted}")
