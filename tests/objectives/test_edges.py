@@ -17,7 +17,7 @@ ATTACHED = {
     "dclw": {"detach": False},
     "cacr": {"detach_positive_weights": False},
     "sim-trace": {"variant": "paper", "ridge": 0.05},
-    "zero-cl": {"detach": False},
+    "zero-cl": {"mode": "features", "detach": False},  # the instances are the features of the transpose
 }
 
 RANDOM = {"swd", "lejepa"}
