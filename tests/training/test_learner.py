@@ -54,7 +54,8 @@ OPTIONS = {
 
 
 def make(options: dict, name: str = "nt-xent", **arguments) -> tuple[Learner, Step]:
-    recipe = read_recipe({**BASE, **options, "objective": {"name": name, **arguments}})
+    prototypes = {"prototypes": {"count": 6}} if OBJECTIVES[name].needs_prototypes else {}
+    recipe = read_recipe({**BASE, **options, **prototypes, "objective": {"name": name, **arguments}})
     torch.manual_seed(0)
     learner = Learner(recipe)
     v = recipe.views
@@ -94,14 +95,14 @@ def test_every_objective_trains_with_every_option_or_says_why_not(name, option, 
     images = batch()
     views = step.views(*images)  # made beforehand: on CUDA they are separate kernels, which have their own test
     step.views = lambda *_: views
-    step(*images, Schedule(lr=0.1, momentum=0.9))
+    step(*images, Schedule(lr=0.1, momentum=0.9), indices=torch.arange(8))
     assert step.check() is None
     assert all(math.isfinite(value) for value in step.flush().values())
     assert any(not torch.equal(p, before[n]) for n, p in learner.student.named_parameters() if n in before)
     # The tiled kernel reads ids and lengths, which a CPU may; on CUDA it is Triton's, whose own tests look for reads.
     monkeypatch.setattr(StatisticsFunction, "apply", statistics_operator)
     with ForbidReads():
-        step(*images, Schedule(lr=0.1, momentum=0.9))
+        step(*images, Schedule(lr=0.1, momentum=0.9), indices=torch.arange(8))
 
 
 def test_local_crops_without_keys_are_further_views_and_not_in_the_bank():

@@ -72,14 +72,17 @@ def test_a_fixed_temperature_is_not_logged(tmp_path):
     assert all("temperature" not in line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl"))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_resumed_run_has_the_same_bits(tmp_path, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "objective"), [("sgd", LEARNED), ("adamw", LEARNED), ("adamw", {"name": "lejepa", "directions": 8})]
+)
+def test_a_resumed_run_has_the_same_bits(tmp_path, optimizer, objective):
+    """With a learned temperature, and with random directions whose counter is a buffer."""
     training = {"optimizer": optimizer, "lr": 0.01, "schedule": "constant"}
     for name in ("whole", "halves"):
         (tmp_path / name).mkdir()
-    train(tmp_path / "whole", recipe(training={**training, "max_steps": 9}))
-    train(tmp_path / "halves", recipe(training={**training, "max_steps": 4}))
-    train(tmp_path / "halves", recipe(training={**training, "max_steps": 9}), resume=True)
+    train(tmp_path / "whole", recipe(objective=objective, training={**training, "max_steps": 9}))
+    train(tmp_path / "halves", recipe(objective=objective, training={**training, "max_steps": 4}))
+    train(tmp_path / "halves", recipe(objective=objective, training={**training, "max_steps": 9}), resume=True)
     for name in ("checkpoints/step-00000009/state.safetensors", "metrics.jsonl"):
         assert (tmp_path / "halves" / "run" / name).read_bytes() == (tmp_path / "whole" / "run" / name).read_bytes()
 

@@ -83,7 +83,8 @@ class Learner(nn.Module):
     def __init__(self, recipe: Recipe, channels: int = 3, images: int = 2**20, classes: int = 0):
         super().__init__()
         student = build_student(recipe, channels)
-        known = {"images": images, "classes": classes, "width": student.head.width}
+        known = {"images": images, "width": student.head.width}
+        known |= {"classes": classes} if classes else {}
         known |= {"prototypes": recipe.prototypes.count} if recipe.prototypes else {}
         self.objective: Objective = build_objective(recipe, known)
         check_options(recipe, self.objective, classes)
@@ -337,6 +338,8 @@ def check_options(recipe: Recipe, loss: Objective, classes: int | None = None) -
         refuse("prototypes", f"{name} has none")
     if loss.needs_prototypes and recipe.prototypes is None:
         refuse(f"objective.name = {name!r}", "it needs prototypes: set prototypes.count")
+    if loss.needs_labels and not recipe.training.labels:
+        refuse(f"objective.name = {name!r}", "it needs labels: set training.labels=true")
     if loss.needs_bank and recipe.bank is None:
         refuse(f"objective.name = {name!r}", "it needs a bank: set bank.size")
     if recipe.bank is not None and (recipe.bank.contents == "views") != loss.bank_per_view:
