@@ -235,9 +235,8 @@ class _Job:
 
     def _named(self, result: ProbeResult, probe: str, features: str) -> ProbeResult:
         """Return the result with the names of the probe, its features and the classes."""
-        classes = self.train.classes
-        named = [{"class": classes[row["label"]] if classes else str(row["label"]), **row} for row in result.per_class]
-        return dataclasses.replace(result, probe=probe, features=features, per_class=named)
+        named = result.with_class_names(self.train.classes)
+        return dataclasses.replace(named, probe=probe, features=features)
 
     def _fine_tune(self, name: str, encoder: nn.Module, seed: int) -> ProbeResult:
         train, test = self.train, self.test

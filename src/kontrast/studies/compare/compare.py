@@ -124,4 +124,5 @@ def probe_trained(run: Run, train: ImageSet, test: ImageSet | None, device: torc
         "knn": knn(*parts, k=settings.k, temperature=settings.temperature, seed=seed),
         "linear": logistic(*parts, seed=seed),
     }
-    return {name: dataclasses.replace(r, probe=name, features="trained") for name, r in results.items()}
+    named = {name: result.with_class_names(train.classes) for name, result in results.items()}
+    return {name: dataclasses.replace(r, probe=name, features="trained") for name, r in named.items()}
