@@ -135,6 +135,13 @@ def probe(
     return ProbeResults(tuple(results), run.path)
 
 
+def with_names(result: ProbeResult, probe: str, features: str, train: ImageSet) -> ProbeResult:
+    """Return the result with the names of the probe, its features and the classes."""
+    names = train.classes
+    named = [{"class": names[row["label"]] if names else str(row["label"]), **row} for row in result.per_class]
+    return dataclasses.replace(result, probe=probe, features=features, per_class=named)
+
+
 def refuse_options(kind: str, protocol: str, search: bool, shots: int) -> None:
     """Refuse options that the probe does not have."""
     if shots < 0:
@@ -227,13 +234,7 @@ class _Job:
             result = PROBES[probe](*sets, **arguments)
         if result.note:
             self.say(f"{probe}, {name}: {result.note}")
-        return self._named(result, probe, name)
-
-    def _named(self, result: ProbeResult, probe: str, features: str) -> ProbeResult:
-        """Return the result with the names of the probe, its features and the classes."""
-        classes = self.train.classes
-        named = [{"class": classes[row["label"]] if classes else str(row["label"]), **row} for row in result.per_class]
-        return dataclasses.replace(result, probe=probe, features=features, per_class=named)
+        return with_names(result, probe, name, self.train)
 
     def _fine_tune(self, name: str, encoder: nn.Module, seed: int) -> ProbeResult:
         train, test = self.train, self.test
@@ -246,10 +247,10 @@ class _Job:
             tune = partial(finetune, encoder, **options)
             sets: Any = (train, train.labels, test, test.labels)
             if not self.shots:
-                return self._named(tune(*sets, seed=seed), "finetune", name)
+                return with_names(tune(*sets, seed=seed), "finetune", name, train)
             arguments = probe_arguments("few-shot", self.run, train, seed)
             found = few_shot(*sets, shots=self.shots, probe=tune, **arguments)
-        return self._named(dataclasses.replace(found, seed=seed), f"finetune-{self.shots}-shot", name)
+        return with_names(dataclasses.replace(found, seed=seed), f"finetune-{self.shots}-shot", name, train)
 
     def _images_of_fine_tuning(self, epochs: int) -> int:
         """Return how many images all trainings of one fine-tuning show, for the progress bar."""
