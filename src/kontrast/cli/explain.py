@@ -145,7 +145,10 @@ def objective_page(name: str) -> str:
 
     kind: Any = OBJECTIVES[name]
     tree = explain_entry(OBJECTIVES, name).tree
-    optional = [word for word in ("keys", "bank", "labels") if getattr(kind, f"takes_{word}", word == "keys")]
+    needed = [word for word in ("prototypes", "indices", "bank", "labels") if getattr(kind, f"needs_{word}")]
+    taken = ["keys"] * (not kind.needs_labels) + [w for w in ("bank", "labels") if getattr(kind, f"takes_{w}")]
+    needs = f"needs {words(needed)}" if needed else ""
+    takes = f"takes {words([word for word in taken if word not in needed])}" if set(taken) - set(needed) else ""
     return f"""# {name}
 
 ```python
@@ -155,12 +158,16 @@ kontrast.objective("{name}")
 
 {as_markdown(tree["text"])}
 
-Besides `z` it takes {" and ".join(f"`{word}`" for word in optional)}. Paper: {tree["paper"]}.
+Besides `z` it {" and ".join(filter(None, [needs, takes]))}. Paper: {tree["paper"]}.
 
 Recipes: {", ".join(f"`{part}`" for part in summarize(tree["recipes"]))}.
 
 This page is written by `python -m kontrast.cli.explain docs/objectives` from the docstring of `{kind.__name__}`.
 """
+
+
+def words(names: list[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
 
 
 def as_markdown(docstring: str) -> str:

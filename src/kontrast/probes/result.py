@@ -5,8 +5,7 @@ N train rows, T test rows, F width of the features, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -60,11 +59,6 @@ class ProbeResult:
     per_class: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     correct: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool), repr=False, compare=False)
-
-    def with_class_names(self, classes: Sequence[str] | None) -> ProbeResult:
-        """Return the result with a name for each class of `per_class`; without names, the label."""
-        names = [classes[row["label"]] if classes else str(row["label"]) for row in self.per_class]
-        return replace(self, per_class=[{"class": name, **row} for name, row in zip(names, self.per_class)])
 
     def __str__(self) -> str:
         over = f"{self.n} test images" if self.over == "test images" else self.over

@@ -112,8 +112,13 @@ def probe(
         accuracy           trained       untrained          pixels
         knn                  0...            0...            0...
     """
-    _check_arguments(kind, seeds, epochs, bool(float_range) and not data)
+    if seeds < 1 or epochs < 0:
+        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
     refuse_options(kind, protocol, search, shots)
+    if kind and kind not in (*PROBES, "finetune"):
+        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
+    if float_range and not data:
+        raise UsageError("--float-range is for the images of --data; the run's own images are read as in training")
     run, on = open_run(run, float_range), choose_device(device)
     data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
     train, test = _open_images(run, data, labels, max_bad, say)
@@ -130,6 +135,13 @@ def probe(
     return ProbeResults(tuple(results), run.path)
 
 
+def with_names(result: ProbeResult, probe: str, features: str, train: ImageSet) -> ProbeResult:
+    """Return the result with the names of the probe, its features and the classes."""
+    names = train.classes
+    named = [{"class": names[row["label"]] if names else str(row["label"]), **row} for row in result.per_class]
+    return dataclasses.replace(result, probe=probe, features=features, per_class=named)
+
+
 def refuse_options(kind: str, protocol: str, search: bool, shots: int) -> None:
     """Refuse options that the probe does not have."""
     if shots < 0:
@@ -140,15 +152,6 @@ def refuse_options(kind: str, protocol: str, search: bool, shots: int) -> None:
         raise UsageError(f"shots are for the probes 'few-shot' and 'finetune', not for {kind!r}")
     if protocol:
         fine_tuning_named(protocol)
-
-
-def _check_arguments(kind: str, seeds: int, epochs: int, range_alone: bool) -> None:
-    if seeds < 1 or epochs < 0:
-        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
-    if kind and kind not in (*PROBES, "finetune"):
-        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
-    if range_alone:
-        raise UsageError("--float-range is for the images of --data; the run's own images are read as in training")
 
 
 def probe_arguments(probe: str, run: Run, train: ImageSet, seed: int) -> dict[str, Any]:
@@ -231,12 +234,7 @@ class _Job:
             result = PROBES[probe](*sets, **arguments)
         if result.note:
             self.say(f"{probe}, {name}: {result.note}")
-        return self._named(result, probe, name)
-
-    def _named(self, result: ProbeResult, probe: str, features: str) -> ProbeResult:
-        """Return the result with the names of the probe, its features and the classes."""
-        named = result.with_class_names(self.train.classes)
-        return dataclasses.replace(named, probe=probe, features=features)
+        return with_names(result, probe, name, self.train)
 
     def _fine_tune(self, name: str, encoder: nn.Module, seed: int) -> ProbeResult:
         train, test = self.train, self.test
@@ -249,10 +247,10 @@ class _Job:
             tune = partial(finetune, encoder, **options)
             sets: Any = (train, train.labels, test, test.labels)
             if not self.shots:
-                return self._named(tune(*sets, seed=seed), "finetune", name)
+                return with_names(tune(*sets, seed=seed), "finetune", name, train)
             arguments = probe_arguments("few-shot", self.run, train, seed)
             found = few_shot(*sets, shots=self.shots, probe=tune, **arguments)
-        return self._named(dataclasses.replace(found, seed=seed), f"finetune-{self.shots}-shot", name)
+        return with_names(dataclasses.replace(found, seed=seed), f"finetune-{self.shots}-shot", name, train)
 
     def _images_of_fine_tuning(self, epochs: int) -> int:
         """Return how many images all trainings of one fine-tuning show, for the progress bar."""

@@ -5,7 +5,6 @@ A comparison's folder: recipes/<cell>.toml, runs/<cell>/ (a run folder with cell
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from kontrast.data import ImageSet
 from kontrast.files import disk_faults, read_json_lines, write_json
 from kontrast.probes import ProbeResult, extract_features, knn, logistic
 from kontrast.probes.intervals import pack_bits
+from kontrast.runs.probe import with_names
 from kontrast.runs.run import Run
 from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, probe_fingerprints, probe_numbers
 from kontrast.studies.compare.comparison_plan import parse_sweeps, plan
@@ -124,5 +124,4 @@ def probe_trained(run: Run, train: ImageSet, test: ImageSet | None, device: torc
         "knn": knn(*parts, k=settings.k, temperature=settings.temperature, seed=seed),
         "linear": logistic(*parts, seed=seed),
     }
-    named = {name: result.with_class_names(train.classes) for name, result in results.items()}
-    return {name: dataclasses.replace(r, probe=name, features="trained") for name, r in named.items()}
+    return {name: with_names(result, name, "trained", train) for name, result in results.items()}
