@@ -12,10 +12,12 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from kernels import captured, milliseconds, plain, views
+from needed_inputs import needed_inputs
 
 from kontrast.objectives import OBJECTIVES, objective
 
@@ -30,7 +32,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this race needs a CUDA device: it times launches")
     losses: dict[str, Callable] = {"plain torch": plain}
-    losses |= {name: objective(name).cuda() for name in OBJECTIVES}
+    for name in OBJECTIVES:
+        loss = objective(name).cuda()
+        losses[name] = partial(loss, **needed_inputs(loss, arguments.pairs, WIDTH, "cuda"))
     rows = []
     print(f"{'objective':<20}{'type':<10}{'ms':>9}{'captured':>10}")
     for name, loss in losses.items():

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from needed_inputs import needed_inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kontrast.objectives import OBJECTIVES, Objective, objective
@@ -37,11 +38,11 @@ class OperationCounter(TorchDispatchMode):
 
 def count_operations(loss: Objective, z: torch.Tensor) -> tuple[Counter[str], Counter[str]]:
     """Return the operations of the forward and of the backward pass, after a first call that may set things up."""
-    z = z.clone().requires_grad_()
-    loss(z).backward()
+    z, given = z.clone().requires_grad_(), needed_inputs(loss, *z.shape[1:])
+    loss(z, **given).backward()
     z.grad = None
     with OperationCounter() as forward:
-        value = loss(z)
+        value = loss(z, **given)
     with OperationCounter() as backward:
         value.backward()
     return forward.counts, backward.counts

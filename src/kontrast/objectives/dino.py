@@ -10,7 +10,7 @@ from kontrast.kernels.row_statistics import refuse as refuse_tensor
 from kontrast.kernels.sinkhorn import sinkhorn_potentials
 from kontrast.objectives.arguments import NT_XENT_ALONE, Number, choice, fixed, number, positive, refuse, whole
 from kontrast.objectives.base import OBJECTIVES, Terms
-from kontrast.objectives.buffer_updates import update_in_backward
+from kontrast.objectives.buffer_updates import buffer_on, update_in_backward
 from kontrast.objectives.pairs import Pairs
 from kontrast.objectives.prototype_objective import Assignment, PrototypeObjective, assigning_keys, key_prototypes
 from kontrast.objectives.scheduled_number import on_device, scheduled_number
@@ -76,7 +76,7 @@ class DINO(PrototypeObjective):
             scores = keys.flatten(0, 1) @ prototypes.T
             bias = sinkhorn_potentials(scores, epsilon=tau, gather=distributed.gather)
         else:
-            bias = -self.center.to(keys) / tau
+            bias = -buffer_on(keys.device, self, "center").to(keys) / tau
         return Assignment(keys / tau, prototypes, bias)
 
     def contrast(self, pairs: Pairs) -> Terms:

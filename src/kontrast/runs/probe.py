@@ -112,13 +112,8 @@ def probe(
         accuracy           trained       untrained          pixels
         knn                  0...            0...            0...
     """
-    if seeds < 1 or epochs < 0:
-        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
+    check_arguments(kind, seeds, epochs, range_alone=bool(float_range) and not data)
     refuse_options(kind, protocol, search, shots)
-    if kind and kind not in (*PROBES, "finetune"):
-        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
-    if float_range and not data:
-        raise UsageError("--float-range is for the images of --data; the run's own images are read as in training")
     run, on = open_run(run, float_range), choose_device(device)
     data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
     train, test = _open_images(run, data, labels, max_bad, say)
@@ -140,6 +135,15 @@ def with_names(result: ProbeResult, probe: str, features: str, train: ImageSet) 
     names = train.classes
     named = [{"class": names[row["label"]] if names else str(row["label"]), **row} for row in result.per_class]
     return dataclasses.replace(result, probe=probe, features=features, per_class=named)
+
+
+def check_arguments(kind: str, seeds: int, epochs: int, range_alone: bool) -> None:
+    if seeds < 1 or epochs < 0:
+        raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
+    if kind and kind not in (*PROBES, "finetune"):
+        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
+    if range_alone:
+        raise UsageError("--float-range is for the images of --data; the run's own images are read as in training")
 
 
 def refuse_options(kind: str, protocol: str, search: bool, shots: int) -> None:
