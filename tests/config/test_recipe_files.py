@@ -44,6 +44,8 @@ def shrunk(name: str, real_size: bool) -> Recipe:
     changes = ["training.batch=4", "batch_norm.splits=2"]
     if recipe.bank:
         changes.append("bank.size=40")
+    if recipe.objective.name == "zero-cl":
+        changes.append("head.outputs=16")  # whitening takes the cube of the width
     if recipe.prototypes:
         changes.append("prototypes.count=24")
     if recipe.views.size > 64:

@@ -345,13 +345,13 @@ def test_files_that_disappear_while_training(tmp_path, monkeypatch):
     root = folder_of(tmp_path / "pictures", 160)
     taken, step_once = [], step.Step.__call__
 
-    def during(self, *arguments):
+    def during(self, *arguments, **of_images):
         taken.append(None)
         if len(taken) == 2:
             (root / "0007.png").unlink()
         if len(taken) == 30:
             shutil.move(root, tmp_path / "unmounted")
-        return step_once(self, *arguments)
+        return step_once(self, *arguments, **of_images)
 
     monkeypatch.setattr(step.Step, "__call__", during)
     more = ["data.pack=false", "training.epochs=9", "training.max_steps=90", "checkpoints.every=0.5"]

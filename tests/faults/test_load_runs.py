@@ -68,8 +68,8 @@ def test_memory_and_open_files_stay_constant(tmp_path, cases):
     def work() -> dict:
         step_once = step.Step.__call__
 
-        def watched(self, *arguments):
-            done = step_once(self, *arguments)
+        def watched(self, *arguments, **of_images):
+            done = step_once(self, *arguments, **of_images)
             watched.count += 1
             if watched.count % max(1, cases // 6) == 0:
                 gc.collect()

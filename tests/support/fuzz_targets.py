@@ -43,6 +43,7 @@ from kontrast.runs.run import Run
 from kontrast.training import checkpoints
 from kontrast.training.loop import Loop
 from kontrast.training.run_folder import RunFolder
+from kontrast.training.step_schedule import schedule_of
 
 from support.learning_fuzzer import CORPUS, JSON, NUMBERS, Target, join_files, split_files, write_files
 from support.made_images import encoded, picture, write_tar
@@ -167,7 +168,7 @@ def restore_checkpoint(content: bytes, folder: Path) -> None:
         loop.restore()
         if loop.position.step <= loop.position.total:
             loop.save()
-            loop.learning_rate(loop.position.step)
+            schedule_of(loop.recipe, loop.position)
     finally:
         loop.log.metrics.close()
 
