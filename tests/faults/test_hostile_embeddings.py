@@ -46,6 +46,16 @@ def test_truncated_embeddings(vectors, cut):
     assert vectors.read_bytes() == content
 
 
+@pytest.mark.fault(38, 72)
+@pytest.mark.parametrize("about", [b"[]", b'{"encoder": [1]}'])
+def test_parquet_with_facts_of_other_types(tmp_path, about):
+    """Exit 3 names the file: what its metadata says about the encoder is not text, or not there to be asked for."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"path": ["a.png"], "vector": [[1.0] * WIDTH]})
+    parquet.write_table(table.replace_schema_metadata({b"kontrast": about}), tmp_path / "vectors.parquet")
+    one_line(kontrast("lens", str(tmp_path / "vectors.parquet")), 3, "vectors.parquet")
+
+
 @pytest.mark.fault(38)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_row_that_is_not_finite_is_named(vectors, value):

@@ -253,6 +253,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         _install_hook()
+        traceback.format_stack()  # torch formats stacks too, and then finds the lines of this one in memory
         _watching.append(self)
         return self
 

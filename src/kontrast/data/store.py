@@ -66,7 +66,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def _is_sound(manifest: dict[str, Any]) -> bool:
     """Whether the entries have the right types, and files have known names, which can't lead out of the store. A store
     may come from others: its digests say nothing about its author."""
-    files, chunks, classes = manifest["files"], manifest["chunks"], manifest.get("classes")
+    files, chunks, classes = manifest["files"], manifest["chunks"], manifest["classes"]
     return (
         all(isinstance(manifest.get(key), kind) for key, kind in KINDS.items())
         and {"images.u8", "sizes.i64", "names.json"} <= files.keys() <= set(FILES)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kontrast.errors import DataError, EnvironmentFault, UsageError, printable, refuse_pickle
+from kontrast.errors import DataError, EnvironmentFault, UsageError, printable, refuse_pickle, shorten
 from kontrast.files import atomic_path, read_faults
 from kontrast.lens.measures import directions
 
@@ -93,6 +93,8 @@ def read_embeddings(path: str | os.PathLike[str], width: int | None = None) -> E
         raise DataError(f"{path} has {rows} rows, {names_path(path)} has {len(names)} rows: they don't belong together")
     if columns != (width or columns):
         raise DataError(f"{path} has vectors of width {columns}, the run gives {width}: another run wrote it")
+    if not isinstance(encoder, str | None):
+        raise DataError(f"{path} has {shorten(encoder)} as the digest of its encoder, not text: embed the images again")
     file = Embeddings(path, vectors, names, labels, encoder)
     _check_finite(file)
     return file
@@ -131,7 +133,7 @@ def _read_parquet(path: Path) -> Content:
             table[name].to_pylist() if name in table.column_names else None for name in ("path", "path_bytes", "label")
         )
         names = names if raw is None else [os.fsdecode(name) for name in raw]  # written if some name is not UTF-8
-        about = json.loads((table.schema.metadata or {}).get(b"kontrast", b"{}"))
+        encoder = json.loads((table.schema.metadata or {}).get(b"kontrast", b"{}")).get("encoder")
         wrong = np.flatnonzero(lengths != lengths[0])
     except Exception as error:  # damage can show up anywhere: in the footer, in a page, in a string that is not UTF-8
         raise_if_unread(error)
@@ -143,7 +145,7 @@ def _read_parquet(path: Path) -> Content:
         known = None not in labels
         labels = torch.from_numpy(np.unique(list(map(str, labels)), return_inverse=True)[1]) if known else None
     names = None if names is None else list(map(str, names))
-    return flat.reshape(len(lengths), -1), names, labels, about.get("encoder")
+    return flat.reshape(len(lengths), -1), names, labels, encoder
 
 
 def raise_if_unread(error: Exception) -> None:
