@@ -253,7 +253,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         _install_hook()
-        traceback.format_stack()  # torch formats stacks too, and then finds the lines of this one in memory
+        traceback.format_stack()  # so that torch, which does the same, finds the lines of the test in memory
         _watching.append(self)
         return self
 
@@ -288,7 +288,7 @@ class Watch:
         place = os.path.realpath(os.fsdecode(path))  # follows links: a link out of the folder leads outside
         if (place + os.sep).startswith(self.folder + os.sep) or place.startswith(_DEVICES):
             return
-        if writes or not place.startswith(_LIBRARIES):
+        if writes or not place.startswith((*_LIBRARIES, str(Path(__file__).parent))):  # torch formats stacks of these
             self._add(f"{what} {place!r}, outside of the folder")
 
     def _add(self, what: str) -> None:
