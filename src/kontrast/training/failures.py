@@ -25,8 +25,12 @@ USABLE = 0.95
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on the device or on the host, where torch raises a plain RuntimeError."""
-    texts = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+    """Return whether memory ran out, on the device or on the host, where torch raises a plain RuntimeError.
+
+    A convolution on the CPU that gets no memory says only that it could not create or execute a primitive.
+    """
+    texts = ["DefaultCPUAllocator", "Storage size calculation overflowed", "could not create a primitive"]
+    texts += ["could not execute a primitive", "could not create a memory object"]
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(t in str(error) for t in texts)
 
 
