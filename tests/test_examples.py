@@ -31,7 +31,8 @@ def test_training_loop_lowers_the_loss(name):
     assert attraction + repulsion < -0.2  # if all rows were equal the loss would be log 254, or 0 for CACR
 
 
-@pytest.mark.parametrize("trained", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["run", "from-the-start"])
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [True, False], ids=["run", "from-the-start"])
 def test_fine_tuning_prints_both_accuracies(trained):
     """The example takes a run; without one it trains its own, which takes longer."""
     output = run_example("fine_tune.py", *([str(tiny_run.trained())] if trained else []))

@@ -66,7 +66,10 @@ def test_a_room_is_loaded_when_it_is_used():
     assert run_python(code) == "0.5"
 
 
-@pytest.mark.parametrize("first", ["kontrast.lens.rank", "kontrast.lens", "kontrast.runs.lens", "kontrast.cli.main"])
+IMPORTED = ["kontrast.lens.rank", "kontrast.lens", "kontrast.runs.lens", "kontrast.cli.main"]
+
+
+@pytest.mark.parametrize("first", [IMPORTED[0], *(pytest.param(m, marks=pytest.mark.slow) for m in IMPORTED[1:])])
 def test_lens_is_a_room_and_a_verb_whatever_is_imported_first(first):
     code = f"import kontrast, {first}; print(callable(kontrast.lens), kontrast.lens.effective_rank.__name__)"
     assert run_python(code) == "True effective_rank"

@@ -272,6 +272,7 @@ def test_every_measure_of_a_run_is_stored(tiny, tmp_path):
     assert numbers["linear_area"] == pytest.approx(sum(y for _, y in record["curves"]["linear"]) / 3)
 
 
+@pytest.mark.slow
 def test_two_jobs_are_two_processes(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert run([*tiny(1), "--jobs", "2"]) == 0

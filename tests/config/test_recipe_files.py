@@ -85,7 +85,8 @@ def test_every_recipe_can_be_built(name):
     assert recipe.title
 
 
-LARGE = [name for name in DISTINCT if resolve(name).encoder.name == "resnet-50"]
+ENCODERS = ("resnet-50", "vit-base", "vit-small", "vit-small-moco")
+LARGE = [name for name in DISTINCT if resolve(name).encoder.name in ENCODERS]
 """Smaller encoders train the same objectives, heads and options."""
 
 

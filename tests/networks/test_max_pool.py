@@ -14,6 +14,7 @@ from support.interpreter import assert_tests_pass_interpreted
 from support.max_pool_cases import CASES, assert_equals_torch
 
 
+@pytest.mark.slow
 def test_the_kernels_in_tritons_interpreter():
     assert_tests_pass_interpreted(Path(__file__).parents[1] / "support" / "interpreted_max_pool.py")
 

@@ -446,6 +446,7 @@ def test_saturation_falls_with_bits(tmp_path):
     assert cold.cells[0]["equal_clusters"] > 1000 and math.isfinite(cold.cells[0]["loss"])
 
 
+@pytest.mark.slow
 def test_saturation_by_batch_size_is_resumed(tmp_path, monkeypatch):
     """Figure B.1: ResNet-18 and several batch sizes. Finished trainings are read, not repeated."""
     monkeypatch.setattr("kontrast.studies.audit.saturation.IMAGES", 16)
