@@ -258,7 +258,6 @@ def test_closing_a_written_file_fails(faulty, run, tmp_path, verb, name):
     assert out.exists() and not half_written(out.parent)
 
 
-@pytest.mark.slow
 @pytest.mark.fault(64)
 def test_disk_fault_in_a_run_of_a_study(faulty, pictures, tmp_path):
     """Exit 6 names the file. No run counts as failed, and the same command finishes all of them."""
