@@ -54,6 +54,7 @@ def run_in_fork(argv: Sequence[str], below: Path, point: Point | None, log: Path
             os.dup2(out, 2)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             signal.alarm(LIMIT)
+            sys.argv = ["kontrast", *map(str, argv)]  # the header of a recipe has the command line
             calls.arm(below, *(point or ()))
             code = cli.run(list(argv))
         except BaseException:

@@ -147,6 +147,7 @@ def test_head_and_prototypes_are_exported_under_their_own_names(tmp_path):
         ({"prototypes": False}, "it needs prototypes: set prototypes.count"),
         ({"objective": {"name": "nt-xent"}, "bank": False}, "nt-xent has none"),
         ({"bank": {"contents": "last"}}, "one queue per view"),
+        ({"prototypes": {"count": 6, "learn_scale": True}}, "learn_scale needs prototypes.kind='weight-norm'"),
         ({"objective": {"name": "cross-entropy"}, "prototypes": False, "bank": False}, "it needs labels: set training"),
         ({"objective": {"name": "co2"}, "prototypes": False, "bank": False}, "it needs a bank: set bank.size"),
         ({"training": {"labels": True}}, "the images have no labels"),

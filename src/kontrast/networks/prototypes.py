@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kontrast.errors import UsageError
 from kontrast.networks.checks import check_choice, check_whole
 
 
@@ -35,7 +36,8 @@ class Prototypes(nn.Module):
     def __init__(self, count: int, width: int, kind: str = "unit", learn_scale: bool = False):
         super().__init__()
         check_choice("kind of prototypes", kind, ("unit", "weight-norm"))
-        assert kind == "weight-norm" or not learn_scale, "unit prototypes have no length to learn"
+        if learn_scale and kind != "weight-norm":
+            raise UsageError("prototypes.learn_scale needs prototypes.kind='weight-norm': others have length 1")
         shape = check_whole("prototypes.count", count, least=2), check_whole("prototypes width", width)
         self.kind = kind
         weight = torch.empty(shape)
