@@ -92,7 +92,6 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, name):
 @pytest.mark.parametrize("name, steps", [("swav", 2), ("dino", 5)])
 def test_frozen_prototypes_do_not_move_and_have_no_optimizer_state(tmp_path, name, steps):
     loop = train(tmp_path / "frozen", recipe(name, max_steps=steps))
-    start = build_learner(recipe(name), 3, torch.device("cpu"))
     torch.manual_seed(0)
     start = build_learner(recipe(name), 3, torch.device("cpu")).prototypes
     torch.testing.assert_close(loop.learner.prototypes(), start(), rtol=0, atol=1e-6)
@@ -127,6 +126,16 @@ def test_the_teacher_can_be_the_result(tmp_path):
     assert learner.result is learner.teacher.module
     pairs = zip(learner.result.parameters(), learner.student.parameters())
     assert any(not torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_the_teachers_prototypes_follow_in_training(tmp_path):
+    """They start as the student's, and move with them once those are no longer frozen."""
+    torch.manual_seed(0)
+    start = build_learner(recipe("dino"), 3, torch.device("cpu")).prototypes.weight
+    learner = train(tmp_path, recipe("dino")).learner
+    followed = learner.teacher_prototypes.module.weight
+    assert not torch.equal(followed, start) and not torch.equal(followed, learner.prototypes.weight)
+    assert (followed - learner.prototypes.weight).norm() < (start - learner.prototypes.weight).norm()
 
 
 def test_head_and_prototypes_are_exported_under_their_own_names(tmp_path):
