@@ -1,4 +1,4 @@
-"""What an objective needs besides z, at the size of its paper: prototypes and the indices of images."""
+"""What an objective needs besides z, at the size of its paper: a bank, prototypes, labels, indices of images."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ def needed_inputs(loss: Objective, pairs: int, width: int, device: str = "cpu") 
     if loss.needs_prototypes:
         count = getattr(loss, "prototypes", 3000)  # DINO has its number as an argument, and SwAV uses 3,000
         given["prototypes"] = normalize(torch.randn(count, width, device=device), dim=-1).requires_grad_()
+    if loss.needs_bank:
+        given["bank"] = normalize(torch.randn(65536, width, device=device), dim=-1)
+    if loss.needs_labels:
+        given["labels"] = torch.arange(pairs, device=device) % 10
     if loss.needs_indices:
         given["indices"] = torch.arange(pairs, device=device)
     return given

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kontrast.kernels import small_batch as views
+from kontrast.kernels import small_batch
 from kontrast.kernels.triton_unit_launch import triton_unit_backward, triton_unit_forward
 from kontrast.kernels.unit_rows import define_unit_rows, unit_gradient
 from kontrast.kernels.view_links import ALL, LATER, cases_of_links
@@ -52,7 +52,7 @@ def check_views(kind, shape, options, type_):
         ids = (torch.randint(0, 5, (B,)),) * 2 if k is None else tuple(torch.randint(0, 5, (n,)) for n in (B, N))
     count = V if kind == ALL else len(cases_of_links(V, W or V)[kind])
     results = []
-    for compute, precision in ((views.small_definition, torch.float64), (views.small_batch, type_)):
+    for compute, precision in ((small_batch.small_definition, torch.float64), (small_batch.small_batch, type_)):
         sides = [side.to(precision).requires_grad_() for side in (q, k) if side is not None]
         arguments = *ids, kind, count, start, scales, detach, with_mean, len(scales) == 1
         lse, mean = compute(sides[0], sides[1] if k is not None else None, *arguments)
@@ -72,7 +72,7 @@ def test_gradients_of_expanded_statistics_need_no_copy():
     z = torch.randn(2, 20, 8).requires_grad_()
     found = [
         torch.autograd.grad(compute(z, None, None, None, 0, 2, 0, [1.0], False, False, True)[0].mean(), z)[0]
-        for compute in (views.small_batch, views.small_definition)
+        for compute in (small_batch.small_batch, small_batch.small_definition)
     ]
     compare(found[:1], found[1:])
 
@@ -88,8 +88,8 @@ def test_objectives_in_one_function_equal_the_parts(name, arguments, V, W, monke
     torch.manual_seed(0)
     z, given = torch.randn(V, 6, 5), {} if W is None else {"keys": torch.randn(W, 6, 5)}
     found = []
-    for most in (views.SMALL, 0):
-        monkeypatch.setattr(views, "SMALL", most)
+    for most in (small_batch.SMALL, 0):
+        monkeypatch.setattr(small_batch, "SMALL", most)
         rows = z.clone().requires_grad_()
         loss = objective(name, **arguments)(rows, **given)
         found.append([loss.detach(), *torch.autograd.grad(loss, rows)])
@@ -128,12 +128,19 @@ LOSSES = [
 
 
 TELLING = [4, 6, 9, 11, 15]  # one of each repulsion and of each case of links
-MORE = [case if n in TELLING else pytest.param(*case, marks=pytest.mark.slow) for n, case in enumerate(LOSSES)]
+MORE = [
+    pytest.param(*case, small_batch.SMALL, marks=[] if n in TELLING else pytest.mark.slow)
+    for n, case in enumerate(LOSSES)
+]
 
 
-@pytest.mark.parametrize(("name", "arguments"), MORE)
-def test_loss_of_two_views_equals_the_definition(name, arguments, monkeypatch):
+LARGE = [pytest.param(*case, 0) for case in (LOSSES[0], LOSSES[3], LOSSES[6])]
+
+
+@pytest.mark.parametrize(("name", "arguments", "small"), [*MORE, *LARGE])
+def test_loss_of_two_views_equals_the_definition(name, arguments, small, monkeypatch):
     """One function for the whole loss, of two tensors or of one, against the objective's own definition in float64."""
+    monkeypatch.setattr(small_batch, "SMALL", small)
     torch.manual_seed(0)
     # Some close pairs, some that are not: with HN-CL some rows are at the floor of N and some above it.
     z = torch.randn(2, 19, 5)

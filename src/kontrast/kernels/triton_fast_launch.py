@@ -5,6 +5,8 @@ Triton inspects every argument at every launch, which takes longer than a kernel
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,38 +16,42 @@ from kontrast.kernels.dense import INTERPRETED
 
 
 class FastKernel:
-    """A Triton kernel whose compiled variants are found by a key.
+    """A decorator over `triton.jit`: `kernel[grid](*arguments, **constants)` finds the compiled variant by a key.
 
     Triton compiles a variant for each set of constants and options, for the types of the tensors, for pointers that are
-    aligned to 16 bytes or not, and for numbers that it specializes. Such numbers are given as `specialized`; all others
-    must not be specialized (`do_not_specialize`).
+    aligned to 16 bytes or not, and for some values of the whole numbers that are not in `do_not_specialize`. Give
+    tensors and numbers by position, constants and options by name.
     """
 
     def __init__(self, kernel: Any):
+        functools.update_wrapper(self, kernel)
         self.kernel = kernel
-        self.compiled: dict[Any, Any] = {}
+        self.compiled: dict[Any, tuple[Any, list[str]]] = {}
+        self.specialized = frozenset() if INTERPRETED else frozenset(
+            place for place, p in enumerate(kernel.params) if not (p.is_constexpr or p.do_not_specialize)
+        )  # fmt: skip
 
-    def launch(
-        self, grid: tuple[int, int, int], specialized: int, arguments: list[Any], constants: dict[str, Any]
-    ) -> None:
-        """Launch with positional arguments, the constants in the order of the kernel's signature, and options last."""
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         if INTERPRETED:
-            self.kernel[grid](*arguments, **constants)
-            return
-        values = list(constants.values())
-        key: list[Any] = [torch.cuda.current_device(), specialized, *values]
+            return self.kernel[grid]  # type: ignore[no-any-return]
+        return functools.partial(self.launch, grid)
+
+    def launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        key: list[Any] = [torch.cuda.current_device(), *constants.values()]
         addresses: list[Any] = []
-        for x in arguments:
+        for place, x in enumerate(arguments):
             if isinstance(x, Tensor):
-                address = x.data_ptr()
-                key += (x.dtype, address % 16 == 0)
-                addresses.append(address)  # as a number: Triton would ask the driver about each tensor
-            else:
-                addresses.append(x)
-        compiled = self.compiled.get(tuple(key))
-        if compiled is None:
+                x = (dtype := x.dtype) and x.data_ptr()  # as a number: Triton would ask the driver about each tensor
+                key += (dtype, x % 16 == 0)
+            elif not isinstance(x, int | float):  # a tensor descriptor
+                key += (x.base.dtype, *x.block_shape)
+            elif place in self.specialized and isinstance(x, int):
+                key.append(x)
+            addresses.append(x)
+        found = self.compiled.get(tuple(key))
+        if found is None:
             names = self.kernel.arg_names[len(arguments) :]
-            assert list(constants)[: len(names)] == names, "the constants are not in the order of the signature"
-            self.compiled[tuple(key)] = self.kernel[grid](*arguments, **constants)
+            self.compiled[tuple(key)] = self.kernel[grid](*arguments, **constants), names
             return
-        compiled[grid](*addresses, *values[: len(self.kernel.arg_names) - len(arguments)])
+        compiled, names = found
+        compiled[(*grid, 1, 1)[:3]](*addresses, *[constants[name] for name in names])

@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_rows import bias_of_keys, drop_pairs, load_parts, product
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["rows"])
 def gradient_coefficients(
     grad_lse, grad_mean, lse, mean, bound, scale_of, alpha, beta, shift, rows, scale, second_scale, limit,
@@ -120,6 +122,7 @@ def add_product(
         return tl.dot(p.to(b.dtype), b, gradient, input_precision=PRECISION)
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def rows_backward(
     rows_of, columns_of, row_ids_of, column_ids_of, low, high, bias_of, bound,

@@ -10,11 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_operands import ceil_div
 
 BLOCK = 256
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["B", "row_stride", "stride", "other_row_stride", "other_stride"])
 def forward_kernel(
     lse, similarity, total, scale, B, row_stride, stride, other_row_stride, other_stride, BLOCK: tl.constexpr
@@ -27,6 +29,7 @@ def forward_kernel(
     tl.store(total + row * B + b, top + tl.log(tl.exp(x - top) + tl.exp(y - top)), mask=inside)
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["B", "row_stride", "stride", "other_row_stride", "other_stride"])
 def backward_kernel(
     grad, similarity, total, to_lse, to_similarity, scale, B, row_stride, stride, other_row_stride, other_stride,

@@ -10,11 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_launch import splits_of
 from kontrast.kernels.triton_operands import PRECISIONS, Operand, ceil_div, shape_of
 from kontrast.kernels.triton_rows import drop_pairs, wide_product
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def nearest_of_split(
     queries, keys, query_ids, key_ids, tops, indices,
@@ -48,6 +50,7 @@ def nearest_of_split(
     tl.store(indices + place, index.to(tl.int64), mask=row < rows)
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["rows", "splits"])
 def nearest_of_splits(tops, indices, index, rows, splits, BLOCK: tl.constexpr):
     """Choose among the splits of the columns [split, row], the first of equal ones."""

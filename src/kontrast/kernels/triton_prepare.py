@@ -8,7 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kontrast.kernels.triton_fast_launch import FastKernel
 
+
+@FastKernel
 @triton.jit(do_not_specialize=["rows", "stride"])
 def cut(source, target, rows, stride, width, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
     """Split float32 rows into three parts of bf16 precision: [3, stride, width], with zeros after the last row."""
@@ -23,6 +26,7 @@ def cut(source, target, rows, stride, width, BLOCK: tl.constexpr, BLOCK_D: tl.co
         rest -= head
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["count"])
 def id_spans(ids, low, high, count, BLOCK: tl.constexpr):
     """Find the smallest and largest id of each block: blocks whose ranges don't overlap have no excluded pairs."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kontrast import counters
 from kontrast.kernels.projections import PRIORS, first_state
+from kontrast.kernels.triton_fast_launch import FastKernel
 
 GOLDEN = tl.constexpr(counters.GOLDEN)
 FIRST = tl.constexpr(counters.FIRST_FACTOR)
@@ -42,6 +43,7 @@ def normal(start, index):
     return radius * tl.where(odd == 1, tl.sin(angle), tl.cos(angle))
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["first", "d"])
 def draw_kernel(step, gaussian, prior, first, d, PRIOR: tl.constexpr, LANES: tl.constexpr):
     """Write row n of the Gaussian matrix for n < d, and row n - d of the prior for the others."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kontrast.kernels.triton_fast_launch import FastKernel
+
 
 @triton.jit
 def load_parts(source, row, stride, d, PARTS: tl.constexpr):
@@ -100,6 +102,7 @@ def add_tile(
     return top, total, weighted
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def rows_forward(
     queries, keys, query_ids, key_ids, bias_of, bound, scale_of, tops, totals, weighteds,
@@ -172,6 +175,7 @@ def store_sums(
         tl.store(weighteds + place, weighted, mask=inside)
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["rows", "stride", "tiles_a_chunk"])
 def triangle_forward(
     rows_of, columns_of, ids, bound, totals, weighteds,
@@ -277,6 +281,7 @@ def add_sums(sums, place, rows, values):
     tl.atomic_add(sums + place, values, mask=place < rows, sem="relaxed")
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["count", "splits"])
 def finish(
     tops, totals, weighteds, bound, lse, mean, count, splits, limit,

@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kontrast.kernels.triton_fast_launch import FastKernel
+
 
 @triton.jit
 def link_index(v, w, V, W, LINKS: tl.constexpr):
@@ -70,6 +72,7 @@ def load_tile(matrix, v, b, B, w, n, N, W):
     return tl.load(matrix + place, mask=(b < B)[:, None] & (n < N)[None, :], other=0.0)
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["V", "W", "B", "N", "P", "start"])
 def views_forward(
     queries, keys, matrix, similarities, query_ids, key_ids, lse, mean, attraction, slopes,
@@ -222,6 +225,7 @@ def side_gradient(
         return weight * alpha
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["V", "W", "B", "N", "P", "start", "lse_scale", "lse_link", "lse_image", "mean_scale",
                                "mean_link", "mean_image"])  # fmt: skip
 def stored_gradient(
@@ -257,6 +261,7 @@ def stored_gradient(
     tl.store(out + place, p.to(out.dtype.element_ty), mask=(b < B)[:, None] & (n < N)[None, :])
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["V", "W", "R", "C", "B", "P", "start", "column_start", "lse_scale", "lse_link",
                                "lse_image", "mean_scale", "mean_link", "mean_image"])  # fmt: skip
 def views_backward(

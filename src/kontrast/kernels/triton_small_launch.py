@@ -17,11 +17,7 @@ from torch import Tensor
 from kontrast.kernels import triton_small_batch as kernels
 from kontrast.kernels.dense import INTERPRETED
 from kontrast.kernels.row_loss import DEBIASED, RowLoss
-from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_operands import ceil_div, power_of_two
-
-VIEWS_FORWARD, VIEWS_BACKWARD = FastKernel(kernels.views_forward), FastKernel(kernels.views_backward)
-STORED_GRADIENT = FastKernel(kernels.stored_gradient)
 
 LOG2_E = math.log2(math.e)
 
@@ -70,7 +66,7 @@ def triton_views_forward(
     if loss is not None and loss.repulsion == DEBIASED:
         slopes = lse.new_empty(3, count, B)
     blocks = block_sizes(D, queries.dtype) if matrix is None else STORED_BLOCKS
-    grid = ceil_div(B, blocks["BLOCK_M"]), V if links == 0 else V * W, 1
+    grid = ceil_div(B, blocks["BLOCK_M"]), V if links == 0 else V * W
     attraction = lse if similarities is None else lse.new_empty(count, B)
     arguments = [
         queries, others, queries if matrix is None else matrix, lse if similarities is None else similarities,
@@ -84,7 +80,7 @@ def triton_views_forward(
         "REPULSION": 0 if loss is None else loss.repulsion,
         "TEACHER": keys is not None, "PRECISION": PRECISIONS[queries.dtype][0], **blocks,
     }  # fmt: skip
-    VIEWS_FORWARD.launch(grid, D, arguments, constants)
+    kernels.views_forward[grid](*arguments, **constants)
     return lse, mean, attraction if similarities is not None else lse.new_empty(0), slopes
 
 
@@ -130,8 +126,8 @@ def triton_views_backward(
             "HAS_LSE": grad_lse is not None, "HAS_MEAN": grad_mean is not None, "DETACHED": detach_weights,
             "PRECISION": precision, "SECOND_PRECISION": second_precision, "WIDE": rows.dtype == torch.float16, **blocks,
         }  # fmt: skip
-        grid = ceil_div(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0], 1
-        VIEWS_BACKWARD.launch(grid, D, arguments, constants)
+        grid = ceil_div(rows.shape[1], blocks["BLOCK_M"]), rows.shape[0]
+        kernels.views_backward[grid](*arguments, **constants)
         return out
 
     if keys is None:
@@ -161,5 +157,5 @@ def triton_stored_gradient(
         "BLOCK_M": 16, "BLOCK_N": 128, "num_warps": 4,
     }  # fmt: skip
     grid = ceil_div(B, 16), ceil_div(N, 128), V * W
-    STORED_GRADIENT.launch(grid, 0, arguments, constants)
+    kernels.stored_gradient[grid](*arguments, **constants)
     return out

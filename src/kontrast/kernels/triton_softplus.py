@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_launch import cast, launch_options, splits_of
 from kontrast.kernels.triton_operands import Operand, ceil_div, shape_of
 from kontrast.kernels.triton_rows import drop_pairs, wide_product
@@ -17,6 +18,7 @@ from kontrast.kernels.triton_wide import tile_of
 from kontrast.kernels.triton_wide_launch import GROUP, multiply_panels
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride", "tiles_a_split"])
 def softplus_rows(
     queries, keys, query_ids, key_ids, scale, bias, sums, rows, columns, row_stride, column_stride, tiles_a_split,
@@ -52,6 +54,7 @@ def softplus_rows(
     tl.store(sums + place + 2 * rows, weighted, mask=row < rows)
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["first", "end", "columns", "row_stride", "column_stride", "out_stride"])
 def softplus_gradient(
     rows_of, columns_of, row_ids_of, column_ids_of, scale, bias, grad, out,

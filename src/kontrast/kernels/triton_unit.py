@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_small_batch import link_index, pair_index
 
 
@@ -38,6 +39,7 @@ def load_rows(place, mask, shortest, NORMALIZE: tl.constexpr):
     return x, inverse
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["V", "W", "B"])
 def unit_forward(
     z, z2, keys, units, key_units, similarities, V, W, B, D, shortest,
@@ -85,6 +87,7 @@ def link_gradient(
     return tl.where(active, gradient, 0.0)
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["V", "W", "B", "pair_stride", "image_stride", "others_link", "others_image",
                                "attraction_link", "attraction_image"])  # fmt: skip
 def unit_backward(

@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import triton_unit as kernels
-from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_operands import ceil_div, power_of_two
 from kontrast.kernels.unit_rows import SHORTEST
 from kontrast.kernels.view_links import ALL
-
-UNIT_FORWARD, UNIT_BACKWARD = FastKernel(kernels.unit_forward), FastKernel(kernels.unit_backward)
 
 
 @functools.cache
@@ -74,7 +71,7 @@ def launch_units(
         similarities, V, W, B, D, shortest,
     ]  # fmt: skip
     constants = {"PAIRED": z2 is not None, "TEACHER": keys is not None, "NORMALIZE": normalize, **blocks}
-    UNIT_FORWARD.launch((programs, 1, 1), D, arguments, constants)
+    kernels.unit_forward[(programs,)](*arguments, **constants)
 
 
 class LinkGradients(NamedTuple):
@@ -118,5 +115,5 @@ def triton_unit_backward(
         "POSITIVE": grad_others is not None, "ATTRACTION": grad_attraction is not None,
         "LINKS": kind, "PAIRED": z2 is not None, "TEACHER": keys is not None, "NORMALIZE": normalize, **blocks,
     }  # fmt: skip
-    UNIT_BACKWARD.launch((programs, V, 1), D, arguments, constants)
+    kernels.unit_backward[(programs, V)](*arguments, **constants)
     return out

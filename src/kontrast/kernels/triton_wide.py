@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_gradient import row_coefficients, tile_gradient
 from kontrast.kernels.triton_rows import add_sums, bias_of_keys, drop_pairs, wide_product
 
@@ -35,6 +36,7 @@ def tile_of(program, tiles, other_tiles, TRIANGLE: tl.constexpr, GROUP: tl.const
         return rest // size, group * GROUP + rest % size
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["rows", "columns", "row_stride", "column_stride"])
 def wide_both(
     rows_of, columns_of, row_ids_of, column_ids_of, bound, scale_of,
@@ -84,6 +86,7 @@ def wide_both(
                 add_sums(column_weighteds + n * columns, column, columns, tl.sum(parts * s, 0))
 
 
+@FastKernel
 @triton.jit(do_not_specialize=["first", "rows", "columns", "row_stride", "column_stride", "out_stride"])
 def wide_gradient(
     rows_of, columns_of, row_ids_of, column_ids_of, bias_of, bound, scale_of,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels.covariance import identity
-from kontrast.kernels.row_loss import DEBIASED, MEAN, RowLoss
+from kontrast.kernels.dense import in_torch_func
+from kontrast.kernels.row_loss import DEBIASED, LSE, MEAN, RowLoss
 from kontrast.kernels.small_batch import (
     Arguments,
     are_few_pairs,
@@ -27,19 +28,26 @@ from kontrast.kernels.symmetry import (
     faster_method,
 )
 from kontrast.kernels.unit_rows import by_triton, unit
-from kontrast.kernels.view_links import ALL, SAME, cases_of_links
+from kontrast.kernels.view_links import ALL, SAME, cases_of_links, image_indices
 
 
 def fits_two_view_loss(z: Any, z2: Any) -> bool:
-    """Return whether the inputs are two views of a small batch on a CUDA device; anything unusual is not."""
+    """Return whether the inputs are two views on a CUDA device; anything unusual is not."""
     if not isinstance(z, Tensor) or z.ndim != (3 if z2 is None else 2) or not by_triton(z):
+        return False
+    if torch.compiler.is_compiling() or in_torch_func():
         return False
     if z2 is not None:
         same = isinstance(z2, Tensor) and z.shape == z2.shape and z.dtype == z2.dtype and z.device == z2.device
     else:
         same = z.shape[0] == 2
     B, D = z.shape[-2:]
-    return same and B > 1 and D > 0 and z.is_floating_point() and are_few_pairs(2 * B, 2 * B)
+    return same and B > 1 and D > 0 and z.is_floating_point()
+
+
+def computes(loss: RowLoss, B: int) -> bool:
+    """Return whether this module computes the loss of B images; of large batches, only an lse over all rows."""
+    return are_few_pairs(2 * B, 2 * B) or (loss.kind == ALL and loss.repulsion == LSE)
 
 
 def two_view_loss(z: Tensor, z2: Tensor | None, loss: RowLoss) -> Tensor:
@@ -55,7 +63,7 @@ def statistics_arguments(loss: RowLoss) -> Arguments:
 
 
 class TwoViewLossFunction(torch.autograd.Function):
-    """One launch normalizes the rows, one computes their losses; backward, one each for the same steps."""
+    """One launch normalizes the rows, one computes the losses of a small batch; backward, one each for the same."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, z2: Tensor | None, loss: RowLoss) -> Tensor:
@@ -63,10 +71,16 @@ class TwoViewLossFunction(torch.autograd.Function):
 
         z, z2 = z.contiguous(), None if z2 is None else z2.contiguous()
         units, _, similarities = triton_unit_forward(z, None, True, z2, loss.shortest)
-        lse, mean, rows, slopes, matrix = compute_statistics(
-            units, None, statistics_arguments(loss), similarities, loss
-        )
-        value, kept = rows.mean(), []
+        ctx.small = are_few_pairs(2 * units.shape[1], 2 * units.shape[1])
+        if ctx.small:
+            arguments = statistics_arguments(loss)
+            lse, mean, rows, slopes, matrix = compute_statistics(units, None, arguments, similarities, loss)
+            value = rows.mean()
+        else:
+            lse = large_statistics(units, similarities, loss)
+            mean = slopes = matrix = None
+            value = torch.sub(loss.push * lse.mean(), similarities.mean(), alpha=loss.pull)
+        kept: list[Tensor] = []
         if loss.asymmetry:
             norm, *kept = asymmetry_norm(z, z2, loss.shortest)
             value = value.add(norm, alpha=loss.asymmetry)
@@ -91,7 +105,10 @@ class TwoViewLossFunction(torch.autograd.Function):
             to_lse, of_row, pull = to_slopes[:2], to_slopes[2:], -pull
         elif loss.repulsion == MEAN:
             to_lse, to_mean = None, of_row
-        units_grad, _ = compute_gradients((to_lse, to_mean), units, None, lse, mean, matrix, arguments, True, False)
+        if ctx.small:
+            units_grad, _ = compute_gradients((to_lse, to_mean), units, None, lse, mean, matrix, arguments, True, False)
+        else:
+            units_grad = large_gradient(of_row, units, lse, loss)
         assert units_grad is not None
         if loss.asymmetry:
             units_grad = asymmetry_gradient(grads[0], kept, loss.asymmetry).add_(units_grad)
@@ -102,6 +119,46 @@ class TwoViewLossFunction(torch.autograd.Function):
         )
         found = triton_unit_backward(z, None, units_grad, None, True, links, z2, loss.shortest)
         return (found, None, None) if z2 is None else (found[0], found[1], None)
+
+
+def large_statistics(units: Tensor, similarities: Tensor, loss: RowLoss) -> Tensor:
+    """Return the lse [1,2,B] of each row over all rows of other images, and over its positive if that counts too."""
+    from kontrast.kernels.triton_launch import triton_forward
+    from kontrast.kernels.triton_log_add_exp import triton_log_add_exp
+
+    lse, _ = triton_forward(units.flatten(0, 1), None, row_ids(units), None, loss.scales, False, unit=True)
+    lse = lse.view(units.shape[:2])
+    if loss.positive:
+        lse = triton_log_add_exp(lse, similarities.expand(2, -1), loss.scales[0])
+    return lse[None]
+
+
+def large_gradient(grad_lse: Tensor, units: Tensor, lse: Tensor, loss: RowLoss) -> Tensor:
+    """Return the gradient of the unit rows through the pairs of different images."""
+    from kontrast.kernels.triton_launch import triton_backward
+
+    rows, lse = units.flatten(0, 1), lse.flatten(1)
+    found, _ = triton_backward(
+        grad_lse.flatten(1),
+        None,
+        rows,
+        None,
+        row_ids(units),
+        None,
+        lse,
+        lse[:, :0],
+        loss.scales,
+        False,
+        True,
+        False,
+        True,
+    )
+    assert found is not None
+    return found.view_as(units)
+
+
+def row_ids(units: Tensor) -> Tensor:
+    return image_indices(units.shape[1], 0, units.device).repeat(2)
 
 
 def asymmetry_norm(z: Tensor, z2: Tensor | None, shortest: float) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kontrast import distributed
 from kontrast.kernels.row_loss import RowLoss
 from kontrast.kernels.row_statistics import refuse
-from kontrast.kernels.two_view_loss import fits_two_view_loss, two_view_loss
+from kontrast.kernels.two_view_loss import computes, fits_two_view_loss, two_view_loss
 from kontrast.objectives.arguments import choice, switch
 from kontrast.objectives.inputs import Inputs, OptionalInputs, check_finite, check_inputs
 from kontrast.objectives.learned_temperature import LearnedTemperature
@@ -155,15 +155,16 @@ class Objective(nn.Module):
     def row_loss(self, images: int) -> RowLoss | None:
         """Return the loss of two views of so many images as a formula of row statistics, or None.
 
-        On a CUDA device it takes the place of `contrast` for small batches, if they are called from Python: it leaves
-        the host little to do. A subclass that changes the loss has to define it too, or it is not used.
+        On a CUDA device it takes the place of `contrast` if the loss is called from Python, and leaves the host little
+        to do. For large batches that holds for losses of the lse over all rows. A subclass that changes the loss has to
+        define it too, or it is not used.
         """
         return None
 
     def fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
         """Return the loss of two views, z [2,B,D] or z and z2 [B,D], by `row_loss`, or None if there is no formula."""
         row_loss = self.row_loss(z.shape[-2])
-        return None if row_loss is None else two_view_loss(z, z2, row_loss)
+        return two_view_loss(z, z2, row_loss) if row_loss is not None and computes(row_loss, z.shape[-2]) else None
 
     def _try_fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
         """Return the fused loss if the class itself, not a class that it inherits from, has one for these inputs."""
