@@ -29,13 +29,14 @@ TITLES = {
     "kernels": "NT-Xent, forward and backward, compared with other libraries",
     "family": "The other objectives compared with NT-Xent",
     "eager": "Every objective at a small batch, called from Python and captured",
+    "methods": "The whole step of methods with local crops compared with the bare step of their networks",
     "links": "Several views at small batches: all pairs of views at once, or pair by pair",
     "views": "Views compared with torchvision and kornia",
     "data": "Reading images compared with torchvision's ImageFolder",
     "training": "Training end to end compared with the bare network step and with lightly",
     "probes": "Complete probes on the features of a run",
 }
-NEEDS_CUDA = {"family", "eager"}
+NEEDS_CUDA = {"family", "eager", "methods"}
 PEERS = {"kernels": ("lightly", "pytorch-metric-learning")}
 UNITS = {
     "ms": "ms",
@@ -66,7 +67,7 @@ def options(race: str, cuda: bool, full: bool) -> list[str]:
         return ["--encoder", "small-alexnet", "--batch", "64", "--steps", "3", "--images", "1024", *peer]
     if race == "views":
         return [*quick, "--device", "cuda" if cuda else "cpu"]
-    return {"family": [], "eager": [], "probes": ["--cached"]}.get(race, quick)
+    return {"family": [], "eager": [], "methods": [], "probes": ["--cached"]}.get(race, quick)
 
 
 def run_race(race: str, place: Path, cuda: bool, full: bool) -> str:

@@ -113,10 +113,9 @@ def main() -> None:
             bare = bare_step(recipe, images, device, arguments.steps)
             torch.cuda.empty_cache()
             found = whole_step(recipe, images, device, arguments.steps)
-        rows.append({"recipe": name, "bare": bare, **found, "share": bare / found["seconds"]})
-        print(
-            f"{name:<32}{1e3 * bare:>10.2f}{1e3 * found['seconds']:>10.2f}{bare / found['seconds']:>8.3f}", flush=True
-        )
+        row = {"recipe": name, "bare ms": 1e3 * bare, "whole ms": 1e3 * found.pop("seconds"), **found}
+        rows.append(row | {"share": row["bare ms"] / row["whole ms"]})
+        print(f"{name:<32}{row['bare ms']:>10.2f}{row['whole ms']:>10.2f}{rows[-1]['share']:>8.3f}", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps({**facts, "steps": arguments.steps, "rows": rows}, indent=1))
 

@@ -1,6 +1,7 @@
 """The loss of two views in one autograd function: on a CUDA device, launches are nearly all that the host does.
 
-B images, D width, P rows of each image, S scales.  z [2,B,D], or z and z2 [B,D];  similarity [B], statistics [S,P,B].
+B images, D width, P rows of each image, S scales.  z [2,B,D], or z and z2 [B,D];  similarity [B], statistics [S,P,B],
+ids [2B].
 """
 
 from __future__ import annotations
@@ -72,27 +73,29 @@ class TwoViewLossFunction(torch.autograd.Function):
         z, z2 = z.contiguous(), None if z2 is None else z2.contiguous()
         units, _, similarities = triton_unit_forward(z, None, True, z2, loss.shortest)
         ctx.small = are_few_pairs(2 * units.shape[1], 2 * units.shape[1])
+        mean = slopes = matrix = ids = None
         if ctx.small:
             arguments = statistics_arguments(loss)
             lse, mean, rows, slopes, matrix = compute_statistics(units, None, arguments, similarities, loss)
             value = rows.mean()
         else:
-            lse = large_statistics(units, similarities, loss)
-            mean = slopes = matrix = None
-            value = torch.sub(loss.push * lse.mean(), similarities.mean(), alpha=loss.pull)
+            ids = image_indices(units.shape[1], 0, units.device).repeat(2)
+            lse = large_statistics(units, similarities, ids, loss)
+            value = lse.mean() if loss.push == 1 else lse.mean() * loss.push
+            value = torch.sub(value, similarities.mean(), alpha=loss.pull)
         kept: list[Tensor] = []
         if loss.asymmetry:
             norm, *kept = asymmetry_norm(z, z2, loss.shortest)
             value = value.add(norm, alpha=loss.asymmetry)
         ctx.loss = loss
-        ctx.save_for_backward(z, z2, units, similarities, lse, mean, slopes, matrix, *kept)
+        ctx.save_for_backward(z, z2, units, similarities, lse, mean, slopes, matrix, ids, *kept)
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from kontrast.kernels.triton_unit_launch import LinkGradients, triton_unit_backward
 
-        z, z2, units, similarities, lse, mean, slopes, matrix, *kept = ctx.saved_tensors
+        z, z2, units, similarities, lse, mean, slopes, matrix, ids, *kept = ctx.saved_tensors
         loss, arguments = ctx.loss, statistics_arguments(ctx.loss)
         if torch.is_grad_enabled():  # with create_graph: the gradient will be differentiated again
             return *differentiable_gradients(ctx, z, z2, grads[0]), None
@@ -108,7 +111,7 @@ class TwoViewLossFunction(torch.autograd.Function):
         if ctx.small:
             units_grad, _ = compute_gradients((to_lse, to_mean), units, None, lse, mean, matrix, arguments, True, False)
         else:
-            units_grad = large_gradient(of_row, units, lse, loss)
+            units_grad = large_gradient(of_row, units, lse, ids, loss)
         assert units_grad is not None
         if loss.asymmetry:
             units_grad = asymmetry_gradient(grads[0], kept, loss.asymmetry).add_(units_grad)
@@ -121,44 +124,29 @@ class TwoViewLossFunction(torch.autograd.Function):
         return (found, None, None) if z2 is None else (found[0], found[1], None)
 
 
-def large_statistics(units: Tensor, similarities: Tensor, loss: RowLoss) -> Tensor:
+def large_statistics(units: Tensor, similarities: Tensor, ids: Tensor, loss: RowLoss) -> Tensor:
     """Return the lse [1,2,B] of each row over all rows of other images, and over its positive if that counts too."""
     from kontrast.kernels.triton_launch import triton_forward
     from kontrast.kernels.triton_log_add_exp import triton_log_add_exp
 
-    lse, _ = triton_forward(units.flatten(0, 1), None, row_ids(units), None, loss.scales, False, unit=True)
+    lse, _ = triton_forward(units.flatten(0, 1), None, ids, None, loss.scales, False, unit=True)
     lse = lse.view(units.shape[:2])
     if loss.positive:
         lse = triton_log_add_exp(lse, similarities.expand(2, -1), loss.scales[0])
     return lse[None]
 
 
-def large_gradient(grad_lse: Tensor, units: Tensor, lse: Tensor, loss: RowLoss) -> Tensor:
+def large_gradient(grad_lse: Tensor, units: Tensor, lse: Tensor, ids: Tensor, loss: RowLoss) -> Tensor:
     """Return the gradient of the unit rows through the pairs of different images."""
     from kontrast.kernels.triton_launch import triton_backward
 
-    rows, lse = units.flatten(0, 1), lse.flatten(1)
+    rows, grad_lse, lse = units.flatten(0, 1), grad_lse.flatten(1), lse.flatten(1)
     found, _ = triton_backward(
-        grad_lse.flatten(1),
-        None,
-        rows,
-        None,
-        row_ids(units),
-        None,
-        lse,
-        lse[:, :0],
-        loss.scales,
-        False,
-        True,
-        False,
-        True,
-    )
+        grad_lse, None, rows, None, ids, None, lse, lse[:, :0], loss.scales,
+        detach_weights=False, need_queries=True, need_keys=False, unit=True,
+    )  # fmt: skip
     assert found is not None
     return found.view_as(units)
-
-
-def row_ids(units: Tensor) -> Tensor:
-    return image_indices(units.shape[1], 0, units.device).repeat(2)
 
 
 def asymmetry_norm(z: Tensor, z2: Tensor | None, shortest: float) -> list[Tensor]:
