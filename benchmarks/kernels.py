@@ -154,7 +154,7 @@ LIMITS = {"pytorch-metric-learning": 256, "lightly": 32768, "plain torch": 32768
 
 
 def race(
-    sizes: list[int], widths: list[int], kinds: list[torch.dtype], device: str, budget: float
+    sizes: list[int], widths: list[int], kinds: list[torch.dtype], device: str, budget: float, save: Callable
 ) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
     rate = matrix_rate() if device == "cuda" else None
@@ -173,6 +173,7 @@ def race(
                     line = measure(name, loss, pairs, width, kind, device, budget, rate)
                     lines.append(line)
                     show(line, lines)
+                    save(lines)
     return lines
 
 
@@ -237,15 +238,18 @@ def main() -> None:
     kinds = [torch.float32, torch.bfloat16] if device == "cuda" else [torch.float32]
     where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"NT-Xent, temperature {TEMPERATURE}, forward and backward; torch {torch.__version__}, {where}")
+
+    def save(lines: list[dict[str, object]]) -> None:
+        if arguments.json:
+            facts = {"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+            arguments.json.write_text(json.dumps({**facts, "lines": lines}, indent=1))
+
     if arguments.tune:
         from _kernel_shapes import tune
 
-        lines = tune(2 * max(sizes))
+        save(tune(2 * max(sizes)))
     else:
-        lines = race(sizes, arguments.widths, kinds, device, 0.1 if arguments.quick else 1.0)
-    if arguments.json:
-        facts = {"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
-        arguments.json.write_text(json.dumps({**facts, "lines": lines}, indent=1))
+        race(sizes, arguments.widths, kinds, device, 0.1 if arguments.quick else 1.0, save)
 
 
 if __name__ == "__main__":
