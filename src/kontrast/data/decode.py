@@ -48,6 +48,10 @@ class BadImage(Exception):
         self.reason, self.errno = reason, number
 
 
+class ChangedFile(Exception):
+    """A file whose size or date is not the one that was listed."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How images are decoded.
@@ -74,9 +78,14 @@ class Limits:
 PLAIN = Limits()
 
 
-def decode_file(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
-    """Decode a file, or `length` bytes of one from `offset`: uint8 [3,h,w] and a note ("" or what was done to it)."""
-    with _open(path, offset, length) as file:
+def decode_file(
+    path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN, stamp: tuple[int, int] | None = None
+) -> tuple[np.ndarray, str]:
+    """Decode a file, or `length` bytes of one from `offset`: uint8 [3,h,w] and a note ("" or what was done to it).
+
+    stamp: the size and date that the file must have, else `ChangedFile` is raised.
+    """
+    with _open(path, offset, length, stamp) as file:
         content = file.read(length)
     return decode(content, limits)
 
@@ -104,7 +113,7 @@ def read_sides(path: str, offset: int = 0, length: int = -1, limits: Limits = PL
 
 
 @contextlib.contextmanager
-def _open(path: str, offset: int, length: int) -> Iterator[BinaryIO]:
+def _open(path: str, offset: int, length: int, stamp: tuple[int, int] | None = None) -> Iterator[BinaryIO]:
     """A regular file of a reasonable size, opened at `offset`; what the system refuses becomes `BadImage`."""
     try:
         # O_NONBLOCK: a named pipe must not wait for a writer, who may never come.
@@ -112,6 +121,8 @@ def _open(path: str, offset: int, length: int) -> Iterator[BinaryIO]:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadImage("not a regular file")
+            if stamp is not None and stamp != (status.st_size, status.st_mtime_ns):
+                raise ChangedFile
             if (size := length if length >= 0 else status.st_size) > MAX_BYTES:
                 raise BadImage(f"{size:,} bytes: more than {MAX_BYTES:,}")
             if offset + size > status.st_size:

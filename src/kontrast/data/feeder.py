@@ -137,7 +137,7 @@ class Feeder:
     def _batch(self, step: int, positions: Tensor, images: Tensor, sizes: Tensor | None) -> Batch:
         """The images with their indices and labels, on the device."""
         labels = self.data.labels
-        tensors = (images, sizes, self.data.index[positions], None if labels is None else labels[positions])  # type: ignore[index]
+        tensors = (images, sizes, self.data.numbers(positions), None if labels is None else labels[positions])
         return Batch(step, *(None if t is None else t.to(self.device, non_blocking=True) for t in tensors))  # type: ignore[arg-type]
 
     def _read(self, order: Tensor, step: int, pending: PendingBatch | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -9,7 +9,7 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ def open_data(
     workers: int | None = None,
     other_bad: Sequence[tuple[str, str]] = (),
     say: Callable[[str], None] | None = None,
+    verify: bool = False,
+    listed: Callable[[int], None] = lambda count: None,
 ) -> ImageSet:
     """Open one split of a data source.
 
@@ -71,6 +73,9 @@ def open_data(
         workers: decoding processes; default: one per core.
         other_bad: (name, reason) of bad images in the other split of a divided source.
         say: called with a line if a damaged store was packed again.
+        verify: with `pack=False`, compare all files of a large folder with its stored list at once, not each when it
+            is read. A file that differs raises `DataError` either way.
+        listed: called now and then with the number of images that were found so far while a large folder is listed.
 
     Returns:
         The images with their names, labels and class names.
@@ -81,7 +86,8 @@ def open_data(
         (1536, torch.Size([3, 32, 32]))
     """
     limits = Limits(size, float_range=float_range)
-    options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, other_bad, say)
+    options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, other_bad, say,
+                      pack or verify, listed)  # fmt: skip
     source = describe_source(spec)
     if source.kind in ("store", "store split"):
         return _open_store(source, split, options)
@@ -93,6 +99,8 @@ def open_data(
     elif pack and len(found.items) >= IN_MEMORY:
         images = _open_cached(source, found, options)
     else:
+        if found.unverified:
+            found = cast(Listing, find_images(source, split, dataclasses.replace(options, verify=True))[0])
         images = _open_in_memory(found, options)
     place = names_folder(source, split, found)
     return dataclasses.replace(images, name=source.spec, split=split, has_test=has_test, place=place)
@@ -117,7 +125,7 @@ def preview_data(spec: str | os.PathLike[str] | None, split: str = "train", *, s
                  float_range: Sequence[float] | None = None, **options: Any) -> Preview:  # fmt: skip
     """Count the images of a split and learn their typical size from file headers. Options as for `open_data`."""
     limits = Limits(size, float_range=float_range)
-    chosen, source = Options(**options, limits=limits), describe_source(spec)
+    chosen, source = Options(**{**options, "verify": False}, limits=limits), describe_source(spec)
     if source.kind in ("store", "store split"):
         found: ImageSet | Listing = _open_store(source, split, chosen)
     else:
@@ -229,10 +237,10 @@ def _open_lazily(found: Listing, options: Options) -> ImageSet:
 def _from_listing(found: Listing, images: Any, bad: list[tuple[str, str]], notes: dict[str, int]) -> ImageSet:
     return ImageSet(
         images=images,
-        names=[item.name for item in found.items],
+        names=found.items.names,
         labels=None if found.labels is None else torch.from_numpy(found.labels),
         classes=found.classes,
-        stamps=torch.from_numpy(found.stamps),
+        stamps=found.items.stamps,
         fingerprint=found.fingerprint,
         bad=bad,
         notes=notes,

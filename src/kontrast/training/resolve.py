@@ -110,7 +110,9 @@ def resumed_recipe(
         tree = merge_trees(apply_overrides(to_tree(stored), overrides), data_source(data))
         wanted = read_recipe(tree, str(folder / "recipe.toml"))
     refuse_changes(stored, wanted, MAY_CHANGE)
-    return wanted, open_split(located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True)
+    return wanted, open_split(
+        located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True, verify=True
+    )
 
 
 def refuse_changes(stored: Recipe, wanted: Recipe, allowed: tuple[str, ...]) -> None:
