@@ -84,7 +84,7 @@ def origin_of(source: Source, options: Options) -> dict[str, Any]:
         "spec": source.place or source.spec,
         "root": os.path.abspath(data_root(options.root)) if source.kind == "named" else None,
         **{key: getattr(options, key) for key in CHOICES},
-        "limits": dataclasses.asdict(options.limits),
+        "limits": options.limits.facts(),
     }
 
 

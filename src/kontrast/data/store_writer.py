@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def pack_split(
     if isinstance(found, Listing):
         more = {"classes": found.classes, "notes": found.notes, "channels": 3}
         key = digest_of(
-            {"version": VERSION, "files": found.fingerprint, "limits": asdict(options.limits), "facts": facts}
+            {"version": VERSION, "files": found.fingerprint, "limits": options.limits.facts(), "facts": facts}
         )
     else:
         if options.limits.bound is not None and found.typical_side > options.limits.bound:

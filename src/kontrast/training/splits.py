@@ -89,8 +89,8 @@ def _options(settings: DataSettings) -> dict[str, Any]:
     """The arguments of `open_data` that the data section of a recipe sets."""
     keys = ("test_share", "max_bad", "follow_links", "float_range", "pack")
     options = {key: getattr(settings, key) for key in keys}
-    listed = ListingLine(settings.source)
-    return {**options, "root": settings.root or None, "size": settings.size or None, "say": tell, "listed": listed}
+    options |= {"root": settings.root or None, "say": tell, "listed": ListingLine(settings.source)}
+    return {**options, "size": max(settings.size, 0) or None, "longest": settings.longest or None}
 
 
 def open_split(
