@@ -8,6 +8,9 @@ import json
 import zlib
 from typing import NamedTuple
 
+import numpy as np
+
+from kontrast.data.file_columns import CHUNK
 from kontrast.data.image_set import ImageSet
 from kontrast.errors import DataError, printable
 
@@ -43,12 +46,20 @@ def file_listing(*parts: ImageSet, placed: bool = False) -> bytes | None:
     known = [part for part in parts if part.stamps is not None]
     if not known:
         return None
-    lines = []
-    for part in known:
-        head = f"{part.place}/" if placed and part.place else ""
-        stamps = part.stamps.numpy().view("uint64").tolist()  # type: ignore[union-attr]
-        lines += [f"{stamp:016x} {json.dumps(head + name)}\n" for stamp, name in zip(stamps, part.names, strict=True)]
-    return gzip.compress("".join(lines).encode("ascii"), 6, mtime=0)
+    content = io.BytesIO()
+    with gzip.GzipFile(fileobj=content, mode="wb", compresslevel=6, mtime=0) as out:
+        for part in known:
+            _write_lines(part, placed, out)
+    return content.getvalue()
+
+
+def _write_lines(part: ImageSet, placed: bool, out: gzip.GzipFile) -> None:
+    head = f"{part.place}/" if placed and part.place else ""
+    names = iter(part.names)
+    for start in range(0, len(part), CHUNK):
+        stamps = np.asarray(part.stamps[start : start + CHUNK]).view(np.uint64).tolist()  # type: ignore[index]
+        lines = [f"{stamp:016x} {json.dumps(head + name)}\n" for stamp, name in zip(stamps, names)]
+        out.write("".join(lines).encode("ascii"))
 
 
 def changes(before: bytes, *parts: ImageSet, placed: bool = False) -> Changes:

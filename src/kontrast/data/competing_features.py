@@ -29,7 +29,7 @@ def bits_of(index: Tensor, bits: int, seed: int = 0, part: tuple[int, ...] = ())
 
 def random_bits(images: ImageSet, bits: int, seed: int = 0) -> ImageSet:
     """RandBit: add n constant channels of 0 or 255, which views leave unchanged."""
-    planes = 255 * bits_of(images.index, bits, seed, _split_key(images))  # type: ignore[arg-type]
+    planes = 255 * bits_of(images.numbers(), bits, seed, _split_key(images))
     factors = {**images.factors, "bits": planes // 255}
     return dataclasses.replace(images, images=ExtraChannels(images.images, planes), factors=factors)
 
@@ -55,7 +55,7 @@ def overlay_digits(
     unique = len(scans) if unique is None else unique
     if not 1 <= unique <= len(scans):
         raise UsageError(f"data.overlay_digits is {unique}; allowed: 1 to {len(scans)}")
-    drawn = integers(images.index.numpy(), unique, seed, _DIGIT, *_split_key(images))  # type: ignore[union-attr]
+    drawn = integers(images.numbers().numpy(), unique, seed, _DIGIT, *_split_key(images))
     which = torch.from_numpy(drawn)
     if not images.ragged and min(images.base.shape[-2:]) < SMALLEST_DIGIT:
         height, width = images.base.shape[-2:]

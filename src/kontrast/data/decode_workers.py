@@ -23,8 +23,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from kontrast.data.decode import BadImage, Limits, decode_file
-from kontrast.data.listing import Item
+from kontrast.data.decode import BadImage, ChangedFile, Limits, decode_file
+from kontrast.data.file_columns import Item
 from kontrast.errors import EnvironmentFault
 from kontrast.import_path import python_environment
 
@@ -50,6 +50,7 @@ class Chunk:
         bad: (position, reason) of the items that could not be.
         notes: how often something noteworthy was done.
         lost: positions of the bad items that the operating system could not read.
+        changed: positions of the items whose file is not the one that was listed.
     """
 
     pixels: bytes = b""
@@ -58,16 +59,26 @@ class Chunk:
     bad: list[tuple[int, str]] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
     lost: list[int] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
 
 
-def decode_chunk(items: Sequence[Item], limits: Limits, show_life: Callable[[], None] = lambda: None) -> Chunk:
-    """Decode items one after another; `show_life` is called between them."""
+def decode_chunk(
+    items: Sequence[Item], limits: Limits, show_life: Callable[[], None] = lambda: None, compare: bool = False
+) -> Chunk:
+    """Decode items one after another; `show_life` is called between them.
+
+    compare: check that each file still has the size and date that were listed.
+    """
     chunk, parts = Chunk(), []
     for position, item in enumerate(items):
         if position:
             show_life()
         try:
-            pixels, note = decode_file(item.path, item.offset, item.length, limits)
+            stamp = (item.size, item.mtime) if compare else None
+            pixels, note = decode_file(item.path, item.offset, item.length, limits, stamp)
+        except ChangedFile:
+            chunk.changed.append(position)
+            continue
         except BadImage as error:
             chunk.bad.append((position, error.reason))
             if error.errno is not None:
@@ -106,7 +117,8 @@ def serve() -> None:
 
     for line in sys.stdin.buffer:
         task = json.loads(line)
-        chunk = decode_chunk([Item(*fields) for fields in task["items"]], Limits(**task["limits"]), show_life)
+        items = [Item(*fields) for fields in task["items"]]
+        chunk = decode_chunk(items, Limits(**task["limits"]), show_life, task.get("compare", False))
         head = {**vars(chunk), "pixels": len(chunk.pixels)}
         send(json.dumps(head).encode() + b"\n", chunk.pixels)
 
@@ -127,11 +139,14 @@ class Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
-    def decode(self, items: Sequence[Item], limits: Limits, note_life: Callable[[], None]) -> Chunk:
+    def decode(
+        self, items: Sequence[Item], limits: Limits, note_life: Callable[[], None], compare: bool = False
+    ) -> Chunk:
         """Let the process decode the items; `note_life` is called at every sign of life."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
-        task = {"items": [(i.name, i.path, i.offset, i.length) for i in items], "limits": asdict(limits)}
+        fields = [(i.name, i.path, i.offset, i.length, i.size, i.mtime) for i in items]
+        task = {"items": fields, "limits": asdict(limits), "compare": compare}
         head, pixels = {"pixels": 1}, b""  # stays so if the process has died
         with contextlib.suppress(OSError):
             stdin.write(json.dumps(task).encode() + b"\n")
@@ -161,8 +176,8 @@ class Worker:
 class Decoders:
     """A pool of up to `workers` decoding processes, started when needed; a single worker is a thread instead."""
 
-    def __init__(self, limits: Limits, workers: int | None = None):
-        self.limits, self.workers = limits, workers or usable_cores()
+    def __init__(self, limits: Limits, workers: int | None = None, compare: bool = False):
+        self.limits, self.workers, self.compare = limits, workers or usable_cores(), compare
         self.signs = 0  # how often a worker showed a sign of life
         self.tasks: list[str] = []  # the folders of the workers in /proc
         self._thread = threading.local()  # each thread of the pool has a worker
@@ -177,12 +192,12 @@ class Decoders:
     def _work(self, items: Sequence[Item]) -> Chunk:
         if self.workers == 1:
             self.tasks = [f"self/task/{threading.get_native_id()}"]
-            return decode_chunk(items, self.limits, self._note_life)
+            return decode_chunk(items, self.limits, self._note_life, self.compare)
         if not hasattr(self._thread, "worker"):
             self._thread.worker = Worker()
             self._started.append(self._thread.worker)
             self.tasks.append(str(self._thread.worker.process.pid))
-        return self._thread.worker.decode(items, self.limits, self._note_life)
+        return self._thread.worker.decode(items, self.limits, self._note_life, self.compare)
 
     def _note_life(self) -> None:
         self.signs += 1

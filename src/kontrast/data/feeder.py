@@ -6,6 +6,7 @@ Legend: N images, B images of the whole batch, b = B / world of this rank, C cha
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -26,6 +27,8 @@ RESIDENT_SHARE = 0.4
 """With resident="auto", images may take this share of the free device memory."""
 AHEAD, PREFETCH = 2, 3
 """PREFETCH batches are prepared ahead, and the images of AHEAD further ones are being decoded."""
+WAITING_SHARE, LEAST_BATCHES = 0.5, 10
+"""Training that waits for images for this share of the time, over at least so many batches, is slowed by decoding."""
 WINDOW_BLOCKS, WINDOW_IMAGES = 8, 16_384
 """Images are shuffled within a window of at least this many shards, with about this many images."""
 
@@ -101,6 +104,7 @@ class Feeder:
         self.rank, self.world = rank, world
         self.lazy: LazyImages | None = images.base if isinstance(images.base, LazyImages) else None
         self.resident = self._is_resident(resident)
+        self.waited, self.served, self.watch, self.has_warned = 0.0, 0, 0.0, False
         if self.resident and self.device.type != "cpu":
             self.pixels = images.images.to(self.device)
 
@@ -124,6 +128,25 @@ class Feeder:
             return (self._gather(step, order[self._slots(step)]) for step in steps)
         return self._prefetched(order, steps)
 
+    def bottleneck(self) -> str:
+        """A line, once, if training has mostly waited for images to be decoded since the last call; else "".
+
+        Call it when the device has finished its work: until then, it may be computing while this process waits.
+        """
+        now, lazy = time.monotonic(), self.lazy
+        elapsed, waited, served = now - self.watch, self.waited, self.served
+        first, self.watch, self.waited, self.served = not self.watch, now, 0.0, 0
+        if lazy is None or first or self.has_warned or served < LEAST_BATCHES or waited < WAITING_SHARE * elapsed:
+            return ""
+        self.has_warned = True
+        rate, workers = served * self.batch / elapsed, lazy.reader.decoders.workers
+        bound = lazy.reader.limits.bound
+        return (
+            f"decoding is the bottleneck: training waits {waited / elapsed:.0%} of the time for images ({rate:,.0f} a "
+            f"second with {workers} decoding processes per rank); use more cores, or decode them once: kontrast pack "
+            f"{self.data.name or lazy.reader.root} STORE{f' --size {bound}' if bound else ''}, then train on STORE"
+        )
+
     def _slots(self, step: int) -> Tensor:
         """int64 [b]: which places in the epoch's order this rank takes in a step."""
         return torch.arange(step * self.batch, (step + 1) * self.batch).tensor_split(self.world)[self.rank]
@@ -137,7 +160,7 @@ class Feeder:
     def _batch(self, step: int, positions: Tensor, images: Tensor, sizes: Tensor | None) -> Batch:
         """The images with their indices and labels, on the device."""
         labels = self.data.labels
-        tensors = (images, sizes, self.data.index[positions], None if labels is None else labels[positions])  # type: ignore[index]
+        tensors = (images, sizes, self.data.numbers(positions), None if labels is None else labels[positions])
         return Batch(step, *(None if t is None else t.to(self.device, non_blocking=True) for t in tensors))  # type: ignore[arg-type]
 
     def _read(self, order: Tensor, step: int, pending: PendingBatch | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -186,7 +209,11 @@ class Feeder:
             decoding = run_ahead(((step, self._start_decoding(order, step)) for step in steps), AHEAD)
             reading = ((step, pool.submit(self._read, order, step, pending)) for step, pending in decoding)
             for step, future in run_ahead(reading, PREFETCH):
-                yield self._batch(step, *future.result())
+                start = time.monotonic()
+                ready = future.result()
+                self.waited += time.monotonic() - start
+                self.served += 1
+                yield self._batch(step, *ready)
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kontrast.data.added_features import DigitOverlay, ExtraChannels, select
+from kontrast.data.file_columns import Names, Stamps
 
 PIXELS = 64_000_000
 """Bytes of pixels that `iter_chunks` prepares at once, after padding to the largest image."""
@@ -118,8 +119,10 @@ class ImageSet:
         fingerprint: SHA-256 that changes if an image is added, removed, modified or gets another label.
         bad: (name, reason) of the files that were skipped.
         notes: how often something noteworthy was done or left out (first frames, links not followed, ...).
-        index: int64 [N], the number of each image in its source. `subset` keeps it; views are drawn from it.
-        stamps: int64 [N], a hash of the position, size and date of each image's file; None if there are no files.
+        index: int64 [N], the number of each image in its source, from which views are drawn; None if that is its
+            position. `subset` keeps the numbers; `numbers` gives them.
+        stamps: int64 [N], a hash of the position, size and date of each image's file, as a tensor or as `Stamps` that
+            are computed when they are asked for; None if there are no files.
         place: the folder inside the source that `names` are relative to; "" for the source itself.
 
     Example:
@@ -140,12 +143,10 @@ class ImageSet:
     bad: list[tuple[str, str]] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
     index: Tensor | None = None
-    stamps: Tensor | None = None
+    stamps: Tensor | Stamps | None = None
     place: str = ""
 
     def __post_init__(self) -> None:
-        if self.index is None:
-            object.__setattr__(self, "index", torch.arange(len(self.images)))
         if not self.fingerprint:
             object.__setattr__(self, "fingerprint", _fingerprint(self))
 
@@ -191,6 +192,12 @@ class ImageSet:
             return int(self.base.sizes.min(dim=1).values.max())
         return self.typical_side
 
+    def numbers(self, positions: Tensor | None = None) -> Tensor:
+        """int64: the number in its source of the images at these positions; default: of all."""
+        if self.index is None:
+            return torch.arange(len(self)) if positions is None else positions
+        return self.index if positions is None else self.index[positions]
+
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """uint8 [B,C,H,W]; for images of different sizes it is padded, and their sizes int64 [B,2] come with it."""
         if self.ragged:
@@ -223,11 +230,11 @@ class ImageSet:
         return dataclasses.replace(
             self,
             images=select(self.images, positions),
-            names=[self.names[i] for i in positions.tolist()],
+            names=_strings(self.names, positions),
             labels=None if self.labels is None else self.labels[positions],
             factors={name: values[positions] for name, values in self.factors.items()},
-            index=self.index[positions],  # type: ignore[index]
-            stamps=None if self.stamps is None else self.stamps[positions],
+            index=self.numbers(positions),
+            stamps=_stamps(self.stamps, positions),
             fingerprint="",
         )
 
@@ -236,6 +243,16 @@ class ImageSet:
         if len(self) <= limit:
             return self
         return self.subset(torch.arange(limit) * len(self) // limit)
+
+
+def _strings(texts: Sequence[str], positions: Tensor) -> Sequence[str]:
+    return texts[positions.numpy()] if isinstance(texts, Names) else [texts[i] for i in positions.tolist()]  # type: ignore[call-overload]
+
+
+def _stamps(stamps: Tensor | Stamps | None, positions: Tensor) -> Tensor | Stamps | None:
+    if isinstance(stamps, Stamps):
+        return stamps.select(positions.numpy())
+    return None if stamps is None else stamps[positions]
 
 
 def _fingerprint(images: ImageSet) -> str:

@@ -63,7 +63,7 @@ def _pack(whole: ImageSet, folder: Path, test_share: float) -> None:
     """Divide the images into splits and write them."""
     splits = {"train": whole}
     if whole.labels is not None:
-        held = torch.from_numpy(held_out(list(whole.names), whole.labels.numpy(), test_share))
+        held = torch.from_numpy(held_out(whole.names, whole.labels.numpy(), test_share))
         if held.any():
             splits = {"train": whole.subset((~held).nonzero()[:, 0]), "test": whole.subset(held.nonzero()[:, 0])}
     has_test = "test" in splits

@@ -6,7 +6,7 @@ Legend: N images of 3 channels and h x w pixels each, B images of a batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import cached_property
 from typing import NamedTuple
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from kontrast.data.bad_images import check_listing, none_readable
-from kontrast.data.decode import BadImage, Limits, decode_file
+from kontrast.data.decode import BadImage, ChangedFile, Limits, decode_file
 from kontrast.data.decode_workers import Chunk, Decoders, wait_for
+from kontrast.data.file_columns import Item, Items
 from kontrast.data.image_set import VariedImages
-from kontrast.data.listing import Item, Listing
-from kontrast.errors import EnvironmentFault, printable
+from kontrast.data.listing import Listing
+from kontrast.errors import DataError, EnvironmentFault, printable
 
 PIECE = 32
 """A worker gets at most this many images at a time."""
@@ -35,12 +36,13 @@ class Reader:
     def __init__(self, listing: Listing, limits: Limits, max_bad: float, workers: int | None = None):
         self.listing, self.root, self.limits, self.max_bad = listing, listing.root, limits, max_bad
         self.total = len(listing.items) + len(listing.bad)
+        self.compare = listing.unverified
         self.bad = list(listing.bad)
         self.known: set[str] = set()
         self.checked = len(self.bad)
-        self.decoders = Decoders(limits, workers)
+        self.decoders = Decoders(limits, workers, compare=listing.unverified)
         self.failed: dict[int, list[str]] = {}
-        shards = {os.path.dirname(item.path) for item in listing.items if item.length >= 0}
+        shards = {os.path.dirname(path) for path in listing.items.shard_paths}
         self.mounts = {place: os.stat(place or ".").st_dev for place in shards}  # a folder counts as one mount, 0
 
     def record(self, item: Item, reason: str, lost: bool = False) -> None:
@@ -64,6 +66,15 @@ class Reader:
             return
         self.failed.pop(mount, None)
         self.check()
+
+    def refuse_changed(self, item: Item) -> None:
+        """Raise `DataError` about a file that is not the one that was listed, and forget the stored list."""
+        if self.listing.stored is not None:
+            self.listing.stored.drop()
+        raise DataError(
+            f"{printable(item.name)} was modified after {self.root} was listed; repeat the command (pretrain: with "
+            "--resume), which then lists the folder anew and says what changed"
+        )
 
     def add_bad(self, bad: Iterable[tuple[str, str]]) -> None:
         """Add names and reasons of images that other ranks could not read."""
@@ -93,22 +104,20 @@ class LazyImages(VariedImages):
     replaces it by another image with that image's own label.)
 
     Args:
-        items: the N encoded images.
+        items: where the N encoded images are.
         reader: decodes them; shared by all selections of one source.
         labels: int64 [N], or None.
         blocks: int64 [N], the number of the shard that holds each image.
     """
 
-    def __init__(self, items: Sequence[Item], reader: Reader, labels: np.ndarray | None, blocks: np.ndarray):
+    def __init__(self, items: Items, reader: Reader, labels: np.ndarray | None, blocks: np.ndarray):
         self.items, self.reader, self.labels, self.blocks = items, reader, labels, blocks
 
     @classmethod
     def of(cls, listing: Listing, limits: Limits, max_bad: float, workers: int | None = None) -> LazyImages:
-        """All images of a listing. The files of a folder are one block, since their order on disk is unknown."""
-        numbers: dict[str, int] = {}
-        shards = (numbers.setdefault(i.path, len(numbers)) if i.length >= 0 else 0 for i in listing.items)
-        blocks = np.fromiter(shards, dtype=np.int64, count=len(listing.items))
-        return cls(listing.items, Reader(listing, limits, max_bad, workers), listing.labels, blocks)
+        """All images of a listing."""
+        reader = Reader(listing, limits, max_bad, workers)
+        return cls(listing.items, reader, listing.labels, listing.items.blocks)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -136,7 +145,8 @@ class LazyImages(VariedImages):
     def select(self, indices: Tensor) -> LazyImages:
         rows = indices.numpy()
         labels = None if self.labels is None else self.labels[rows]
-        return LazyImages([self.items[i] for i in rows], self.reader, labels, self.blocks[rows])
+        blocks = self.blocks[rows] if self.blocks.strides[0] else np.broadcast_to(self.blocks[:1], len(rows))
+        return LazyImages(self.items[rows], self.reader, labels, blocks)
 
     def read(self, position: int) -> Tensor | None:
         """uint8 [3,h,w], decoded in this process; None if it can't be read, which is recorded."""
@@ -144,7 +154,10 @@ class LazyImages(VariedImages):
         if item.name in self.reader.known:
             return None
         try:
-            pixels, _ = decode_file(item.path, item.offset, item.length, self.reader.limits)
+            stamp = (item.size, item.mtime) if self.reader.compare else None
+            pixels, _ = decode_file(item.path, item.offset, item.length, self.reader.limits, stamp)
+        except ChangedFile:
+            self.reader.refuse_changed(item)
         except BadImage as error:
             self.reader.record(item, error.reason, error.errno is not None)
             return None
@@ -153,7 +166,7 @@ class LazyImages(VariedImages):
 
     def submit(self, indices: Tensor) -> PendingBatch:
         """Start decoding in the background, in the order of the bytes in their files."""
-        items, decoders = [self.items[i] for i in indices.tolist()], self.reader.decoders
+        items, decoders = list(self.items[indices.numpy()]), self.reader.decoders
         rows = [row for row, item in enumerate(items) if item.name not in self.reader.known]
         rows.sort(key=lambda row: (items[row].path, items[row].offset))
         size = max(1, min(PIECE, -(-len(rows) // decoders.workers)))
@@ -169,6 +182,8 @@ class LazyImages(VariedImages):
             for position, (height, width) in zip(chunk.kept, chunk.sizes, strict=True):
                 images[rows[position]] = flat[start : start + 3 * height * width].view(3, height, width)
                 start += 3 * height * width
+            if chunk.changed:
+                self.reader.refuse_changed(pending.items[rows[chunk.changed[0]]])
             reasons = dict(chunk.bad)
             for position, row in enumerate(rows):
                 self.reader.record(pending.items[row], reasons.get(position, ""), position in chunk.lost)

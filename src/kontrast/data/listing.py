@@ -7,36 +7,28 @@ with ASCII escapes preserves.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from kontrast.counters import mix
 from kontrast.data.decode import SUFFIXES
-from kontrast.errors import DataError, EnvironmentFault, UsageError, printable
+from kontrast.data.file_columns import ColumnWriter, Items, row_type, to_bytes
+from kontrast.data.file_columns import Item as Item
+from kontrast.data.folder_walk import Walk
+from kontrast.data.stored_list import STORED_FROM, StoredList, list_into, locked, open_stored
+from kontrast.errors import DataError, EnvironmentFault, UsageError
 from kontrast.registry import nearest
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 LINKS = "data.follow_links=true follows (pack: --follow-links; embed, probe: give the store that pack then writes)"
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One encoded image: a whole file, or `length` bytes of a shard from `offset`. size and mtime reveal a change."""
-
-    name: str
-    path: str
-    offset: int = 0
-    length: int = -1
-    size: int = 0
-    mtime: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,23 +44,37 @@ class Listing:
         notes: how many other files, links, ... were left out.
         source_total: for one split of a divided source, the number of all images of the source, else 0.
         other_bad: for one split of a divided source, the images of the other split that are known to be bad.
+        stored: the list in the cache that these images are from, which keeps what is computed from it; or None.
+        part: which of its images these are.
+        unverified: whether the files may have changed since they were listed, so that each must be compared when it
+            is read.
     """
 
     root: str
-    items: list[Item]
+    items: Items
     labels: np.ndarray | None = None
     classes: list[str] | None = None
     bad: list[tuple[str, str]] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
     source_total: int = 0
     other_bad: Sequence[tuple[str, str]] = ()
+    stored: StoredList | None = None
+    part: str = "all"
+    unverified: bool = False
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 over names, positions, sizes and dates: changes if a file is added, removed or modified."""
-        digest = hashlib.sha256()
-        for i in self.items:
-            digest.update(f"{i.name}\0{i.offset}\0{i.length}\0{i.size}\0{i.mtime}\n".encode("utf-8", "surrogatepass"))
+        if self.stored is None:
+            return self._fingerprint()
+        return self.stored.fact(f"fingerprint of {self.part}", self._fingerprint)
+
+    def _fingerprint(self) -> str:
+        digest, columns = hashlib.sha256(), self.items.columns
+        for rows in self.items.chunks():
+            numbers = [values.tolist() for values in columns.numbers(rows).values()]
+            lines = ("\0".join(map(str, fields)) + "\n" for fields in zip(columns.names(rows), *numbers))
+            digest.update(to_bytes("".join(lines)))
         if self.labels is not None:
             digest.update(self.labels.astype("<i8").tobytes())
         digest.update(json.dumps(self.classes).encode())
@@ -77,22 +83,60 @@ class Listing:
     @property
     def stamps(self) -> np.ndarray:
         """int64 [N]: a hash of each item's position, size and date."""
-        stamps = np.zeros(len(self.items), dtype=np.uint64)
-        for part in ("offset", "length", "size", "mtime"):
-            values = np.fromiter((getattr(item, part) for item in self.items), np.int64, len(self.items))
-            stamps = mix(stamps ^ values.view(np.uint64))
-        return stamps.view(np.int64)
+        return self.items.stamps[:]
 
-    def take(self, positions: np.ndarray) -> Listing:
-        """The items at these positions."""
-        labels = None if self.labels is None else self.labels[positions]
-        return replace(self, items=[self.items[i] for i in positions], labels=labels)
+    def column(self, name: str, kind: Any, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """A column that is computed from these images; of a stored list, only once."""
+        return make() if self.stored is None else self.stored.derived(f"{name} of {self.part}", kind, make)
+
+    def take(self, positions: np.ndarray, part: str = "") -> Listing:
+        """The items at these positions. `part` names them, if the same positions are taken every time."""
+        known = replace(self, part=f"{part} of {self.part}") if part else replace(self, stored=None)
+        labels = self.labels
+        if labels is not None:
+            labels = known.column("labels", np.int64, lambda whole=labels: whole[positions])  # type: ignore[misc]
+        return replace(known, items=self.items[positions], labels=labels)
+
+    def held_out(self, share: float) -> np.ndarray:
+        """The positions of the images that are held out for testing; see `held_out`."""
+        kind, labels = row_type(len(self.items)), self.labels
+        assert labels is not None
+
+        def find() -> np.ndarray:
+            return np.flatnonzero(held_out(self.items.names, labels, share)).astype(kind)
+
+        return self.column(f"{share!r} held out", kind, find)
+
+    def not_held_out(self, share: float) -> np.ndarray:
+        """The positions of all other images."""
+        kind = row_type(len(self.items))
+
+        def find() -> np.ndarray:
+            return np.delete(np.arange(len(self.items), dtype=kind), self.held_out(share))
+
+        return self.column(f"{share!r} not held out", kind, find)
+
+    def with_own_classes(self) -> Listing:
+        """The same items, labelled with their top folders, if there are two or more that contain all images."""
+        find = lambda: json.dumps(sorted(set(self.items.top_folders().values()), key=os.fsencode))  # noqa: E731
+        classes = json.loads(find() if self.stored is None else self.stored.fact("classes", find))
+        return self if len(classes) < 2 or "" in classes else self._with_classes(classes, self.stored)
 
     def with_classes(self, classes: list[str]) -> Listing:
         """The same items, labeled with the number of their top folder in `classes`."""
-        number = {name: i for i, name in enumerate(classes)}
-        labels = np.array([number[item.name.split("/", 1)[0]] for item in self.items], dtype=np.int64)
-        return replace(self, labels=labels, classes=classes)
+        return self._with_classes(classes, None)
+
+    def _with_classes(self, classes: list[str], stored: StoredList | None) -> Listing:
+        known = replace(self, classes=classes, stored=stored)
+
+        def labels() -> np.ndarray:
+            number = {name: i for i, name in enumerate(classes)}
+            of_folder = np.zeros(len(self.items.columns.prefixes), dtype=np.int64)
+            for folder, top in self.items.top_folders().items():
+                of_folder[folder] = number[top]
+            return of_folder[self.items.folders]
+
+        return replace(known, labels=known.column("labels", np.int64, labels))
 
 
 def check_split(source: str, split: str, allowed: Sequence[str]) -> None:
@@ -118,18 +162,57 @@ def cache_home() -> Path:
     raise EnvironmentFault(f"no cache: this user has no home, and {private} {reason}; set KONTRAST_CACHE")
 
 
-def scan_folder(root: str, follow_links: bool = False) -> Listing:
-    """List all images under a folder. Its sub-folders are classes if there are two or more that contain all images."""
-    found: list[Item] = []
-    bad: list[tuple[str, str]] = []
-    notes: Counter[str] = Counter()
-    for item in _walk(root, follow_links, bad, notes):
-        if item.name.lower().endswith(SUFFIXES):
-            found.append(item)
-        else:
-            notes["other files"] += 1
-    found.sort(key=lambda item: os.fsencode(item.name))
-    if not found:
+def scan_folder(
+    root: str, follow_links: bool = False, *, verify: bool = True, listed: Callable[[int], None] = lambda count: None
+) -> Listing:
+    """List all images under a folder. Its sub-folders are classes if there are two or more that contain all images.
+
+    The list of a large folder is stored in the cache, where the next call finds it.
+
+    Args:
+        root: the folder.
+        follow_links: whether symbolic links are followed.
+        verify: compare every file of a stored list with the folder. With False only the folders are compared, which
+            reveals every file that is added or removed; each file must then be compared when it is read.
+        listed: called with the number of images that have been found so far.
+    """
+    place = _stored_place(root, follow_links)
+    stored = None if place is None else open_stored(place, verify)
+    if stored is None:
+        found = _list_in_memory(root, follow_links, place)
+        if place is not None and found is None:
+            with contextlib.suppress(OSError, ValueError, EnvironmentFault), locked(place):
+                stored = open_stored(place, verify) or list_into(place, os.path.abspath(root), follow_links, listed)
+        if stored is None:  # the folder is small, or the cache can't be written
+            found = found or _list_in_memory(root, follow_links, None)
+            assert found is not None
+            return found.with_own_classes()
+    items, notes = Items(dataclasses.replace(stored.columns, root=root)), dict(stored.notes)
+    return Listing(root, items, bad=stored.bad, notes=notes, stored=stored, unverified=not verify).with_own_classes()
+
+
+def _stored_place(root: str, follow_links: bool) -> Path | None:
+    """Where the cache keeps the list of a folder; None if there is no cache."""
+    whole = os.path.abspath(root)
+    digest = hashlib.sha256(to_bytes(f"{whole}\0{follow_links}")).hexdigest()[:16]
+    stem = "".join(c if c.isalnum() else "-" for c in os.path.basename(whole))[:40]
+    with contextlib.suppress(EnvironmentFault):
+        return cache_home() / "lists" / f"{stem}-{digest}"
+    return None
+
+
+def _list_in_memory(root: str, follow_links: bool, place: Path | None) -> Listing | None:
+    """List a folder in memory; None if there are so many images that their list is to be stored at `place`."""
+    writer = ColumnWriter()
+    walk = Walk(follow_links, writer.add_folder)
+    if place is not None and place.with_name(place.name + ".part").is_dir():
+        return None  # a listing that was interrupted goes on
+    for _, number, entry, status in walk.images(root):
+        if place is not None and writer.count == STORED_FROM:
+            return None
+        writer.add(to_bytes(entry.name), number, status.st_size, status.st_mtime_ns)
+    bad, notes = walk.bad, walk.notes
+    if not writer.count:
         others = [f"{count} {what}" for what, count in notes.items()]
         others += [f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})"] if bad else []
         hint = f", which {LINKS}" if notes["links not followed"] else ""
@@ -138,91 +221,19 @@ def scan_folder(root: str, follow_links: bool = False) -> Listing:
             f"no images in {root}: {only}"
             f"allowed: {' '.join(s[1:] for s in SUFFIXES)}, in upper or lower case and at any depth"
         )
-    listing = Listing(root, found, bad=bad, notes=notes)
-    classes = sorted({item.name.split("/", 1)[0] for item in found}, key=os.fsencode)
-    if len(classes) < 2 or not all("/" in item.name for item in found):
-        return listing
-    return listing.with_classes(classes)
+    return Listing(root, Items(writer.columns(root)), bad=bad, notes=notes)
 
 
-def class_folders(root: str, follow_links: bool = False) -> list[str]:
-    """The names of the sub-folders that contain an image: the classes of a labelled folder."""
-    folders = [e for e in _images_and_folders(root, follow_links) if e.is_dir(follow_symlinks=follow_links)]
-    return sorted((e.name for e in folders if first_image(e.path, follow_links)), key=os.fsencode)
-
-
-def first_image(root: str, follow_links: bool = False) -> str | None:
-    """The name of an image under a folder, or None."""
-    names = (item.name for item in _walk(root, follow_links, [], Counter()))
-    return next((name for name in names if name.lower().endswith(SUFFIXES)), None)
-
-
-def _walk(root: str, follow_links: bool, bad: list[tuple[str, str]], notes: Counter[str]) -> Iterator[Item]:
-    """Every regular file under root that is not hidden; a folder that links lead to twice is visited once."""
-    status = os.stat(root)
-    seen = {(status.st_dev, status.st_ino)}
-    stack = [("", root)]
-    while stack:
-        prefix, folder = stack.pop()
-        for entry in _images_and_folders(folder, follow_links):
-            name = prefix + entry.name
-            if entry.is_symlink() and not follow_links:
-                if name.lower().endswith(SUFFIXES) and not os.path.exists(entry.path):
-                    bad.append((name, "dangling link"))
-                else:
-                    notes["links not followed"] += 1
-                continue
-            try:
-                status = entry.stat()
-            except OSError as error:
-                if entry.is_dir(follow_symlinks=False):
-                    stack.append((name + "/", entry.path))  # the attempt to list it says why it can't be read
-                elif name.lower().endswith(SUFFIXES):
-                    bad.append((name, f"{error.strerror} ({error.errno})"))
-                continue
-            identity = (status.st_dev, status.st_ino)
-            if follow_links and identity in seen:
-                notes["seen twice"] += 1
-                continue
-            seen.add(identity)
-            if entry.is_dir():
-                stack.append((name + "/", entry.path))
-            elif entry.is_file():
-                yield Item(name, entry.path, size=status.st_size, mtime=status.st_mtime_ns)
-
-
-def entries(folder: str) -> list[os.DirEntry[str]]:
-    """The entries of a folder. A folder that can't be listed is an error, not a bad image: it may hold any number."""
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except OSError as error:
-        why = f"{error.strerror} ({error.errno})"
-        raise DataError(
-            f"can't list the folder {printable(folder)}: {why}; make it readable, or move it elsewhere"
-        ) from None
-
-
-def _images_and_folders(folder: str, follow_links: bool) -> list[os.DirEntry[str]]:
-    """The entries of a folder without hidden ones; none if it is a run folder."""
-    listed = [e for e in entries(folder) if not e.name.startswith(".") and e.name != "__MACOSX"]
-    if {"recipe.toml", "run.json"} <= {e.name for e in listed}:  # the pictures of a run folder are not data
-        return []
-    if follow_links:  # the order decides which of two links to one file is kept
-        listed.sort(key=lambda entry: os.fsencode(entry.name))
-    return listed
-
-
-def held_out(names: list[str], labels: np.ndarray, share: float) -> np.ndarray:
+def held_out(names: Iterable[str], labels: np.ndarray, share: float) -> np.ndarray:
     """bool [N]: which images are held out for testing: the `share` of each class with the lowest hashes of names.
 
     Adding or removing a file moves at most one other file per class. A class of one image stays in training.
     """
-    hashes = (hashlib.sha256(f"0\0{name}".encode("utf-8", "surrogatepass")).digest()[:8] for name in names)
-    keys = np.frombuffer(b"".join(hashes), dtype=">u8")
-    mask = np.zeros(len(names), dtype=bool)
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        held = min(round(share * len(members)), len(members) - 1)
-        mask[members[np.argsort(keys[members], kind="stable")[:held]]] = True
+    hashes = (hashlib.sha256(b"0\0" + to_bytes(name)).digest()[:8] for name in names)
+    keys = np.fromiter((int.from_bytes(one, "big") for one in hashes), np.uint64, len(labels))
+    order = np.lexsort((keys, labels))  # by class, then by hash
+    counts = np.unique(labels, return_counts=True)[1]
+    mask = np.zeros(len(labels), dtype=bool)
+    for start, count in zip((np.cumsum(counts) - counts).tolist(), counts.tolist()):
+        mask[order[start : start + min(round(share * count), count - 1)]] = True
     return mask

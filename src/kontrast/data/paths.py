@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kontrast.data.listing import TEST_NAMES, class_folders
+from kontrast.data.folder_walk import class_folders
+from kontrast.data.listing import TEST_NAMES
 from kontrast.data.named_sets import SOURCES
 from kontrast.data.shards import is_shards
 from kontrast.data.store import is_store

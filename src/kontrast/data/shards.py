@@ -24,7 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from kontrast.data.decode import SUFFIXES
-from kontrast.data.listing import Item, Listing, cache_home, entries, first_image
+from kontrast.data.file_columns import Columns, Items, Shards, Texts
+from kontrast.data.folder_walk import entries, first_image
+from kontrast.data.listing import Listing, cache_home
 from kontrast.errors import DataError, EnvironmentFault, UsageError, printable
 from kontrast.files import write_atomic
 
@@ -87,20 +89,30 @@ def scan_shards(spec: str) -> Listing:
         raise DataError(f"{len(missing)} of {len(shards)} shards of {spec} are missing, the first {missing[0]}")
     with ThreadPoolExecutor(SCANNERS) as pool:  # they mostly wait for storage
         indexed = list(pool.map(_load_index, shards))
-    items: list[Item] = []
+    prefixes = _name_prefixes(shards)
     labels: list[str | None] = []
     bad: list[tuple[str, str]] = []
     notes: Counter[str] = Counter()
-    for shard, prefix, (status, found) in zip(shards, _name_prefixes(shards), indexed, strict=True):
+    for shard, prefix, (_, found) in zip(shards, prefixes, indexed, strict=True):
         stem = len(os.path.basename(shard))
-        for name, offset, length in found.items:
-            items.append(Item(prefix + name[stem:], shard, offset, length, status.st_size, status.st_mtime_ns))
-            labels.append(found.labels.get(_key(name)))
+        labels += [found.labels.get(_key(name)) for name, _, _ in found.items]
         bad += [(prefix + name[stem:], reason) for name, reason in found.bad]
         notes.update(found.notes)
-    if not items:
+    if not labels:
         raise DataError(f"no images in the {len(shards)} shards of {spec}: {dict(notes) or bad or 'they are empty'}")
-    return Listing(spec, items, *_number_labels(labels), bad, notes)
+    return Listing(spec, Items(_columns(shards, prefixes, indexed)), *_number_labels(labels), bad, notes)
+
+
+def _columns(shards: list[str], prefixes: list[str], indexed: list[tuple[os.stat_result, ShardIndex]]) -> Columns:
+    """Where the members that are images lie."""
+    stems = [len(os.path.basename(shard)) for shard in shards]
+    base = Texts.of(name[stem:] for stem, (_, found) in zip(stems, indexed) for name, _, _ in found.items)
+    counts = [len(found.items) for _, found in indexed]
+    folder = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
+    places = np.array([member[1:] for _, found in indexed for member in found.items], np.int64)
+    states = np.array([(status.st_size, status.st_mtime_ns) for status, _ in indexed], np.int64)
+    archives = Shards(shards, states[:, 0], states[:, 1])
+    return Columns(base, folder, places[:, 0].copy(), places[:, 1].copy(), prefixes, shards=archives)
 
 
 def _name_prefixes(shards: list[str]) -> list[str]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from kontrast.data.decode import Limits
+from kontrast.data.folder_walk import class_folders, entries
 from kontrast.data.image_set import ImageSet
-from kontrast.data.listing import TEST_NAMES, Listing, check_split, class_folders, entries, held_out, scan_folder
+from kontrast.data.listing import TEST_NAMES, Listing, check_split, scan_folder
 from kontrast.data.named_sets import SOURCES, data_root
 from kontrast.data.paths import Source
 from kontrast.data.shards import scan_shards
@@ -41,6 +42,8 @@ class Options:
     limits: Limits = dataclasses.field(default_factory=Limits)
     other_bad: Sequence[tuple[str, str]] = ()
     say: Callable[[str], None] | None = None
+    verify: bool = True
+    listed: Callable[[int], None] = lambda count: None
 
 
 def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet | Listing, bool]:
@@ -54,13 +57,17 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
     if source.kind == "split folder":
         check_split(source.spec, split, ("train", *TEST_NAMES))
         part = split if split == "train" or split in source.tests else source.tests[0]
-        listed = scan_folder(str(source.path / part), options.follow_links)
+        listed = _scan(source.path / part, options)
         return _with_train_classes(listed, source.train, options.follow_links), True
     if source.kind in ("folder", "train folder"):
-        return _divide(scan_folder(str(source.train), options.follow_links), split, options)
+        return _divide(_scan(source.train, options), split, options)
     if source.kind in ("store", "store split"):
         raise UsageError(f"{source.spec} is a packed store already: give the images that it was made of")
     raise DataError(f"no folder {source.spec!r}{_suggestion(source.path)}; or a named set: {', '.join(SOURCES)}")
+
+
+def _scan(folder: Path, options: Options) -> Listing:
+    return scan_folder(str(folder), options.follow_links, verify=options.verify, listed=options.listed)
 
 
 def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
@@ -77,7 +84,7 @@ def origin_of(source: Source, options: Options) -> dict[str, Any]:
         "spec": source.place or source.spec,
         "root": os.path.abspath(data_root(options.root)) if source.kind == "named" else None,
         **{key: getattr(options, key) for key in CHOICES},
-        "limits": dataclasses.asdict(options.limits),
+        "limits": options.limits.facts(),
     }
 
 
@@ -99,10 +106,10 @@ def options_of(origin: dict[str, Any], options: Options) -> Options:
 def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Listing:
     """The listing with the class numbers of the train folder, even if this folder lacks some of the classes."""
     classes = class_folders(str(train), follow_links)
-    folders = [item.name.split("/", 1)[0] for item in listed.items if "/" in item.name]
-    if listed.labels is None and (len(folders) < len(listed.items) or len(classes) < 2):
+    folders = set(listed.items.top_folders().values())
+    if listed.labels is None and ("" in folders or len(classes) < 2):
         return listed
-    unknown = sorted(set(folders) - set(classes))
+    unknown = sorted(folders - set(classes))
     if unknown:
         hint = nearest(unknown[0], classes)
         raise DataError(f"{listed.root} has the class {unknown[0]!r}, which {train} does not have: {hint}")
@@ -112,17 +119,16 @@ def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Lis
 def _divide(listed: Listing, split: str, options: Options) -> tuple[Listing, bool]:
     """Divide a labelled listing into train and test by a hash of the names; an unlabelled one is all for training."""
     check_split(listed.root, split, ("train", "test", "all"))
-    held = np.zeros(len(listed.items), dtype=bool)
-    if listed.labels is not None and split != "all":
-        held = held_out([item.name for item in listed.items], listed.labels, options.test_share)
-    if not held.any():
+    share = options.test_share
+    held = np.empty(0, np.int64) if listed.labels is None or split == "all" else listed.held_out(share)
+    if not len(held):
         if split == "test":
             raise DataError(
                 f"{listed.root} has no test part: a test_share of {options.test_share:g} holds out none of its "
                 f"{len(listed.items)} images; give class sub-folders, a larger share, or the folders train and test"
             )
         return listed, False
-    part = listed.take(np.flatnonzero(held if split == "test" else ~held))
+    part = listed.take(held if split == "test" else listed.not_held_out(share), f"{split} {share!r}")
     total = len(listed.items) + len(listed.bad)
     return dataclasses.replace(part, source_total=total, other_bad=options.other_bad), True
 

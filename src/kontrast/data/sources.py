@@ -9,7 +9,7 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from kontrast.data.image_set import ImageSet
 from kontrast.data.lazy_images import LazyImages
 from kontrast.data.listing import Listing, cache_home
 from kontrast.data.named_sets import SOURCES as SOURCES
+from kontrast.data.packing_estimate import announce_packing
 from kontrast.data.paths import Source, describe_source
 from kontrast.data.source_files import Options, ProgressCallback, find_images, names_folder, options_of, origin_of
 from kontrast.data.store import DamagedStore, is_store, open_store, read_manifest, shape_images
@@ -30,6 +31,8 @@ from kontrast.registry import nearest
 
 IN_MEMORY = 1024
 """Fewer files than this are decoded into memory; more are decoded once, into a packed store."""
+ANNOUNCED = 20_000
+"""Before at least so many images are packed, the user learns how long that will take."""
 HEADERS = 1024
 """At most this many image headers are read to learn the typical size."""
 MENDED = "packed again after damage"
@@ -42,6 +45,7 @@ def open_data(
     *,
     root: str | Path | None = None,
     size: int | None = None,
+    longest: int | None = None,
     test_share: float = 0.2,
     max_bad: float = 0.05,
     follow_links: bool = False,
@@ -51,6 +55,8 @@ def open_data(
     workers: int | None = None,
     other_bad: Sequence[tuple[str, str]] = (),
     say: Callable[[str], None] | None = None,
+    verify: bool = False,
+    listed: Callable[[int], None] = lambda count: None,
 ) -> ImageSet:
     """Open one split of a data source.
 
@@ -60,6 +66,7 @@ def open_data(
         split: "train", "test" (also finds a folder's `val`), or "all" for a folder without splits.
         root: where named sets are looked for; default KONTRAST_DATA, then ./data.
         size: larger images are reduced until their shorter side has this many pixels; default: not reduced.
+        longest: images that are then longer are reduced until their longer side has this many pixels.
         test_share: share of each class that is held out for testing, by a hash of the names, if a labelled source has
             no test split of its own; 0 for none. An unlabelled source has no test split.
         max_bad: share of images that may be unreadable, from 0 to 1, counted over both splits of a divided source.
@@ -71,6 +78,9 @@ def open_data(
         workers: decoding processes; default: one per core.
         other_bad: (name, reason) of bad images in the other split of a divided source.
         say: called with a line if a damaged store was packed again.
+        verify: with `pack=False`, compare all files of a large folder with its stored list at once, not each when it
+            is read. A file that differs raises `DataError` either way.
+        listed: called now and then with the number of images that were found so far while a large folder is listed.
 
     Returns:
         The images with their names, labels and class names.
@@ -80,8 +90,9 @@ def open_data(
         >>> len(images), images[0].shape
         (1536, torch.Size([3, 32, 32]))
     """
-    limits = Limits(size, float_range=float_range)
-    options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, other_bad, say)
+    limits = Limits(size, float_range=float_range, longest=longest)
+    options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, other_bad, say,
+                      pack or verify, listed)  # fmt: skip
     source = describe_source(spec)
     if source.kind in ("store", "store split"):
         return _open_store(source, split, options)
@@ -93,6 +104,8 @@ def open_data(
     elif pack and len(found.items) >= IN_MEMORY:
         images = _open_cached(source, found, options)
     else:
+        if found.unverified:
+            found = cast(Listing, find_images(source, split, dataclasses.replace(options, verify=True))[0])
         images = _open_in_memory(found, options)
     place = names_folder(source, split, found)
     return dataclasses.replace(images, name=source.spec, split=split, has_test=has_test, place=place)
@@ -114,10 +127,11 @@ class Preview:
 
 
 def preview_data(spec: str | os.PathLike[str] | None, split: str = "train", *, size: int | None = None,
-                 float_range: Sequence[float] | None = None, **options: Any) -> Preview:  # fmt: skip
+                 longest: int | None = None, float_range: Sequence[float] | None = None,
+                 **options: Any) -> Preview:  # fmt: skip
     """Count the images of a split and learn their typical size from file headers. Options as for `open_data`."""
-    limits = Limits(size, float_range=float_range)
-    chosen, source = Options(**options, limits=limits), describe_source(spec)
+    limits = Limits(size, float_range=float_range, longest=longest)
+    chosen, source = Options(**{**options, "verify": False}, limits=limits), describe_source(spec)
     if source.kind in ("store", "store split"):
         found: ImageSet | Listing = _open_store(source, split, chosen)
     else:
@@ -166,7 +180,10 @@ def _open_cached(source: Source, found: Listing, options: Options) -> ImageSet:
     """
     origin = origin_of(source, options)
     facts = {"name": origin["spec"], "split": "all", "has_test": False}
-    place = pack_split(found, _cache_folder(found, options.limits), facts, origin, options)
+    folder = _cache_folder(found, options.limits)
+    if len(found.items) >= ANNOUNCED and not is_store(folder):
+        announce_packing(found, folder, options)
+    place = pack_split(found, folder, facts, origin, options)
     images = open_store(place, full=False)  # packing verified every byte
     check_listing(found, images.bad, options.max_bad)  # the store may have been packed with a larger max_bad
     return images
@@ -174,7 +191,7 @@ def _open_cached(source: Source, found: Listing, options: Options) -> ImageSet:
 
 def _cache_folder(found: Listing, limits: Limits) -> Path:
     root, first = os.path.abspath(found.root), [item.name for item in found.items[:1]]
-    key = json.dumps([root, first, len(found.items), dataclasses.astuple(limits)])
+    key = json.dumps([root, first, len(found.items), list(limits.facts().values())])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     stem = "".join(c if c.isalnum() else "-" for c in os.path.basename(root))[:40]
     return cache_home() / "stores" / f"{stem}-{digest}"
@@ -229,10 +246,10 @@ def _open_lazily(found: Listing, options: Options) -> ImageSet:
 def _from_listing(found: Listing, images: Any, bad: list[tuple[str, str]], notes: dict[str, int]) -> ImageSet:
     return ImageSet(
         images=images,
-        names=[item.name for item in found.items],
+        names=found.items.names,
         labels=None if found.labels is None else torch.from_numpy(found.labels),
         classes=found.classes,
-        stamps=torch.from_numpy(found.stamps),
+        stamps=found.items.stamps,
         fingerprint=found.fingerprint,
         bad=bad,
         notes=notes,

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from kontrast.data.decode import MAX_SIDE
+from kontrast.data.file_columns import Texts
 from kontrast.data.image_set import ImageSet, RaggedImages
 from kontrast.errors import DataError, UsageError
 from kontrast.files import read_bytes, read_faults, read_json_lines
@@ -167,14 +168,14 @@ def _read_numbers(path: Path, manifest: dict[str, Any], name: str, columns: int 
     return torch.from_numpy(np.frombuffer(content, dtype="<i8").astype(np.int64))
 
 
-def _read_names(path: Path, count: int) -> list[str]:
+def _read_names(path: Path, count: int) -> Texts:
     try:
         names = json.loads((path / "names.json").read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str) for name in names):
         raise _damaged(path, "names.json")
-    return names
+    return Texts.of(names)
 
 
 def _read_factors(path: Path, count: int) -> dict[str, torch.Tensor]:

@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def pack_split(
     if isinstance(found, Listing):
         more = {"classes": found.classes, "notes": found.notes, "channels": 3}
         key = digest_of(
-            {"version": VERSION, "files": found.fingerprint, "limits": asdict(options.limits), "facts": facts}
+            {"version": VERSION, "files": found.fingerprint, "limits": options.limits.facts(), "facts": facts}
         )
     else:
         if options.limits.bound is not None and found.typical_side > options.limits.bound:
@@ -85,7 +84,7 @@ def _write_listing(listing: Listing, out: Path, facts: Facts, options: Options) 
     sizes = np.array([s for line in journal.lines for s in line["sizes"]])
     stamps = {"stamps.i64": kept.stamps.astype("<i8").tobytes()}
     facts = {**facts, "notes": journal.notes(listing)}
-    _finish(out, facts, journal.chunks(), sizes, [item.name for item in kept.items], kept.labels, bad, stamps)
+    _finish(out, facts, journal.chunks(), sizes, kept.items.names, kept.labels, bad, stamps)
 
 
 def _decode_into(journal: Journal, listing: Listing, options: Options) -> list[tuple[str, str]]:
@@ -130,7 +129,7 @@ def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -
     labels = None if images.labels is None else images.labels.numpy()
     factors = {name: values.contiguous() for name, values in images.factors.items()}
     extra = {"factors.safetensors": save(factors)} if factors else {}
-    _finish(out, facts, chunks, np.array(sizes), list(images.names), labels, images.bad, extra)
+    _finish(out, facts, chunks, np.array(sizes), images.names, labels, images.bad, extra)
 
 
 def _is_complete(out: Path, key: str) -> bool:
@@ -155,14 +154,14 @@ def _work_folder(out: Path) -> Path:
 
 
 def _finish(
-    out: Path, facts: Facts, chunks: list, sizes: np.ndarray, names: list[str],
+    out: Path, facts: Facts, chunks: list, sizes: np.ndarray, names: Sequence[str],
     labels: np.ndarray | None, bad: list[tuple[str, str]], extra: dict[str, bytes],
 ) -> None:  # fmt: skip
     """Write everything but the pixels, the manifest last, and rename the folder."""
     work = _work_folder(out)
     small = {
         "sizes.i64": sizes.astype("<i8").tobytes(),
-        "names.json": json.dumps(names).encode(),
+        "names.json": json.dumps(list(names)).encode(),
         "bad.jsonl": "".join(json.dumps({"name": n, "reason": r}) + "\n" for n, r in bad).encode(),
         **extra,
     }

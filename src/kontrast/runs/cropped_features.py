@@ -61,7 +61,7 @@ class CroppedFeatures:
         device: torch.device,
         advance: Callable[[int], None] = lambda _: None,
     ):
-        self.encoder, self.device, self.seed, self.index = encoder, device, run.recipe.seed, train.index
+        self.encoder, self.device, self.seed, self.index = encoder, device, run.recipe.seed, train.numbers()
         self.advance = advance
         self.dtype = precision(run.recipe.training.precision, device)
         self.views = crop_views(run, crop, self.dtype)
@@ -75,7 +75,7 @@ class CroppedFeatures:
         features = []
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             for positions, pixels, sizes in self.chunks:
-                drawn = keys(self.seed, FIRST_EPOCH + epoch, self.index[positions]).to(self.device)  # type: ignore[index]
+                drawn = keys(self.seed, FIRST_EPOCH + epoch, self.index[positions]).to(self.device)
                 features.append(self.encoder(self.views(pixels, drawn, sizes)[0]).float())
-        self.advance(len(self.index))  # type: ignore[arg-type]
+        self.advance(len(self.index))
         return torch.cat(features)

@@ -209,7 +209,7 @@ def augment(run: Run, images: ImageSet, views: Views, device: torch.device) -> T
     """Return augmentations [n,B,C,h,w]; those of one image don't depend on the others."""
     augmented: list[Any] = []  # tensors: these views have no local crops
     for positions, pixels, sizes in images.iter_chunks(torch.arange(len(images))):
-        drawn = keys(run.recipe.seed, EPOCH, images.index[positions])  # type: ignore[index]
+        drawn = keys(run.recipe.seed, EPOCH, images.numbers(positions))
         sizes = None if sizes is None else sizes.to(device)
         augmented.append(views(pixels.to(device), drawn.to(device), sizes))
     return torch.cat(augmented, 1)

@@ -89,7 +89,7 @@ class Run:
     def limits(self) -> Limits:
         """How the recipe's data settings say that image files are decoded."""
         data = self.recipe.data
-        return Limits(data.size or None, float_range=data.float_range)
+        return Limits(data.size or None, float_range=data.float_range, longest=data.longest or None)
 
     def untrained(self) -> Student:
         """Return encoder and head with the weights they had before the first step."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +12,15 @@ from kontrast.config.recipe import Recipe, TrainingSettings
 from kontrast.data import ImageSet
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.paths import describe_source
+from kontrast.training.build import build_views
 
 CPU_IMAGES = 60_000  # how often two slow cores can process an image of 32 px in a few minutes
 CUDA_IMAGES = 20_000_000
-CHOSEN = ("adapt", "views.size", "views.policy", "encoder.", "training.batch", "training.epochs", "data.size")
+LONGEST = 1.5
+"""The longest side of an image, in shorter sides that images are reduced to: most photos are 4:3 or 3:2."""
+CHOSEN = (
+    "adapt", "views.size", "views.policy", "encoder.", "training.batch", "training.epochs", "data.size", "data.longest",
+)  # fmt: skip
 """Prefixes of the settings that are chosen here."""
 
 
@@ -32,13 +39,30 @@ def adapt(count: int, side: int, device: torch.device) -> dict[str, Any]:
     epochs = max(1, min(1000 if cuda else 200, round(budget / count)))
     small = size <= 64
     encoder = ("resnet-18" if small else "resnet-50") if cuda else "small-conv"
+    reduced = 2 * size if small else round(size * 8 / 7)
     return {
         "views": {"size": size, "policy": "simclr-cifar" if small else "moco-v2"},
         "encoder": {"name": encoder},
         "training": {"batch": batch, "epochs": epochs},
         # Images of twice the view size keep the detail of small crops; full photos would fill memory and disk.
-        "data": {"size": 2 * size if small else round(size * 8 / 7)},
+        "data": {"size": reduced, "longest": round(LONGEST * reduced)},
     }
+
+
+def bounded(recipe: Recipe) -> Recipe:
+    """The recipe with the size to which images are reduced, if it leaves that to the views.
+
+    The smallest crop of a square image of that size has as many pixels as the view that is made of it, so that reducing
+    larger images costs the views no detail, and the memory of a batch depends on the views alone.
+    """
+    if recipe.data.size >= 0:
+        return recipe
+    views = build_views(recipe, torch.float32)
+    sizes = [(views.size, policy) for policy in views.policies]
+    sizes += [(views.local_size or 0, policy) for policy in views.local_policies]
+    least = max(size / (math.sqrt(p.crop_scale[0]) if p.crop_scale else p.center_fraction) for size, p in sizes)
+    size = math.ceil(least)
+    return replace(recipe, data=replace(recipe.data, size=size, longest=math.ceil(LONGEST * size)))
 
 
 def reasons(recipe: Recipe, train: ImageSet, side: int, device: torch.device) -> list[str]:

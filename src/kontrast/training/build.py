@@ -57,8 +57,7 @@ def facts_of(train: ImageSet) -> dict[str, int]:
 
     Images are counted by their numbers in the source, of which a part may have been left out.
     """
-    assert train.index is not None
-    images = int(train.index.max()) + 1 if len(train) else 0
+    images = len(train) if train.index is None else int(train.index.max()) + 1
     classes = 0 if train.labels is None or not len(train) else int(train.labels.max()) + 1
     return {"channels": train.channels, "images": images, "classes": classes}
 

@@ -120,7 +120,7 @@ def describe_failure(feeder: Feeder, step: int, lr: float, terms: dict[str, floa
     """Return what is known about a failed step, whose number `step` counts from 0."""
     epoch, inside = divmod(step, feeder.steps_per_epoch)
     rows = feeder.order(epoch)[inside * feeder.batch : (inside + 1) * feeder.batch].tolist()
-    images = [{"id": int(feeder.data.index[row]), "name": str(feeder.data.names[row])} for row in rows]  # type: ignore[index]
+    images = [{"id": int(feeder.data.numbers(torch.tensor(row))), "name": str(feeder.data.names[row])} for row in rows]
     return {"step": step + 1, "lr": lr, "terms": {k: f"{v:.4g}" for k, v in terms.items()}, "images": images}
 
 

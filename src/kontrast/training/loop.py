@@ -248,6 +248,8 @@ class Loop:
             return
         self.check_numbers()
         terms = self.step.flush()
+        if line := self.feeder.bottleneck():
+            self.say(line)
         loss = sum(terms.values())
         bar.advance(t.batch, epoch=position.epoch, loss=loss, **terms)
         if self.main:

@@ -98,6 +98,20 @@ class PackingBar:
         self._bar.advance(done - self._bar.done)
 
 
+class ListingLine:
+    """A line now and then while a large folder is listed: `line(count)`, the number of images found so far."""
+
+    def __init__(self, title: str):
+        self.title = title
+        self.start = self._last = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        now = time.monotonic()
+        if now - self._last > SECONDS_BETWEEN_LINES / 5:
+            self._last = now
+            tell(f"list {self.title}: {count:,} images  {count / (now - self.start):,.0f} images/s")
+
+
 def tell(text: str) -> None:
     """Print a line for people on standard error."""
     with contextlib.suppress(OSError):  # nobody reads it any more, which is no reason to stop

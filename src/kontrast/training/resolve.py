@@ -20,7 +20,7 @@ from kontrast.errors import DataError, UsageError
 from kontrast.files import read_json_lines
 from kontrast.networks import ENCODERS, HEADS, PREDICTORS
 from kontrast.objectives import OBJECTIVES, objective
-from kontrast.training.auto_recipe import CHOSEN, adapt, reasons
+from kontrast.training.auto_recipe import CHOSEN, adapt, bounded, reasons
 from kontrast.training.ineffective_settings import refuse_ineffective, unused_settings
 from kontrast.training.run_folder import RunFolder, stored_recipe
 from kontrast.training.splits import located, open_split, preview_split
@@ -54,16 +54,19 @@ def fresh_recipe(
         if preview is not None and preview.images is not None:
             del choices["data"]  # the images are decoded already, and data.size can't reduce them
         chosen = merge_trees(tree, {**choices, "adapt": False})
-        return read_recipe(apply_overrides(chosen, overrides), origin)
+        return bounded(read_recipe(apply_overrides(chosen, overrides), origin))
 
-    if preview is not None:
-        resolved = adapted(preview.count, preview.side)
+    resolved = bounded(resolved) if preview is None else adapted(preview.count, preview.side)
     refuse_ineffective(resolved, overrides)
     opened = None if preview is None else preview.images
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True, opened=opened)
-    refuse_size(resolved.data, train)
+    decoded = train.stamps is None or describe_source(resolved.data.source).kind in ("store", "store split")
     if preview is not None:
         resolved = adapted(len(train), preview.side)  # without bad images there may be fewer than in the preview
+    if decoded and flat(apply_overrides(tree, overrides)).get("data.size", -1) < 0:
+        resolved = replace(resolved, data=replace(resolved.data, size=0, longest=0))  # nothing was reduced
+    refuse_size(resolved.data, train)
+    if preview is not None:
         for line in reasons(resolved, train, preview.side, device):
             say(line)
     for line in unused_settings(resolved, overrides):
@@ -109,8 +112,12 @@ def resumed_recipe(
     else:
         tree = merge_trees(apply_overrides(to_tree(stored), overrides), data_source(data))
         wanted = read_recipe(tree, str(folder / "recipe.toml"))
+    if wanted.data.size < 0:  # it was resolved when the run began
+        wanted = replace(wanted, data=replace(wanted.data, size=stored.data.size, longest=stored.data.longest))
     refuse_changes(stored, wanted, MAY_CHANGE)
-    return wanted, open_split(located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True)
+    return wanted, open_split(
+        located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True, verify=True
+    )
 
 
 def refuse_changes(stored: Recipe, wanted: Recipe, allowed: tuple[str, ...]) -> None:

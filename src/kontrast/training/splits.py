@@ -18,7 +18,7 @@ from kontrast.data.paths import describe_source
 from kontrast.data.sources import MENDED, Preview, preview_data
 from kontrast.errors import DataError
 from kontrast.files import read_bytes, write_atomic
-from kontrast.training.progress import PackingBar, tell
+from kontrast.training.progress import ListingLine, PackingBar, tell
 from kontrast.training.run_folder import RunFolder
 
 
@@ -89,7 +89,8 @@ def _options(settings: DataSettings) -> dict[str, Any]:
     """The arguments of `open_data` that the data section of a recipe sets."""
     keys = ("test_share", "max_bad", "follow_links", "float_range", "pack")
     options = {key: getattr(settings, key) for key in keys}
-    return {**options, "root": settings.root or None, "size": settings.size or None, "say": tell}
+    options |= {"root": settings.root or None, "say": tell, "listed": ListingLine(settings.source)}
+    return {**options, "size": max(settings.size, 0) or None, "longest": settings.longest or None}
 
 
 def open_split(
@@ -99,6 +100,7 @@ def open_split(
     pretraining: bool = False,
     other_bad: Sequence[tuple[str, str]] = (),
     opened: ImageSet | None = None,
+    verify: bool = False,
 ) -> ImageSet:
     """Open one split as the data section of a recipe says.
 
@@ -109,13 +111,16 @@ def open_split(
         pretraining: whether to apply the recipe's label imbalance; probes read the whole, balanced set.
         other_bad: the bad images of the other split, which count towards `max_bad` too.
         opened: the images of the split, if `preview_split` has opened them already.
+        verify: compare all files of a stored list at once, as on resuming.
     """
     from kontrast.data.competing_features import overlay_digits, random_bits
 
     split, images = settings.split if pretraining else split, opened
     if images is None:
         with PackingBar(f"read {split}") as bar:
-            images = open_data(settings.source, split, progress=bar, other_bad=other_bad, **_options(settings))
+            images = open_data(
+                settings.source, split, progress=bar, other_bad=other_bad, verify=verify, **_options(settings)
+            )
     if pretraining and settings.imbalance != "none":
         images = images.subset(imbalance(images, settings.imbalance))
     if settings.overlay_digits:

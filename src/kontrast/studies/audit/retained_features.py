@@ -89,7 +89,7 @@ def retrieval(encoder: nn.Module, recipe: Recipe, images: ImageSet, device: torc
 
     def draw(side: int, images: Tensor, keys: Tensor, sizes: Tensor | None) -> Tensor:
         """One of two views that no training draws. `keys` are positions in the set, views need stable indices."""
-        index = some.index[keys.cpu()].to(keys.device)  # type: ignore[index]
+        index = some.numbers(keys.cpu()).to(keys.device)
         return views(images, view_keys(UNSEEN_VIEWS, 0, index), sizes)[side : side + 1]  # type: ignore[return-value]
 
     sides = [extract_features(encoder, some, partial(draw, side), device=device) for side in (0, 1)]
