@@ -57,6 +57,7 @@ def pretrain(
     recipe: str | None = None,
     *,
     out: str | os.PathLike[str] | None = None,
+    from_: str | os.PathLike[str] | None = None,
     resume: bool = False,
     accept_data_change: bool = False,
     device: str = "auto",
@@ -74,6 +75,9 @@ def pretrain(
         recipe: A name that `kontrast recipes` lists, or the path of a .toml file. Default: "quickstart" for the
             embedded digits, and "folder" for your own images, which chooses its settings from the images.
         out: The run folder to write. Default: a new folder under runs/.
+        from_: Weights to start from: an earlier run (its folder or `Run`), a .safetensors, .pt or .pth file of a
+            state dict, which is never unpickled, or "timm:NAME" for timm's pretrained weights. The encoder of a run is
+            the default encoder then. Default: random weights.
         resume: Continue the run in `out` instead of starting one.
         accept_data_change: Resume even if the images have changed since the run started.
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
@@ -96,7 +100,7 @@ def pretrain(
     from kontrast.training.pretrain import pretrain as train
 
     return Run(train(
-        data, recipe=recipe, overrides=overrides, out=out, resume=resume,
+        data, recipe=recipe, overrides=overrides, out=out, from_=from_, resume=resume,
         accept_data_change=accept_data_change, device=device, on_nan=on_nan, say=say,
     ))  # fmt: skip
 

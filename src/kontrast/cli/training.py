@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 def pretrain(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)] = None,
     recipe: Annotated[str, typer.Option(help="A name from `kontrast recipes`, or a .toml file.")] = "",
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Weights to start from: a run, a file or timm:NAME.")
+    ] = None,
     out: Annotated[str | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     accept_data_change: Annotated[bool, typer.Option(help="Resume even if the images have changed.")] = False,
@@ -45,7 +48,7 @@ def pretrain(
     join_ranks()
     try:
         path = train(
-            data, recipe=recipe or None, overrides=overrides, out=out, resume=resume,
+            data, recipe=recipe or None, overrides=overrides, out=out, from_=from_, resume=resume,
             accept_data_change=accept_data_change, device=device, on_nan=on_nan, say=say,
         )  # fmt: skip
         if not distributed.is_main():

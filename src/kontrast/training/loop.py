@@ -38,6 +38,7 @@ from kontrast.training.progress import Progress
 from kontrast.training.run_folder import RunFolder
 from kontrast.training.signals import Cut, StopSignals
 from kontrast.training.splits import sync_bad_images
+from kontrast.training.starting_weights import load_start
 from kontrast.training.step import Step
 from kontrast.training.step_schedule import Position, learning_rate_of, ramp_of, schedule_of
 from kontrast.views import keys
@@ -82,6 +83,7 @@ class Loop:
         self.position = Position(0, min(steps, t.max_steps) if t.max_steps else steps, per_epoch)
         self.first = 0  # the step at which this process started
         self.best: dict[str, float] = {}
+        self.restored = False  # whether the state is that of a checkpoint
         self.owed = False  # whether a signal interrupted the evaluation of this step
         self.failures: list[dict[str, Any]] = []
         self.log = MetricsLog(folder, t)
@@ -92,6 +94,11 @@ class Loop:
         self.step = step(
             self.learner, self.optimizer, views, clip=t.clip, clip_each=t.clip_each, skipping=skipping, say=say
         )
+
+    def start(self) -> None:
+        """Load the run's starting weights, which are evaluated before the first step."""
+        load_start(self.folder, self.learner)
+        self.owed = bool(self.recipe.evaluation.every)
 
     def restore(self) -> None:
         """Load the newest valid checkpoint, if there is one, and warn if the continuation won't be bit-exact."""
@@ -120,6 +127,7 @@ class Loop:
             self.owed, self.failures = state.get("owed", False), state.get("failures", [])
             if self.step.sums.shape != (len(self.step.names),) or not self.step.sums.is_floating_point():
                 raise KeyError("window")
+            self.restored = True
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
         note = ": there is nothing left to train" if self.position.step > self.position.total else ""

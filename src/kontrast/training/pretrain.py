@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kontrast import distributed
-from kontrast.config.overrides import Overrides, apply_overrides
+from kontrast.config.overrides import Overrides, apply_overrides, override_layers
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
 from kontrast.data.bad_images import skipped
@@ -38,6 +38,7 @@ from kontrast.training.resolve import check_ranks_agree, fresh_recipe, recipe_tr
 from kontrast.training.run_folder import RunFolder, sha256, stored_recipe, timestamp
 from kontrast.training.signals import StopSignals
 from kontrast.training.splits import Splits, check_data, describe, keep_listing, located, open_splits, place_of
+from kontrast.training.starting_weights import write_start_weights
 
 
 def pretrain(
@@ -46,6 +47,7 @@ def pretrain(
     recipe: str | None = None,
     overrides: Overrides = (),
     out: str | os.PathLike[str] | None = None,
+    from_: str | os.PathLike[str] | None = None,
     resume: bool = False,
     accept_data_change: bool = False,
     device: str = "auto",
@@ -63,6 +65,8 @@ def pretrain(
         overrides: settings that replace the recipe's: `{"training": {"epochs": 5}}`, `{"training.epochs": 5}` or
             `["training.epochs=5"]`.
         out: the run folder. Default: a new one under runs/.
+        from_: weights to start from: an earlier run's folder, a .safetensors, .pt or .pth file, or "timm:NAME".
+            Default: random weights. The recipe keeps it as `start.weights`.
         resume: continue the run in `out` from its newest checkpoint. `data` and `recipe` may be left out.
         accept_data_change: resume even if the images changed since the run began.
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
@@ -83,6 +87,8 @@ def pretrain(
     if on_nan not in ("stop", "skip"):
         raise UsageError(f"unknown --on-nan {on_nan!r}: {nearest(on_nan, ['stop', 'skip'])}")
     say = say if distributed.is_main() else lambda _: None
+    if from_ is not None:
+        overrides = [{"start": {"weights": os.fspath(from_)}}, *override_layers(overrides)]
     job = Pretraining(data, recipe, overrides, accept_data_change, device, choose_device(device), on_nan, say)
     try:
         with StopSignals() as stop:
@@ -122,6 +128,10 @@ class Pretraining:
                 loop = Loop(recipe, folder, train, self.device, self.say, self.on_nan)
                 if resume:
                     loop.restore()
+                if recipe.start is not None and not loop.restored:
+                    if not resume:
+                        write_start_weights(folder, recipe, loop.learner, self.say)
+                    loop.start()
                 self.warn(recipe, loop.position.epochs, train)
                 command = self.resume_command(folder)
                 if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run
