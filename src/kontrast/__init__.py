@@ -62,6 +62,7 @@ def pretrain(
     accept_data_change: bool = False,
     device: str = "auto",
     on_nan: str = "stop",
+    minutes: float | None = None,
     say: Callable[[str], None] = print,
     **overrides: Any,
 ) -> Run:
@@ -82,6 +83,8 @@ def pretrain(
         accept_data_change: Resume even if the images have changed since the run started.
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         on_nan: "stop" at the first loss or gradient that is not finite, or "skip" up to ten such steps.
+        minutes: How long the training may take; the epochs are planned by the measured speed. Default: the recipe's
+            epochs.
         say: Receives each line of progress. Default: print.
         **overrides: Settings that replace the recipe's, as a table (`training={"epochs": 5}`) or by dotted key
             (`**{"training.epochs": 5}`).
@@ -101,7 +104,7 @@ def pretrain(
 
     return Run(train(
         data, recipe=recipe, overrides=overrides, out=out, from_=from_, resume=resume,
-        accept_data_change=accept_data_change, device=device, on_nan=on_nan, say=say,
+        accept_data_change=accept_data_change, device=device, on_nan=on_nan, minutes=minutes, say=say,
     ))  # fmt: skip
 
 
