@@ -57,10 +57,12 @@ def pretrain(
     recipe: str | None = None,
     *,
     out: str | os.PathLike[str] | None = None,
+    from_: str | os.PathLike[str] | None = None,
     resume: bool = False,
     accept_data_change: bool = False,
     device: str = "auto",
     on_nan: str = "stop",
+    minutes: float | None = None,
     say: Callable[[str], None] = print,
     **overrides: Any,
 ) -> Run:
@@ -74,10 +76,15 @@ def pretrain(
         recipe: A name that `kontrast recipes` lists, or the path of a .toml file. Default: "quickstart" for the
             embedded digits, and "folder" for your own images, which chooses its settings from the images.
         out: The run folder to write. Default: a new folder under runs/.
+        from_: Weights to start from: an earlier run (its folder or `Run`), a .safetensors, .pt or .pth file of a
+            state dict, which is never unpickled, or "timm:NAME" for timm's pretrained weights. The encoder of a run is
+            the default encoder then. Default: random weights.
         resume: Continue the run in `out` instead of starting one.
         accept_data_change: Resume even if the images have changed since the run started.
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         on_nan: "stop" at the first loss or gradient that is not finite, or "skip" up to ten such steps.
+        minutes: How long the training may take; the epochs are planned by the measured speed. Default: the recipe's
+            epochs.
         say: Receives each line of progress. Default: print.
         **overrides: Settings that replace the recipe's, as a table (`training={"epochs": 5}`) or by dotted key
             (`**{"training.epochs": 5}`).
@@ -96,8 +103,8 @@ def pretrain(
     from kontrast.training.pretrain import pretrain as train
 
     return Run(train(
-        data, recipe=recipe, overrides=overrides, out=out, resume=resume,
-        accept_data_change=accept_data_change, device=device, on_nan=on_nan, say=say,
+        data, recipe=recipe, overrides=overrides, out=out, from_=from_, resume=resume,
+        accept_data_change=accept_data_change, device=device, on_nan=on_nan, minutes=minutes, say=say,
     ))  # fmt: skip
 
 

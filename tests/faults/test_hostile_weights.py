@@ -352,7 +352,7 @@ def test_compressed_bomb_as_listing(run):
 
 @pytest.mark.fault(34)
 def test_package_never_unpickles_or_evaluates():
-    """There is no pickle, torch.load, eval or exec in the source."""
+    """There is no pickle, eval or exec in the source, and torch.load only where it refuses all but tensors."""
     import ast
 
     import kontrast
@@ -365,5 +365,8 @@ def test_package_never_unpickles_or_evaluates():
                 assert not {n.split(".")[0] for n in names} & banned, path
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
+                if called == "torch.load" and path.name == "weight_files.py":
+                    assert "weights_only=True" in ast.unparse(node)
+                    continue
                 assert called not in ("eval", "exec", "compile", "torch.load", "os.system", "os.popen"), (path, called)
                 assert not any(k.arg == "allow_pickle" and ast.unparse(k.value) == "True" for k in node.keywords), path

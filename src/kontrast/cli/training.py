@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 def pretrain(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)] = None,
     recipe: Annotated[str, typer.Option(help="A name from `kontrast recipes`, or a .toml file.")] = "",
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Weights to start from: a run, a file or timm:NAME.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Plan the epochs so that all is done in this time.")] = None,
     out: Annotated[str | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     accept_data_change: Annotated[bool, typer.Option(help="Resume even if the images have changed.")] = False,
@@ -39,14 +43,16 @@ def pretrain(
     from kontrast import distributed
     from kontrast.runs.run import Run
     from kontrast.training.pretrain import pretrain as train
+    from kontrast.training.time_budget import process_start
 
     data, overrides = split_arguments(arguments)
     overrides += data_overrides(max_bad, allow_small, follow_links)
     join_ranks()
     try:
         path = train(
-            data, recipe=recipe or None, overrides=overrides, out=out, resume=resume,
-            accept_data_change=accept_data_change, device=device, on_nan=on_nan, say=say,
+            data, recipe=recipe or None, overrides=overrides, out=out, from_=from_, resume=resume,
+            accept_data_change=accept_data_change, device=device, on_nan=on_nan, minutes=minutes,
+            began=process_start(), probed=probes, say=say,
         )  # fmt: skip
         if not distributed.is_main():
             return

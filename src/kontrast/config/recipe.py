@@ -62,6 +62,15 @@ class NetworkSettings:
 
 
 @dataclass(frozen=True)
+class StartSettings:
+    """Weights that training starts from, in place of random ones (`--from`)."""
+
+    weights: str = ""  # a run folder, a .safetensors, .pt or .pth file, or timm:NAME
+    head: bool = False  # start from the run's head, predictor and prototypes too
+    frozen_stages: int = 0  # stages of the encoder, from the input, that are not trained
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """Which images are trained on, and how they are read."""
 
@@ -186,6 +195,7 @@ class Recipe:
     views: ViewSettings = field(default_factory=ViewSettings)
     encoder: NetworkSettings = field(default_factory=lambda: NetworkSettings("resnet-18"))
     head: NetworkSettings = field(default_factory=lambda: NetworkSettings("simclr"))
+    start: StartSettings | None = None
     predictor: NetworkSettings | None = None
     teacher: TeacherSettings | None = None
     bank: BankSettings | None = None

@@ -24,7 +24,6 @@ class FastKernel:
     """
 
     def __init__(self, kernel: Any):
-        functools.update_wrapper(self, kernel)
         self.kernel = kernel
         self.compiled: dict[Any, tuple[Any, list[str]]] = {}
         self.specialized = frozenset() if INTERPRETED else frozenset(
@@ -41,8 +40,9 @@ class FastKernel:
         addresses: list[Any] = []
         for place, x in enumerate(arguments):
             if isinstance(x, Tensor):
-                x = (dtype := x.dtype) and x.data_ptr()  # as a number: Triton would ask the driver about each tensor
-                key += (dtype, x % 16 == 0)
+                address = x.data_ptr()
+                key += (x.dtype, address % 16 == 0)
+                x = address  # as a number: Triton would ask the driver about each tensor
             elif not isinstance(x, int | float):  # a tensor descriptor
                 key += (x.base.dtype, *x.block_shape)
             elif place in self.specialized and isinstance(x, int):

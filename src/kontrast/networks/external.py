@@ -1,6 +1,7 @@
 """Encoders of other libraries, "timm:NAME" and "torchvision:NAME", imported only if requested.
 
-Weights are random and nothing is downloaded. [N,C,h,w] -> [N,F], without the model's classifier.
+Weights are random and nothing is downloaded, except by `timm_weights`, for weights that the user asked for by name.
+[N,C,h,w] -> [N,F], without the model's classifier.
 """
 
 from __future__ import annotations
@@ -51,6 +52,43 @@ def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) ->
         return timm.create_model(name, img_size=size, **arguments)
     except TypeError:  # convolutional models take no img_size
         return timm.create_model(name, **arguments)
+
+
+def timm_normalization(name: str) -> dict[str, Any]:
+    """Return mean and std of the images that timm's pretrained weights of a model were trained on."""
+    place = f"timm:{name}"
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise UsageError(f"{place} is not a model's name: give timm:NAME")
+    try:
+        import timm
+    except ImportError as error:
+        raise EnvironmentFault(f"{place} needs timm: pip install timm") from error
+    check_choice("timm model", name.partition(".")[0], timm.list_models())
+    if not timm.is_model_pretrained(name):
+        raise UsageError(f"{place}: timm has no pretrained weights of this model; choose another, or give a file")
+    known: Any = timm.get_pretrained_cfg(name)
+    return {"mean": list(known.mean), "std": list(known.std)}
+
+
+def timm_weights(name: str, channels: int, size: int) -> dict[str, Tensor]:
+    """Return timm's own pretrained weights of a model, fitted by timm to the channels and the size of the images.
+
+    timm downloads them, or reads them from its cache. The files are safetensors or are read with weights_only=True.
+    """
+    import timm
+
+    place = f"timm:{name}"
+    arguments: dict[str, Any] = {"pretrained": True, "num_classes": 0, "in_chans": channels}
+    try:
+        try:
+            model = timm.create_model(name, img_size=size, **arguments)
+        except TypeError:  # convolutional models take no img_size
+            model = timm.create_model(name, **arguments)
+    except Exception as error:  # the hub's client has many types of exceptions
+        reason = " ".join(str(error).split())[:200]
+        advice = "give a file that you have downloaded elsewhere"
+        raise EnvironmentFault(f"{place}: its weights can't be downloaded ({reason}): {advice}") from error
+    return model.state_dict()
 
 
 def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, Any]) -> Any:

@@ -65,6 +65,10 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
     return nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 
+def automatic_stem(size: int) -> str:
+    return "cifar" if size <= 64 else "imagenet"
+
+
 class ResNet(nn.Module):
     """A residual network (He et al. 2015) without its classifier; the representation is the mean over positions.
 
@@ -83,8 +87,7 @@ class ResNet(nn.Module):
         channels: int = 3, size: int = 32, stem: str = "auto", zero_init: bool = False,
     ):  # fmt: skip
         super().__init__()
-        if stem == "auto":
-            stem = "cifar" if size <= 64 else "imagenet"
+        stem = automatic_stem(size) if stem == "auto" else stem
         stems = {"cifar": (3, 1), "imagenet": (7, 2), "small": (3, 2)}
         check_choice("stem", stem, ("auto", *stems))
         self.conv1 = convolution(channels, planes[0], *stems[stem])

@@ -31,7 +31,7 @@ class ProbeResult:
         protocol: the probe's settings.
         seed: seed of the probe.
         note: what the reader should know, such as a k that was lowered.
-        features: what was probed: "trained", "untrained" or "pixels".
+        features: what was probed: "trained", "untrained", "pixels" or "starting weights".
         over: what the interval is over: "test images" (bootstrap) or "seeds" (Student's t).
         top5: share of test images whose class is among the five with the highest scores; None for up to five classes.
         mean_per_class: mean over classes of the accuracy on the test images of each class.

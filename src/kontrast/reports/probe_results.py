@@ -10,8 +10,17 @@ from typing import Any
 from kontrast.reports.curves import number, percent, tenths
 from kontrast.reports.run_files import ReportedRun, is_finite, is_number, shorten
 
-FEATURES = {"trained": "trained encoder", "untrained": "untrained encoder", "pixels": "raw pixels"}
-CONTROLS = {"pixels": "raw pixels", "untrained": "the same encoder untrained"}
+FEATURES = {
+    "trained": "trained encoder",
+    "starting weights": "starting weights",
+    "untrained": "untrained encoder",
+    "pixels": "raw pixels",
+}
+CONTROLS = {
+    "starting weights": "the weights that it started from",
+    "pixels": "raw pixels",
+    "untrained": "the same encoder untrained",
+}
 PROBES = {"knn": "kNN", "linear": "linear probe", "logistic": "logistic probe", "finetune": "fine-tuned"}
 LINEAR = "with a linear layer on top"
 METHODS = {"knn": "by nearest neighbors", "linear": LINEAR, "logistic": LINEAR}
@@ -93,20 +102,26 @@ def _verdict_of_one(run: ReportedRun) -> str:
     controls = [rows[key] for key in CONTROLS if key in rows]
     if not controls:
         return f"{unfinished}{text}."
-    others = " and ".join(f"{percent(c['accuracy'])} for {CONTROLS[c['features']]}" for c in controls)
+    others = joined([f"{percent(c['accuracy'])} for {CONTROLS[c['features']]}" for c in controls])
     best = max(controls, key=lambda control: control["accuracy"])
-    return f"{unfinished}{text}, compared with {others}. {_margin(trained, best)}"
+    return f"{unfinished}{text}, compared with {others}. {_margin(trained, best, len(controls))}"
 
 
-def _margin(trained: dict[str, Any], control: dict[str, Any]) -> str:
+def joined(parts: list[str]) -> str:
+    """Join words to a list: a, b and c."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def _margin(trained: dict[str, Any], control: dict[str, Any], count: int) -> str:
+    name = "the better control" if count < 3 else "the best control"
     points = 100 * (trained["accuracy"] - control["accuracy"])
     if points <= 0:
         below = f"is {tenths(-points)} points below" if points else "equals"
-        return f"That {below} the better control: by this measure, training did not help."
+        return f"That {below} {name}: by this measure, training did not help."
     gained = f"{tenths(points)} points"
     if _overlap(trained, control):
-        return f"That is {gained} above the better control, but the intervals overlap, so this is not certain."
-    return f"Training gained {gained} over the better control."
+        return f"That is {gained} above {name}, but the intervals overlap, so this is not certain."
+    return f"Training gained {gained} over {name}."
 
 
 def _overlap(higher: dict[str, Any], lower: dict[str, Any]) -> bool:

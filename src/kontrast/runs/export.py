@@ -28,9 +28,8 @@ from kontrast.registry import nearest
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.probe import read_probes
 from kontrast.runs.run import Run, open_run
-from kontrast.runs.snapshots import result_prefix
 from kontrast.training import checkpoints
-from kontrast.training.run_folder import sha256
+from kontrast.training.run_folder import result_prefix, sha256
 
 FORMATS = ("safetensors", "onnx")
 MOST_IMAGES = 32

@@ -44,8 +44,8 @@ PROBES: dict[str, Callable[..., ProbeResult]] = {
 """The probes on frozen features, by name; `finetune` is not among them because it trains the encoder too."""
 DEFAULT_PROBES = ("knn", "linear")
 FINE_TUNING_CROP = (0.08, 1.0)
-FEATURES = ("trained", "untrained", "pixels")
-"""The features that are probed: the encoder's, and those of the two controls."""
+FEATURES = ("trained", "starting weights", "untrained", "pixels")
+"""The features that are probed: the encoder's, and those of the controls. Only some runs have starting weights."""
 Sets = tuple[Tensor, Any, Tensor, Any]  # train features, train labels, test features, test labels
 
 
@@ -79,7 +79,7 @@ def probe(
     float_range: tuple[float, float] | None = None,
     say: Callable[[str], None] = print,
 ) -> ProbeResults:
-    """Measure what a run's frozen encoder can do, next to raw pixels and the untrained encoder.
+    """Measure what a run's frozen encoder can do, next to raw pixels, the untrained encoder and its starting weights.
 
     The results are saved in the run's probes.json, and the map and neighbors of its report are updated.
 
@@ -119,7 +119,7 @@ def probe(
     train, test = _open_images(run, data, labels, max_bad, say)
     seed_range = range(run.recipe.seed, run.recipe.seed + seeds)
     job = _Job(run, kind, seed_range, cached, epochs, protocol or "sgd", search, shots, train, test, on, say)
-    encoders = {"trained": run.encoder(on), "untrained": run.encoder(on, trained=False), "pixels": nn.Flatten()}
+    encoders = encoders_of(run, on)
     results: list[ProbeResult] = []
     with job.progress() as bar:
         for name, encoder in encoders.items():
@@ -128,6 +128,14 @@ def probe(
     if not results:
         _report_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
     return ProbeResults(tuple(results), run.path)
+
+
+def encoders_of(run: Run, device: torch.device) -> dict[str, nn.Module]:
+    """Return what is probed, by the names of its features."""
+    found: dict[str, nn.Module] = {"trained": run.encoder(device)}
+    if run.recipe.start is not None:
+        found["starting weights"] = run.before_training().encoder.to(device).eval()
+    return found | {"untrained": run.encoder(device, trained=False), "pixels": nn.Flatten()}
 
 
 def with_names(result: ProbeResult, probe: str, features: str, train: ImageSet) -> ProbeResult:
@@ -202,7 +210,7 @@ class _Job:
 
         It is silent if the slow part has a bar of its own, because a terminal shows one at a time.
         """
-        passes = len(FEATURES) * (1 + len(self.fits)) if self.labeled else 1
+        passes = (len(FEATURES) - (self.run.recipe.start is None)) * (1 + len(self.fits)) if self.labeled else 1
         images = len(self.train) + len(self.test or ())
         return Progress("probe", passes * images, silent=self.on_crops or self.kind == "finetune")
 
@@ -381,19 +389,22 @@ def result_table(results: Sequence[ProbeResult]) -> list[str]:
     """
     if not results:
         return []
-    lines = [f"{'accuracy':<10}" + "".join(f"{name:>16}" for name in FEATURES)]
+    started = any(r.features == "starting weights" for r in results)
+    features = [name for name in FEATURES if started or name != "starting weights"]
+    width = 18 if started else 16
+    lines = [f"{'accuracy':<10}" + "".join(f"{name:>{width}}" for name in features)]
     for probe in dict.fromkeys(r.probe for r in results):
-        values = {name: [r.accuracy for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES}
+        values = {name: [r.accuracy for r in results if (r.probe, r.features) == (probe, name)] for name in features}
         means = [f"{fmean(found):.3f}" if found else "" for found in values.values()]
-        lines.append(f"{probe:<10}" + "".join(f"{mean:>16}" for mean in means))
+        lines.append(f"{probe:<10}" + "".join(f"{mean:>{width}}" for mean in means))
         intervals = [within_one(over_seeds(found)) for found in values.values()]
         if any(intervals):
             count = max(map(len, values.values()))
             texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in intervals]
-            lines.append(f"{f'{count} seeds':<10}" + "".join(f"{text:>16}" for text in texts))
+            lines.append(f"{f'{count} seeds':<10}" + "".join(f"{text:>{width}}" for text in texts))
         for title, key in (("  top-5", "top5"), ("  by class", "mean_per_class")):
-            own = [[getattr(r, key) for r in results if (r.probe, r.features) == (probe, name)] for name in FEATURES]
+            own = [[getattr(r, key) for r in results if (r.probe, r.features) == (probe, name)] for name in features]
             texts = [f"{fmean(found):.3f}" if found and None not in found else "" for found in own]
             if any(texts) and texts != means:
-                lines.append(f"{title:<10}" + "".join(f"{text:>16}" for text in texts))
+                lines.append(f"{title:<10}" + "".join(f"{text:>{width}}" for text in texts))
     return lines

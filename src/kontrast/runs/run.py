@@ -17,11 +17,13 @@ from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickl
 from kontrast.files import read_bytes
 from kontrast.networks import Encoder
 from kontrast.training.build import evaluation_view
-from kontrast.training.checkpoints import read_weights
+from kontrast.training.checkpoints import read_weights, under
 from kontrast.training.device import choose_device
 from kontrast.training.learner import Student, build_student
 from kontrast.training.run_folder import RunFolder, sha256, stored_recipe
 from kontrast.training.splits import located, open_split
+from kontrast.training.starting_weights import FILE as START_FILE
+from kontrast.training.starting_weights import load_named, read_start
 from kontrast.views import Views
 
 MOST_CHANNELS = 4096
@@ -92,17 +94,27 @@ class Run:
         return Limits(data.size or None, float_range=data.float_range, longest=data.longest or None)
 
     def untrained(self) -> Student:
-        """Return encoder and head with the weights they had before the first step."""
+        """Return encoder and head with the recipe's random weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.seed)
             return build_student(self.recipe, self.channels)
+
+    def before_training(self) -> Student:
+        """Return encoder and head with the weights they had before the first step: random ones or those of `--from`."""
+        student = self.untrained()
+        if self.recipe.start is not None:
+            tensors, path = read_start(self.folder), self.path / START_FILE
+            for name, part in (("encoder", student.encoder), ("head", student.head)):
+                if own := under(name, tensors):
+                    load_named(part, own, path)
+        return student
 
     def encoder(self, device: torch.device | str = "cpu", trained: bool = True) -> Encoder:
         """Return the encoder in eval mode.
 
         Args:
             device: Where to put it; default: the CPU.
-            trained: False gives the encoder as it was before the first step.
+            trained: False gives the encoder with random weights.
 
         Shape:
             images [N,C,h,w], as `prepare` returns them -> features [N,F].

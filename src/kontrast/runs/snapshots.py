@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 
 from kontrast import networks
-from kontrast.config.recipe import Recipe
 from kontrast.errors import CheckpointError
 from kontrast.files import read_json_lines
 from kontrast.runs.run import Run
 from kontrast.training import checkpoints
 from kontrast.training.learner import Student, with_batch_norm
+from kontrast.training.run_folder import result_prefix
 
 ENCODER_ALONE = "training"
 """The unit of a run that has no checkpoints: only the trained encoder is left, and features replace projections."""
@@ -29,7 +29,7 @@ class Snapshot(NamedTuple):
 def snapshots(
     run: Run, limit: int, device: torch.device, say: Callable[[str], None] = print
 ) -> tuple[list[Snapshot], str]:
-    """Return at most `limit` snapshots, the untrained network first and the newest last, and their unit of time.
+    """Return at most `limit` snapshots, the network of step 0 first and the newest last, and their unit of time.
 
     Damaged checkpoints are skipped with a warning. If none is readable, the only snapshot is the encoder of the
     finished run, without its head.
@@ -53,14 +53,9 @@ def snapshots(
     return [Snapshot(0.0, restore_student(run, None, device)), *found][-limit:], unit
 
 
-def result_prefix(recipe: Recipe) -> str:
-    """Return how the names of the network that a run is evaluated by begin in its checkpoints."""
-    return "learner.teacher.module" if recipe.teacher is not None and recipe.teacher.result else "learner.student"
-
-
 def restore_student(run: Run, tensors: dict | None, device: torch.device) -> Student:
     """Build the student with these weights, or with those before the first step."""
-    student = with_batch_norm(run.untrained(), run.recipe)
+    student = with_batch_norm(run.before_training(), run.recipe)
     if tensors is not None:
         student.load_state_dict(tensors)
     return student.to(device).eval()

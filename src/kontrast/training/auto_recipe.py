@@ -24,16 +24,17 @@ CHOSEN = (
 """Prefixes of the settings that are chosen here."""
 
 
-def adapt(count: int, side: int, device: torch.device) -> dict[str, Any]:
+def adapt(count: int, side: int, device: torch.device, size: int = 0) -> dict[str, Any]:
     """Choose settings; those of the user override them.
 
     Args:
         count: number of training images.
         side: their typical shorter side, in pixels.
         device: where the run trains.
+        size: the side of the views, if it is known; 0: the one that suits the images.
     """
     cuda = device.type == "cuda"
-    size = view_size(side, cuda)
+    size = size or view_size(side, cuda)
     batch = batch_size(count, size, cuda)
     budget = (CUDA_IMAGES if cuda else CPU_IMAGES) * 32 * 32 // (size * size)
     epochs = max(1, min(1000 if cuda else 200, round(budget / count)))

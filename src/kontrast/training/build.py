@@ -35,6 +35,8 @@ def build_learner(
 ) -> Learner:
     """Return the learner on its device. Raises if a rank's share of the batch is too small for batch norm."""
     learner = Learner(recipe, channels, images, classes).to(device)
+    if recipe.start is not None:
+        learner.freeze(recipe.start.frozen_stages)
     sharded = recipe.training.parallel == "fsdp" and distributed.world() > 1
     if not sharded:  # sharding needs contiguous parameters
         learner.to(memory_format=torch.channels_last)  # like the views; faster on CUDA and on CPUs

@@ -34,6 +34,7 @@ from kontrast.networks import (
     unshuffle,
 )
 from kontrast.networks.catalog import Encoder, Head, Module
+from kontrast.networks.stages import freeze_stages
 from kontrast.objectives import OBJECTIVES, Objective, Sum, objective
 from kontrast.objectives.base import Terms
 from kontrast.objectives.inputs import OptionalInputs, values_unread
@@ -55,9 +56,21 @@ class Student(nn.Module):
     def __init__(self, encoder: Encoder, head: Head):
         super().__init__()
         self.encoder, self.head = encoder, head
+        self.frozen: list[nn.Module] = []
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.encoder(images))
+
+    def freeze(self, stages: int) -> None:
+        """Stop the training of the encoder's first stages; their batch norm uses its running statistics."""
+        self.frozen = freeze_stages(self.encoder, stages)
+
+    def train(self, mode: bool = True) -> Student:
+        """Set training mode, except for the frozen stages."""
+        super().train(mode)
+        for module in self.frozen:
+            module.eval()
+        return self
 
 
 def build_student(recipe: Recipe, channels: int) -> Student:
@@ -138,6 +151,12 @@ class Learner(nn.Module):
             return self.student
         assert isinstance(self.teacher.module, Student)
         return self.teacher.module
+
+    def freeze(self, stages: int) -> None:
+        """Freeze the first stages of the student's encoder and of the teacher's."""
+        for student in [self.student, *([self.teacher.module] if self.teacher is not None else [])]:
+            assert isinstance(student, Student)
+            student.freeze(stages)
 
     def loss_parameters(self) -> dict[str, nn.Parameter]:
         """Return what is trained besides the networks, by name: the prototypes, and the objective's own parameters."""

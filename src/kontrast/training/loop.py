@@ -38,13 +38,18 @@ from kontrast.training.progress import Progress
 from kontrast.training.run_folder import RunFolder
 from kontrast.training.signals import Cut, StopSignals
 from kontrast.training.splits import sync_bad_images
-from kontrast.training.step import Step
+from kontrast.training.starting_weights import load_start
+from kontrast.training.step import EAGER_STEPS, Step
 from kontrast.training.step_schedule import Position, learning_rate_of, ramp_of, schedule_of
+from kontrast.training.time_budget import AfterTraining, Plan, describe_time
+from kontrast.training.timing import Timing
 from kontrast.views import keys
 
 Say = Callable[[str], None]
 Evaluate = Callable[[nn.Module], dict[str, float]]
 SAVE_SECONDS = 30.0
+STEADY_SECONDS = 3.0  # of steps, after which the time of the whole run can be told
+BYTES_PER_SECOND = 200e6  # at which checkpoints are written, until one was measured
 COLLAPSED = 1.5
 """Below this effective rank the representation has practically collapsed to one direction."""
 
@@ -82,9 +87,13 @@ class Loop:
         self.position = Position(0, min(steps, t.max_steps) if t.max_steps else steps, per_epoch)
         self.first = 0  # the step at which this process started
         self.best: dict[str, float] = {}
+        self.restored = False  # whether the state is that of a checkpoint
         self.owed = False  # whether a signal interrupted the evaluation of this step
         self.failures: list[dict[str, Any]] = []
         self.log = MetricsLog(folder, t)
+        self.timing = Timing(gpu=device.type == "cuda")
+        self.slow_steps = EAGER_STEPS + 1 if device.type == "cuda" else 1  # those that compile and capture
+        self.tried, self.steady, self.estimated = False, False, False
         self.saved, self.has_saved = time.monotonic(), False
         views, skipping = build_views(recipe, self.precision), on_nan == "skip"
         compiled = t.compile == "yes" or (t.compile == "auto" and device.type == "cuda")
@@ -92,6 +101,11 @@ class Loop:
         self.step = step(
             self.learner, self.optimizer, views, clip=t.clip, clip_each=t.clip_each, skipping=skipping, say=say
         )
+
+    def start(self) -> None:
+        """Load the run's starting weights, which are evaluated before the first step."""
+        load_start(self.folder, self.learner)
+        self.owed = bool(self.recipe.evaluation.every)
 
     def restore(self) -> None:
         """Load the newest valid checkpoint, if there is one, and warn if the continuation won't be bit-exact."""
@@ -120,13 +134,37 @@ class Loop:
             self.owed, self.failures = state.get("owed", False), state.get("failures", [])
             if self.step.sums.shape != (len(self.step.names),) or not self.step.sums.is_floating_point():
                 raise KeyError("window")
+            self.restored = True
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
         note = ": there is nothing left to train" if self.position.step > self.position.total else ""
         self.say(f"resuming from step {self.position.step} of {self.position.total}{note}")
 
+    def adopt(self, plan: Plan, fingerprint: str) -> None:
+        """Train for as long as a plan says."""
+        self.recipe, self.fingerprint = plan.apply(self.recipe), fingerprint
+        self.position.total = plan.max_steps or plan.epochs * self.position.per_epoch
+
+    def estimate(self, after: AfterTraining) -> None:
+        """Estimate how long evaluations, checkpoints and what follows the training will take."""
+        size = sum(t.numel() * t.element_size() for t in (*self.learner.parameters(), *self.learner.buffers()))
+        self.timing.expected["checkpoint"] = 2 * size / BYTES_PER_SECOND
+        self.estimated = True
+        if not self.step.sharded:
+            with self.timing.measure():
+                self.timing.after, self.timing.expected["evaluation"] = after(self.learner.result, self.timing.clock)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def save(self) -> None:
         """Write a checkpoint of this step. The first rank writes it, with the shards of all ranks."""
+        with self.timing.measure("checkpoint"):
+            self.write_checkpoint()
+
+    def write_checkpoint(self) -> None:
         self.check_numbers()
         tensors = {f"learner.{name}": tensor for name, tensor in whole_state(self.learner).items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state_dict().items()}
@@ -150,13 +188,16 @@ class Loop:
         machine = {**checkpoints.versions(), "world": distributed.world(), "device": self.device.type}
         return machine | ({"recipe": self.fingerprint} if self.fingerprint else {})
 
-    def run(self, evaluate: Evaluate | None, stop: StopSignals, resume_command: str) -> None:
+    def run(
+        self, evaluate: Evaluate | None, stop: StopSignals, resume_command: str, after: AfterTraining | None = None
+    ) -> None:
         """Train to the end, or until a signal arrives.
 
         Args:
             evaluate: measures the encoder; only the first rank has it.
             stop: the signals.
             resume_command: the command to print if training is stopped.
+            after: estimates how long what follows the training takes; only the first rank has it.
         """
         position, batch = self.position, self.recipe.training.batch
         self.learner.train()
@@ -167,13 +208,16 @@ class Loop:
             if self.owed:  # interrupted again: a further step would make it too late for this evaluation
                 raise stop.error(f"step {position.step} of {position.total}", resume_command)
             self.save()
-        with Progress("train", position.total * batch, done=position.step * batch, silent=not self.main) as bar:
+        left = partial(self.timing.left, self.recipe, position)
+        bar_of = partial(Progress, "train", done=position.step * batch, rate=self.timing.rate, left=left)
+        with bar_of(position.total * batch, silent=not self.main) as bar:
             while not position.finished:
                 for images in self.batches():
                     self.take_step(images)
                     if position.step == self.first + 1:  # the first step, with compilation, is the slowest
                         distributed.wait_at_most(distributed.training_seconds())
                     self.report(bar)
+                    self.tell_time(after)
                     improved = self.evaluate(evaluate, stop)
                     stopping = self.must_stop(stop)
                     if stopping or improved or self.save_due():
@@ -241,22 +285,38 @@ class Loop:
     def report(self, bar: Progress) -> None:
         """Show progress, and log every `log_every` steps, which waits for the device."""
         t, position = self.recipe.training, self.position
-        if self.device.type == "cpu" or self.step.skipping:
+        waited = self.device.type == "cpu" or self.step.skipping
+        if waited:
             self.check_numbers()
         if (position.step % t.log_every and not position.finished) or not self.step.count:
-            bar.advance(t.batch)
+            self.advance(bar, waited)
             return
         self.check_numbers()
         terms = self.step.flush()
         if line := self.feeder.bottleneck():
             self.say(line)
         loss = sum(terms.values())
-        bar.advance(t.batch, epoch=position.epoch, loss=loss, **terms)
+        self.advance(bar, True, epoch=position.epoch, loss=loss, **terms)
         if self.main:
             lr, epoch = learning_rate_of(self.recipe, position, position.step - 1), position.epochs_done
             record = {"step": position.step, "epoch": epoch, "loss": loss, **terms, "lr": lr}
             self.log.write(**record | self.learner.objective.learned_numbers() | record)
             self.log.speed.write(step=position.step, epoch=epoch, images_per_second=bar.rate, time=time.time())
+
+    def advance(self, bar: Progress, measured: bool, **facts: Any) -> None:
+        """Show the step. Its time is known only if the device was waited for; steps that compile don't count."""
+        if measured and not self.steady and (self.tried or self.position.step - self.first >= self.slow_steps):
+            self.timing.rate.restart(bar.done + self.recipe.training.batch)
+            self.steady = True
+        bar.advance(self.recipe.training.batch, measured, **facts)
+
+    def tell_time(self, after: AfterTraining | None) -> None:
+        """Say once how long the training will take and why, when its speed is known, unless it is short."""
+        if after is None or self.estimated or not self.steady or self.timing.rate.seconds < STEADY_SECONDS:
+            return
+        self.estimate(after)
+        if not self.position.finished:
+            self.say(describe_time(self.recipe, self.timing, self.position))
 
     def evaluate(self, evaluate: Evaluate | None, stop: StopSignals) -> bool:
         """Every few epochs and at the end, measure and log; return whether this is the best by kNN so far.
@@ -267,6 +327,11 @@ class Loop:
         due = every and position.step % (every * position.per_epoch) == 0
         if not (due or position.finished):
             return False
+        with self.timing.measure("evaluation"):
+            return self.evaluate_now(evaluate, stop)
+
+    def evaluate_now(self, evaluate: Evaluate | None, stop: StopSignals) -> bool:
+        """Measure and log; return whether this is the best by kNN so far."""
         self.check_numbers()
         student = whole_student(self.learner, self.recipe, self.channels, self.device)
         distributed.wait_at_most(distributed.ALONE_SECONDS)

@@ -10,13 +10,14 @@ import time
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kontrast import distributed
-from kontrast.config.overrides import Overrides, apply_overrides
+from kontrast.config.overrides import Overrides, apply_overrides, override_keys, override_layers
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
 from kontrast.data.bad_images import skipped
@@ -32,12 +33,15 @@ from kontrast.training.build import algorithms
 from kontrast.training.device import choose_device, describe_device
 from kontrast.training.failures import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.ineffective_settings import schedule_warnings
-from kontrast.training.loop import Evaluate, Loop
+from kontrast.training.loop import Loop
 from kontrast.training.online_probe import OnlineProbe
 from kontrast.training.resolve import check_ranks_agree, fresh_recipe, recipe_tree, resumed_recipe
 from kontrast.training.run_folder import RunFolder, sha256, stored_recipe, timestamp
 from kontrast.training.signals import StopSignals
 from kontrast.training.splits import Splits, check_data, describe, keep_listing, located, open_splits, place_of
+from kontrast.training.starting_weights import write_start_weights
+from kontrast.training.time_budget import AfterTraining, Budget
+from kontrast.training.trial import plan_run
 
 
 def pretrain(
@@ -46,10 +50,14 @@ def pretrain(
     recipe: str | None = None,
     overrides: Overrides = (),
     out: str | os.PathLike[str] | None = None,
+    from_: str | os.PathLike[str] | None = None,
     resume: bool = False,
     accept_data_change: bool = False,
     device: str = "auto",
     on_nan: str = "stop",
+    minutes: float | None = None,
+    began: float | None = None,
+    probed: bool = False,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Train an encoder on images without labels, and return its run folder.
@@ -63,10 +71,15 @@ def pretrain(
         overrides: settings that replace the recipe's: `{"training": {"epochs": 5}}`, `{"training.epochs": 5}` or
             `["training.epochs=5"]`.
         out: the run folder. Default: a new one under runs/.
+        from_: weights to start from: an earlier run's folder, a .safetensors, .pt or .pth file, or "timm:NAME".
+            Default: random weights. The recipe keeps it as `start.weights`.
         resume: continue the run in `out` from its newest checkpoint. `data` and `recipe` may be left out.
         accept_data_change: resume even if the images changed since the run began.
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         on_nan: if the loss or a gradient is not finite, "stop", or "skip" the step, up to ten times per run.
+        minutes: a budget for everything, by which the epochs of a new run are planned. Default: the recipe's epochs.
+        began: when the budget began, by `time.monotonic`. Default: now.
+        probed: whether probes and a report follow, for which the budget and the time left allow.
         say: a function that receives one-line messages for people.
 
     Returns:
@@ -83,7 +96,14 @@ def pretrain(
     if on_nan not in ("stop", "skip"):
         raise UsageError(f"unknown --on-nan {on_nan!r}: {nearest(on_nan, ['stop', 'skip'])}")
     say = say if distributed.is_main() else lambda _: None
-    job = Pretraining(data, recipe, overrides, accept_data_change, device, choose_device(device), on_nan, say)
+    if from_ is not None:
+        overrides = [{"start": {"weights": os.fspath(from_)}}, *override_layers(overrides)]
+    budget = None if minutes is None else Budget(minutes, time.monotonic() if began is None else began)
+    if budget is not None:
+        budget.check(overrides)
+    job = Pretraining(
+        data, recipe, overrides, accept_data_change, device, choose_device(device), on_nan, budget, probed, say
+    )
     try:
         with StopSignals() as stop:
             return job.run(out, resume, stop)
@@ -106,6 +126,8 @@ class Pretraining:
     device_name: str
     device: torch.device
     on_nan: str
+    budget: Budget | None
+    probed: bool
     say: Callable[[str], None]
     resolved: tuple[Recipe, ImageSet] | None = None
 
@@ -122,14 +144,23 @@ class Pretraining:
                 loop = Loop(recipe, folder, train, self.device, self.say, self.on_nan)
                 if resume:
                     loop.restore()
+                if recipe.start is not None and not loop.restored:
+                    if not resume:
+                        write_start_weights(folder, recipe, loop.learner, self.say)
+                    loop.start()
+                after = AfterTraining(recipe, splits, self.device, self.probed) if distributed.is_main() else None
+                if self.budget is not None and not resume:
+                    plan = plan_run(loop, self.budget, after, "evaluation.every" in override_keys(self.overrides))
+                    recipe = plan.apply(recipe)
+                    loop.adopt(plan, fingerprint(recipe))
                 self.warn(recipe, loop.position.epochs, train)
                 command = self.resume_command(folder)
                 if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run
-                    write_start(folder, loop, recipe, splits, command, resume)
+                    write_start(folder, loop, recipe, splits, command, resume, self.budget)
                 self.report_skipped(folder, train)
                 probe = OnlineProbe(recipe, splits, self.device) if distributed.is_main() else None
                 del splits  # frees the images that no probe needs
-                self.train(folder, loop, train, probe, stop, command)
+                self.train(folder, partial(loop.run, probe, stop, command, after), loop, train, stop)
         return folder.path
 
     def resolve(self, folder: RunFolder, resume: bool) -> tuple[Recipe, ImageSet]:
@@ -177,13 +208,13 @@ class Pretraining:
             self.say(skipped(train.bad, train.total))
 
     def train(
-        self, folder: RunFolder, loop: Loop, train: ImageSet, probe: Evaluate | None, stop: StopSignals, command: str
+        self, folder: RunFolder, steps: Callable[[], None], loop: Loop, train: ImageSet, stop: StopSignals
     ) -> None:
         """Run the loop to its end and write the encoder."""
         begin, known = time.monotonic(), len(train.bad)
         stop.patient = True
         try:
-            loop.run(probe, stop, command)
+            steps()
         finally:
             if len(train.bad) > known:  # unpacked images are decoded, and found to be bad, during training
                 self.report_skipped(folder, train)
@@ -266,7 +297,9 @@ def bank_warnings(recipe: Recipe, images: int) -> list[str]:
     return lines
 
 
-def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, command: str, resume: bool) -> None:
+def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, command: str, resume: bool,
+    budget: Budget | None = None,
+) -> None:  # fmt: skip
     """Write run.json and then recipe.toml, whose presence marks a run; a resumed run updates what changed."""
     argv = shlex.join(["kontrast", *sys.argv[1:]])
     text = to_toml(recipe, argv)
@@ -281,6 +314,7 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, c
         machine = {"device": describe_device(loop.device), "world": distributed.world()}
         machine["precision"] = str(loop.precision).removeprefix("torch.")
         facts = {**checkpoints.versions(), "command": argv, "resume": command, **machine}
+        facts |= {} if budget is None else {"minutes": budget.minutes}
         facts |= {"fingerprint": fingerprint(recipe), "recipe_sha256": [digest], "data": describe(splits)}
         folder.update_info(**facts, data_place=place_of(recipe.data.source), started=timestamp())
         keep_listing(folder, splits)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kontrast.errors import printable
+from kontrast.training.timing import Rate
 
 SECONDS_BETWEEN_LINES = 15.0
 BAR = 16
-OTHER_COLUMNS = BAR + 17  # the bar, the percentage and the time left, with the gaps between all columns
+OTHER_COLUMNS = BAR + 9  # the bar and the percentage, with the gaps between all columns
 
 
 class Progress:
@@ -24,24 +25,30 @@ class Progress:
         done: how much of it was done before, for example before a run was resumed.
         unit: the name of a unit of work.
         silent: show nothing.
+        rate: measures the rate; default: by the clock, from now on.
+        left: returns the seconds left, if they are more than the units left at this rate, or None if not known yet.
     """
 
-    def __init__(self, title: str, total: float, *, done: float = 0, unit: str = "images", silent: bool = False):
+    def __init__(
+        self, title: str, total: float, *, done: float = 0, unit: str = "images", silent: bool = False,
+        rate: Rate | None = None, left: Callable[[], float | None] | None = None,
+    ):  # fmt: skip
         self.title, self.total, self.done, self.unit, self.silent = title, total, done, unit, silent
         self.facts: dict[str, Any] = {}
         self._bar: Any = None
         self.start = self._last_line = time.monotonic()
         self._first = done
+        self.measured, self._left = rate or Rate(), left
+        self.measured.restart(done)
 
     def __enter__(self) -> Progress:
         if sys.stderr is not None and sys.stderr.isatty() and not self.silent:
             from rich.console import Console
-            from rich.progress import BarColumn, TimeRemainingColumn
+            from rich.progress import BarColumn
             from rich.progress import Progress as Rich
 
             done = ("{task.description}", BarColumn(bar_width=BAR), "{task.percentage:>3.0f}%")
-            left = ("{task.fields[rate]}", TimeRemainingColumn(compact=True), "{task.fields[facts]}")
-            self._bar = Rich(*done, *left, console=Console(stderr=True))
+            self._bar = Rich(*done, "{task.fields[rate]}", "{task.fields[facts]}", console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, completed=self.done, rate="", facts="")
         return self
@@ -52,22 +59,42 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units per second since this process began."""
-        return (self.done - self._first) / max(time.monotonic() - self.start, 1e-9)
+        """Units per second over the last seconds, or since this process began if nothing else is known."""
+        return self.measured.current or (self.done - self._first) / max(time.monotonic() - self.start, 1e-9)
 
-    def advance(self, amount: float, **facts: Any) -> None:
-        """Add finished work, and show numbers by name beside the bar."""
+    @property
+    def left(self) -> float | None:
+        """The seconds that the rest will take; None if it is not known yet."""
+        if self._left is not None:
+            return self._left()
+        return (self.total - self.done) / max(self.measured.expected or self.rate, 1e-9)
+
+    def advance(self, amount: float, measured: bool = True, **facts: Any) -> None:
+        """Add finished work, and show numbers by name beside the bar.
+
+        Args:
+            amount: how much work.
+            measured: whether it is finished now; a device may still be busy with it.
+            **facts: numbers by name.
+        """
         self.done += amount
         self.facts.update(facts)
+        if measured:
+            self.measured.add(self.done)
         if self._bar is not None:
-            rate = f"{self.rate:,.0f} {self.unit}/s"
+            rate = f"{self.rate:,.0f} {self.unit}/s  {self.time_text()}".rstrip()
             room = self._bar.console.width - len(self.title) - len(rate) - OTHER_COLUMNS
             self._bar.update(self._task, completed=self.done, rate=rate, facts=_facts_text(self.facts, room))
         elif not self.silent and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            share, left = 100 * self.done / max(self.total, 1), (self.total - self.done) / max(self.rate, 1e-9)
-            speed = f"{self.rate:,.0f} {self.unit}/s  {left:,.0f} s left"
+            share = 100 * self.done / max(self.total, 1)
+            speed = f"{self.rate:,.0f} {self.unit}/s  {self.time_text()}".rstrip()
             tell(f"{self.title} {share:3.0f}%  {speed}  {_facts_text(self.facts)}".rstrip())
+
+    def time_text(self) -> str:
+        """Return the time left as text; "" if it is not known yet."""
+        left = self.left
+        return "" if left is None else f"{time_left(left)} left"
 
 
 class PackingBar:
@@ -95,6 +122,7 @@ class PackingBar:
         if self._bar is None:
             self._bar = Progress(self.title, total).__enter__()
             self._bar.start = self._start
+            self._bar.measured.samples = [(self._start, 0)]
         self._bar.advance(done - self._bar.done)
 
 
@@ -110,6 +138,14 @@ class ListingLine:
         if now - self._last > SECONDS_BETWEEN_LINES / 5:
             self._last = now
             tell(f"list {self.title}: {count:,} images  {count / (now - self.start):,.0f} images/s")
+
+
+def time_left(seconds: float) -> str:
+    """Return a time as text: `45 s`, `12:30 min` or `3:05 h`."""
+    if seconds < 100:
+        return f"{max(0.0, seconds):.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 
 def tell(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kontrast import distributed
-from kontrast.config.overrides import Overrides, apply_overrides, flat, merge_trees, override_layers
+from kontrast.config.overrides import Overrides, apply_overrides, flat, merge_trees, override_keys, override_layers
 from kontrast.config.recipe import FILLED_IN, DataSettings, Recipe, fingerprint, read_recipe, to_tree
 from kontrast.config.recipe_files import load_tree
 from kontrast.data import ImageSet
@@ -24,6 +24,7 @@ from kontrast.training.auto_recipe import CHOSEN, adapt, bounded, reasons
 from kontrast.training.ineffective_settings import refuse_ineffective, unused_settings
 from kontrast.training.run_folder import RunFolder, stored_recipe
 from kontrast.training.splits import located, open_split, preview_split
+from kontrast.training.starting_weights import choices, start_reasons, starting_source
 
 MAY_CHANGE = (
     "title", "training.log_every", "training.tensorboard", "training.max_steps", "training.compile", "data.resident",
@@ -46,14 +47,22 @@ def fresh_recipe(
     """
     tree, origin = recipe_tree(data, recipe)
     overrides = override_layers(overrides)
-    resolved = read_recipe(apply_overrides(tree, overrides), origin)
+    resolved = unstarted = read_recipe(apply_overrides(tree, overrides), origin)
+    unnamed = (recipe is None or resolved.adapt) and "encoder.name" not in override_keys(overrides)
+    source = None if resolved.start is None else starting_source(resolved.start, guess=unnamed)
+    start: dict[str, Any] = {}
+    if source is not None:
+        start = choices(source, read_recipe(tree, origin), rate="start" not in tree)
+        if recipe is not None and not resolved.adapt:  # the recipe names the encoder and its views
+            start = {"training": start["training"]} if "training" in start else {}
+        resolved = read_recipe(apply_overrides(merge_trees(tree, start), overrides), origin)
     preview = preview_split(resolved.data) if resolved.adapt else None
 
     def adapted(count: int, side: int) -> Recipe:
-        choices = adapt(count, side, device)
+        adaptation = adapt(count, side, device, start.get("views", {}).get("size", 0))
         if preview is not None and preview.images is not None:
-            del choices["data"]  # the images are decoded already, and data.size can't reduce them
-        chosen = merge_trees(tree, {**choices, "adapt": False})
+            del adaptation["data"]  # the images are decoded already, and data.size can't reduce them
+        chosen = merge_trees(merge_trees(tree, {**adaptation, "adapt": False}), start)
         return bounded(read_recipe(apply_overrides(chosen, overrides), origin))
 
     resolved = bounded(resolved) if preview is None else adapted(preview.count, preview.side)
@@ -69,6 +78,8 @@ def fresh_recipe(
     if preview is not None:
         for line in reasons(resolved, train, preview.side, device):
             say(line)
+    for line in start_reasons(source, unstarted, resolved) if source is not None else ():
+        say(line)
     for line in unused_settings(resolved, overrides):
         say(line)
     return with_defaults(resolved), train

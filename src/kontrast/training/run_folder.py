@@ -2,6 +2,7 @@
 
     recipe.toml  run.json  metrics.jsonl  speed.jsonl  checkpoints/  encoder.safetensors  probes.json  report.html
     bad.jsonl (images that could not be read)  images/ (a store, if the images came from memory)
+    start.safetensors (the weights of step 0, if training started from existing ones)
 
 metrics.jsonl contains only what the recipe and the seed determine, so that a resumed run writes the same bytes as one
 that was not interrupted. What depends on the machine (images/s, seconds, memory) goes to speed.jsonl.
@@ -28,12 +29,12 @@ from kontrast.files import LockHeld, disk_faults, read_json, take_lock, write_at
 VERSION = 1
 KINDS: dict[str, Any] = {
     "version": int, "data": dict, "data_before": dict, "seconds": int | float, "steps": int, "resumed": list,
-    "recipe_sha256": list, "fingerprint": str, "data_place": dict | None,
+    "recipe_sha256": list, "fingerprint": str, "data_place": dict | None, "start": dict,
 }  # fmt: skip
 """The types of entries of run.json."""
 WRITTEN = (
-    "recipe.toml", "metrics.jsonl", "speed.jsonl", "encoder.safetensors", "probes.json", "gallery.json", "gallery.png",
-    "lens.json", "report.html",
+    "recipe.toml", "metrics.jsonl", "speed.jsonl", "start.safetensors", "encoder.safetensors", "probes.json",
+    "gallery.json", "gallery.png", "lens.json", "report.html",
 )  # fmt: skip
 """Files that a run writes. If any exists without recipe.toml, the first one, it belongs to something else."""
 
@@ -84,7 +85,8 @@ class RunFolder:
         """
         if self._lock is not None and self._made and not self.holds_run:
             with contextlib.suppress(OSError):
-                (self / "run.json").unlink(missing_ok=True)
+                for name in ("run.json", "start.safetensors"):
+                    (self / name).unlink(missing_ok=True)
                 shutil.rmtree(self / "images", ignore_errors=True)
                 with contextlib.suppress(FileNotFoundError):
                     (self / "checkpoints").rmdir()
@@ -148,6 +150,11 @@ def stored_recipe(folder: RunFolder) -> Recipe:
         advice = "restore it, or, if the edit is intended, remove recipe_sha256 from run.json"
         raise CheckpointError(f"{path} is damaged or was edited since the run wrote it (its SHA-256 differs): {advice}")
     return read_recipe(parse_toml(text, str(path)), str(path))
+
+
+def result_prefix(recipe: Recipe) -> str:
+    """Return how the names of the network that a run is evaluated by begin in its checkpoints."""
+    return "learner.teacher.module" if recipe.teacher is not None and recipe.teacher.result else "learner.student"
 
 
 def timestamp() -> str:

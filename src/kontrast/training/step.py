@@ -223,6 +223,16 @@ class Step:
         """Return None, or after how many good steps of this process the first one failed. Waits for the device."""
         return int(self.steps_to_failure.item()) if self.failed.item() else None
 
+    def undo(self) -> None:
+        """Forget all steps; what was compiled or captured stays."""
+        self.sums.zero_()
+        self.failed.zero_()
+        self.steps_to_failure.zero_()
+        self.count = 0
+        for parameter in self.optimizer.parameters.values():
+            if self._graph is None:
+                parameter.grad = None
+
     def forget(self) -> None:
         """Don't count the step that failed."""
         self.failed.zero_()

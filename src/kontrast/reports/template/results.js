@@ -76,9 +76,9 @@ function resultRows(group, runs) {
 
 // One row per run: the accuracy of every probe beside both controls.
 function resultTable(data) {
-  const columns = data.results.flatMap((group) => ["trained", "untrained", "pixels"].map((features) => ({ group, features })))
+  const columns = data.results.flatMap((group) => ["trained", "starting weights", "untrained", "pixels"].map((features) => ({ group, features })))
     .filter(({ group, features }) => group.rows.some((row) => row.features === features));
-  const words = { trained: "", untrained: ", untrained", pixels: ", raw pixels" };
+  const words = { trained: "", "starting weights": ", starting weights", untrained: ", untrained", pixels: ", raw pixels" };
   const head = element("tr", {}, element("th", { scope: "col", text: "run" }), element("th", { scope: "col", text: "setup" }));
   for (const { group, features } of columns) head.append(element("th", { scope: "col", text: group.title + words[features] }));
   const body = element("tbody");

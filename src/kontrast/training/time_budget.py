@@ -1,0 +1,197 @@
+"""Plan the epochs of a run that is given minutes, and say how long a run takes and why."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from kontrast.config.overrides import Overrides, override_keys
+from kontrast.config.recipe import Recipe
+from kontrast.data import ImageSet
+from kontrast.errors import UsageError
+from kontrast.lens.map_2d import map_to_plane
+from kontrast.probes import extract_features, logistic
+from kontrast.training.build import evaluation_view
+from kontrast.training.splits import Splits
+from kontrast.training.step_schedule import Position
+from kontrast.training.timing import Timing, rest_of
+
+MARGIN = 0.03  # of the budget is left for what varies
+EVALUATIONS = 0.05  # of the time at most goes to evaluations, unless the user says how often
+WARMUP = 0.2  # of the epochs at most are warm-up
+SAMPLE = 2048  # images that the probes are tried on
+REPORT_SECONDS = 2.0  # to open the images again and to write the page
+MAP_STEPS = 20  # of the 500 that the report's map takes
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A number of minutes that began at some time of the clock.
+
+    Args:
+        minutes: for everything, from the start of the command to its end.
+        began: when the command started, by the clock of `Timing`.
+    """
+
+    minutes: float
+    began: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < math.inf:
+            raise UsageError(f"--minutes {self.minutes}: give a number of minutes above 0")
+
+    def check(self, overrides: Overrides) -> None:
+        """Raise if the user also says how long to train."""
+        both = [key for key in override_keys(overrides) if key in ("training.epochs", "training.max_steps")]
+        if both:
+            raise UsageError(f"--minutes and {both[0]} both say how long to train: give one of them")
+
+    def left(self, now: float) -> float:
+        return self.began + 60 * self.minutes - now
+
+
+def process_start() -> float:
+    """Return when this process started, by the monotonic clock, or now if the system doesn't say."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[19])
+        age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        age = 0.0
+    return time.monotonic() - max(0.0, age)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a budget decides of a recipe."""
+
+    epochs: int
+    max_steps: int  # 0 unless not even one epoch fits
+    warmup: float
+    milestones: tuple[float, ...]
+    every: int  # epochs between two evaluations
+
+    def apply(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with these epochs and a schedule to match."""
+        training = replace(recipe.training, epochs=self.epochs, max_steps=self.max_steps, warmup=self.warmup)
+        training = replace(training, milestones=self.milestones)
+        return replace(recipe, training=training, evaluation=replace(recipe.evaluation, every=self.every))
+
+
+def plan_epochs(recipe: Recipe, timing: Timing, per_epoch: int, seconds: float, fixed: bool) -> Plan:
+    """Return the epochs that fit into these seconds, and a schedule to match.
+
+    Args:
+        recipe: what would be trained without a budget.
+        timing: the measured rate, evaluation and checkpoint, and the seconds after training.
+        per_epoch: steps in an epoch.
+        seconds: for training, evaluations, checkpoints and what comes after training.
+        fixed: whether the user says how often to evaluate.
+    """
+    t, every = recipe.training, recipe.evaluation.every
+    step = t.batch / timing.rate.expected
+    if every and not fixed:
+        every = max(every, math.ceil(timing.mean("evaluation") / (EVALUATIONS * per_epoch * step)))
+    seen = replace(recipe, evaluation=replace(recipe.evaluation, every=every))
+
+    def needed(steps: int) -> float:
+        return steps * step + timing.beside_steps(seen, Position(0, steps, per_epoch))
+
+    most = max(1, int(seconds / (per_epoch * step)))
+    fitting = bisect.bisect_right(range(1, most + 1), seconds, key=lambda epochs: needed(epochs * per_epoch))
+    epochs, steps = max(1, fitting), 0
+    if not fitting:
+        free = seconds - timing.beside_steps(seen, Position(0, per_epoch, per_epoch))
+        steps = max(1, min(per_epoch, int(free / step)))
+    length = steps / per_epoch if steps else epochs
+    milestones = tuple(round(m * epochs / max(1, t.epochs), 6) for m in t.milestones)
+    return Plan(epochs, steps, min(t.warmup, WARMUP * length), milestones, every)
+
+
+def describe_time(recipe: Recipe, timing: Timing, position: Position) -> str:
+    """Return a line on how long the rest takes and why."""
+    left, rest = timing.left(recipe, position) or 0.0, rest_of(recipe, position)
+    rate, per_epoch = timing.rate.expected, position.per_epoch
+    epochs = (position.total - position.step) / per_epoch
+    parts = [f"{epochs:,.3g} epochs of {per_epoch * recipe.training.batch:,} images at {rate:,.0f} images/s"]
+    if rest.evaluations and timing.mean("evaluation") >= 0.5:
+        parts.append(f"{rest.evaluations} evaluations of {timing.mean('evaluation'):.1f} s")
+    if timing.after:
+        parts.append(f"probes and report of {minutes_text(timing.after)}")
+    return (
+        f"time: about {minutes_text(left)} from here: {', '.join(parts)}; set training.epochs or --minutes for another"
+    )
+
+
+def minutes_text(seconds: float) -> str:
+    """Return a duration in minutes, with a decimal below ten; in seconds if it is short."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} minutes" if seconds < 600 else f"{seconds / 60:,.0f} minutes"
+
+
+class AfterTraining:
+    """Estimate how long the probes and the report will take, by trying them on a part of the images.
+
+    Args:
+        recipe: the run's recipe.
+        splits: its images.
+        device: where features are computed.
+        probed: whether probes and a report follow the training at all.
+    """
+
+    def __init__(self, recipe: Recipe, splits: Splits, device: torch.device, probed: bool):
+        self.recipe, self.device, self.probed = recipe, device, probed
+        train, test = splits.train, splits.test
+        self.counts = len(train), len(test) if test is not None else 0
+        self.labeled = test is not None and train.labels is not None and test.labels is not None
+        self.train = train.first(min(len(train), max(256, min(SAMPLE, len(train) // 4))))
+
+    def __call__(self, network: nn.Module, clock: Callable[[], float] = time.monotonic) -> tuple[float, float]:
+        """Return the seconds after training, and the seconds of one evaluation."""
+        encoder, labeled, train = getattr(network, "encoder", network), self.labeled, self.train
+        view = evaluation_view(self.recipe)
+        extract_features(encoder, train.first(64), view, device=self.device)  # the first call is slower
+        begin = clock()
+        features = extract_features(encoder, train, view, device=self.device)
+        per_image = (clock() - begin) / len(train)
+        images, settings = sum(self.counts), self.recipe.evaluation
+        evaluation = per_image * 1.2 * (min(images, 60_000) if settings.every else 512)
+        if not self.probed:
+            return 0.0, evaluation
+        networks = 2 + (self.recipe.start is not None) if labeled else 1
+        seconds = REPORT_SECONDS + per_image * images * networks
+        if settings.gallery:
+            points = min(settings.gallery, self.counts[1] or self.counts[0], len(features))
+            begin = clock()
+            map_to_plane(features[:points], iterations=MAP_STEPS)
+            grown = (min(settings.gallery, self.counts[1] or self.counts[0]) / max(1, points)) ** 2
+            seconds += (clock() - begin) * grown * 500 / MAP_STEPS
+        if labeled:
+            seconds += networks * self._fit_seconds(features, train, clock)
+            begin = clock()
+            pixels = extract_features(nn.Flatten(), train, view, device=self.device)
+            seconds += (clock() - begin) / len(train) * images + self._fit_seconds(pixels, train, clock)
+        return seconds, evaluation
+
+    def _fit_seconds(self, features: torch.Tensor, train: ImageSet, clock: Callable[[], float]) -> float:
+        """Return how long the linear probe takes on all images: it grows with the images and their dimensions."""
+        begin = clock()
+        x, labels = features.to(self.device), train.labels
+        assert labels is not None
+        logistic(x, labels, x, labels)
+        width, own, images = features.shape[1], len(features), self.counts[0]
+        return (clock() - begin) * images * spanned(images, width) / (own * spanned(own, width))
+
+
+def spanned(images: int, width: int) -> int:
+    """Return the dimensions that the linear probe works in."""
+    return width if 2 * images > width else images

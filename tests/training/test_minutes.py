@@ -1,0 +1,99 @@
+"""Runs that are planned by minutes: trial steps leave no trace, and a resumed run keeps its plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import kontrast
+from kontrast.errors import Stopped, UsageError
+from kontrast.training import trial
+from kontrast.training.loop import Loop
+
+from support import tiny_run
+
+BASE = {"training": {"batch": 32, "lr": 0.1}, "encoder.width": 16, "evaluation": {"every": 1, "k": 5}}
+METHODS = {
+    "simclr": {},
+    "moco": {
+        "objective.name": "info-nce", "teacher.momentum": 0.9, "teacher.symmetric": False, "bank.size": 64,
+        "batch_norm.kind": "split", "batch_norm.splits": 4,
+    },
+    "swav": {"objective.name": "swav", "prototypes": {"count": 8, "frozen_epochs": 1}},
+    "jcl": {"objective.name": "jcl", "views.count": 3, "objective.ramp": "covariance_weight"},
+    "sogclr": {"objective.name": "sogclr"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def two_epochs(monkeypatch):
+    """Plan two epochs, whatever the speed of this machine, after real trial steps."""
+    monkeypatch.setattr(trial, "SHORTEST", 0.05)
+    monkeypatch.setattr(trial, "SHARE", 0.0)
+    plan = trial.plan_epochs
+    monkeypatch.setattr(
+        trial, "plan_epochs", lambda *given: trial.Plan(**{**vars(plan(*given)), "epochs": 2, "every": 1})
+    )
+
+
+def train(out, lines=None, **settings):
+    say = (lambda line: None) if lines is None else lines.append
+    return kontrast.pretrain(tiny_run.images(), "quickstart", out=out, device="cpu", say=say, **{**BASE, **settings})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_planned_run_has_the_bits_of_its_recipe(two_epochs, tmp_path, method):
+    """A run with --minutes ends like one that was given the planned epochs: trial steps are undone to the bit."""
+    lines: list[str] = []
+    planned = train(tmp_path / "planned", lines, minutes=10, **METHODS[method])
+    settings = {"epochs": 2, "warmup": planned.recipe.training.warmup}
+    given = train(tmp_path / "given", **METHODS[method], training={**BASE["training"], **settings})
+    assert planned.recipe == given.recipe and planned.info["minutes"] == 10
+    for name in ("encoder.safetensors", "metrics.jsonl", "recipe.toml"):
+        ours, theirs = ((run.path / name).read_bytes() for run in (planned, given))
+        if name == "recipe.toml":
+            ours, theirs = (content.partition(b"\n")[2] for content in (ours, theirs))
+        assert ours == theirs, name
+    assert sum(line.startswith("plan: 10 minutes") for line in lines) == 1
+
+
+def test_resumed_run_keeps_its_plan(two_epochs, tmp_path, monkeypatch):
+    """A stopped run resumes with the planned epochs, with or without --minutes, and ends with the same bits."""
+    whole = train(tmp_path / "whole", minutes=10)
+
+    def stop_early(self, *given):
+        if self.position.step == 5:
+            self.save()
+            raise Stopped("stopped")
+        return take(self, *given)
+
+    take = Loop.take_step
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        begun = trial.plan_run
+
+        def planned_then_stopped(*given):
+            plan = begun(*given)
+            patch.setattr(Loop, "take_step", stop_early)
+            return plan
+
+        patch.setattr("kontrast.training.pretrain.plan_run", planned_then_stopped)
+        train(tmp_path / "cut", minutes=10)
+    resumed = kontrast.pretrain(out=tmp_path / "cut", resume=True, minutes=99, device="cpu", say=lambda line: None)
+    assert resumed.recipe == whole.recipe
+    assert (resumed.path / "encoder.safetensors").read_bytes() == (whole.path / "encoder.safetensors").read_bytes()
+    assert (resumed.path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
+
+
+def test_real_plan_trains_its_epochs(tmp_path, monkeypatch):
+    """Without anything replaced, a budget of some seconds gives at least one epoch, which the recipe has."""
+    monkeypatch.setattr(trial, "SHORTEST", 0.1)
+    run = train(tmp_path / "run", minutes=0.05)
+    last = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()][-1]
+    t = run.recipe.training
+    assert last["step"] == (t.max_steps or t.epochs * 6)
+
+
+def test_minutes_and_epochs_contradict(tmp_path):
+    with pytest.raises(UsageError, match="give one of them"):
+        train(tmp_path / "run", minutes=1, training={"epochs": 3})
