@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kontrast.data.added_features import DigitOverlay, ExtraChannels, select
+from kontrast.data.captions import Captions
 
 PIXELS = 64_000_000
 """Bytes of pixels that `iter_chunks` prepares at once, after padding to the largest image."""
@@ -121,6 +122,7 @@ class ImageSet:
         index: int64 [N], the number of each image in its source. `subset` keeps it; views are drawn from it.
         stamps: int64 [N], a hash of the position, size and date of each image's file; None if there are no files.
         place: the folder inside the source that `names` are relative to; "" for the source itself.
+        captions: of each image, or None.
 
     Example:
         >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), ["a", "b", "c", "d"])
@@ -142,6 +144,7 @@ class ImageSet:
     index: Tensor | None = None
     stamps: Tensor | None = None
     place: str = ""
+    captions: Captions | None = None
 
     def __post_init__(self) -> None:
         if self.index is None:
@@ -228,6 +231,7 @@ class ImageSet:
             factors={name: values[positions] for name, values in self.factors.items()},
             index=self.index[positions],  # type: ignore[index]
             stamps=None if self.stamps is None else self.stamps[positions],
+            captions=None if self.captions is None else self.captions.take(positions.tolist()),
             fingerprint="",
         )
 
@@ -243,4 +247,6 @@ def _fingerprint(images: ImageSet) -> str:
     digest = hashlib.sha256("\0".join(images.names).encode("utf-8", "surrogatepass"))
     if images.labels is not None:
         digest.update(images.labels.numpy().tobytes())
+    if images.captions is not None:
+        digest.update(images.captions.digest.encode())
     return digest.hexdigest()

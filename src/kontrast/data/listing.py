@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from kontrast.counters import mix
 from kontrast.data.decode import SUFFIXES
 from kontrast.errors import DataError, EnvironmentFault, UsageError, printable
 from kontrast.registry import nearest
+
+if TYPE_CHECKING:
+    from kontrast.data.captions import Captions
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 LINKS = "data.follow_links=true follows (pack: --follow-links; embed, probe: give the store that pack then writes)"
@@ -52,6 +56,7 @@ class Listing:
         notes: how many other files, links, ... were left out.
         source_total: for one split of a divided source, the number of all images of the source, else 0.
         other_bad: for one split of a divided source, the images of the other split that are known to be bad.
+        captions: of each image, or None.
     """
 
     root: str
@@ -62,6 +67,7 @@ class Listing:
     notes: dict[str, int] = field(default_factory=dict)
     source_total: int = 0
     other_bad: Sequence[tuple[str, str]] = ()
+    captions: Captions | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -72,6 +78,8 @@ class Listing:
         if self.labels is not None:
             digest.update(self.labels.astype("<i8").tobytes())
         digest.update(json.dumps(self.classes).encode())
+        if self.captions is not None:
+            digest.update(self.captions.digest.encode())
         return digest.hexdigest()
 
     @property
@@ -86,7 +94,8 @@ class Listing:
     def take(self, positions: np.ndarray) -> Listing:
         """The items at these positions."""
         labels = None if self.labels is None else self.labels[positions]
-        return replace(self, items=[self.items[i] for i in positions], labels=labels)
+        captions = None if self.captions is None else self.captions.take(positions)
+        return replace(self, items=[self.items[i] for i in positions], labels=labels, captions=captions)
 
     def with_classes(self, classes: list[str]) -> Listing:
         """The same items, labeled with the number of their top folder in `classes`."""
