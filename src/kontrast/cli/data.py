@@ -17,6 +17,7 @@ def pack(
     max_bad: MaxBad = None,
     float_range: FloatRange = "",
     follow_links: FollowLinks = False,
+    captions: Annotated[str, typer.Option(help="Keep captions: auto, or a file of captions in DATA.")] = "",
     as_json: Json = False,
 ) -> None:
     """Decode DATA once into a memory-mapped store.
@@ -28,6 +29,7 @@ def pack(
     from kontrast.training.progress import PackingBar
 
     options: dict[str, Any] = {"follow_links": follow_links, "float_range": two_numbers(float_range)}
+    options["captions"] = captions
     if max_bad is not None:
         options["max_bad"] = max_bad
     with PackingBar("pack") as bar:

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def probe(
     run: RunFolder,
-    kind: Annotated[str, typer.Argument(help="knn, linear, few-shot or finetune; default: knn and linear.")] = "",
+    kind: Annotated[str, typer.Argument(help="knn, linear, few-shot, finetune, zero-shot or retrieval.")] = "",
     protocol: Annotated[
         str, typer.Option(help="Protocol of linear (cacr, simclr, ...) or finetune (sgd, mae, ...).")
     ] = "",
@@ -38,6 +38,7 @@ def probe(
         bool, typer.Option("--search", help="finetune: choose rate and decay on held-out train images.")
     ] = False,
     shots: Annotated[int, typer.Option(help="Train images per class of few-shot (default 5) or finetune.")] = 0,
+    templates: Annotated[str, typer.Option(help="zero-shot: a set of templates, or one with {} for the class.")] = "",
     data: Annotated[str, typer.Option(help="Labeled images; default: the run's own data.")] = "",
     labels: Annotated[Path | None, typer.Option(help="A CSV file with the columns name,label.")] = None,
     max_bad: MaxBad = None,
@@ -51,7 +52,7 @@ def probe(
         results = kontrast.probe(
             run, linear_protocol(kind, protocol), data=data or None, labels=labels, device=device, seeds=seeds,
             cached=cached, epochs=epochs, protocol=protocol if kind == "finetune" else "", search=search, shots=shots,
-            max_bad=max_bad, float_range=two_numbers(float_range), say=say,
+            templates=templates, max_bad=max_bad, float_range=two_numbers(float_range), say=say,
         )  # fmt: skip
     emit(results.to_dict(), str(results).splitlines(), as_json)
 

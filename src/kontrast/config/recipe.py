@@ -83,6 +83,7 @@ class DataSettings:
     imbalance: Literal["none", "linear", "exponential"] = "none"  # drop images so that classes have unequal sizes
     random_bits: int = 0  # bits per image that are added as constant channels, as features that compete
     overlay_digits: int = 0  # draw one of this many different digits over each image, as features that compete
+    captions: str = ""  # auto (as with [text]) or a file of captions beside the images; empty: no captions
     max_bad: float = 0.05  # the share of images that may be unreadable
     float_range: tuple[float, ...] = ()  # the values of float images that are black and white, for example [0, 1]
     pack: bool = True  # decode large folders once, into a store in the cache
@@ -108,6 +109,21 @@ class BankSettings:
     size: int = 4096  # rows
     contents: Literal["last", "all", "views", "means", "unit-means"] = "last"  # keys; views: a queue each; means: JCL's
     start: float = 0.0  # epochs before the first rows are stored (SwAV's queue)
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """A text tower: one caption of each image, drawn anew in every step, is a further view of it."""
+
+    name: str = "transformer"  # or hf:FOLDER, a text encoder in the layout of Hugging Face
+    tokens: Literal["bytes", "bpe"] = "bytes"  # bpe: learned from the training captions, and kept in vocabulary.json
+    vocabulary: int = 4096  # the most tokens of bpe
+    length: int = 0  # tokens of a caption that are read; 0: 128 of bytes, 32 of bpe
+    head: str = "linear"  # the projection head, as wide as that of the images
+    frozen: bool = False  # train the head alone
+    lr_factor: float = 1.0  # multiplies the learning rate of the text tower
+    templates: str = "photo"  # of zero-shot classification: a named set of templates, or one with {}
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,6 +216,7 @@ class Recipe:
     teacher: TeacherSettings | None = None
     bank: BankSettings | None = None
     prototypes: PrototypeSettings | None = None
+    text: TextSettings | None = None
     batch_norm: BatchNormSettings = field(default_factory=BatchNormSettings)
     data: DataSettings = field(default_factory=DataSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -211,6 +228,7 @@ AT_LEAST: dict[str, float] = {
     "views.count": 1, "views.size": 1, "bank.size": 1, "prototypes.count": 2, "batch_norm.splits": 1,
     "training.accumulate": 1, "training.log_every": 1, "evaluation.k": 1, "checkpoints.keep": 1, "training.batch": 2,
     "data.size": -1,
+    "text.vocabulary": 300,
     "evaluation.temperature": 1e-6, "evaluation.crop": 1e-3,
 }  # fmt: skip
 """The least value of a number; 0 for all others."""
@@ -227,7 +245,10 @@ def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         tree: sections and their settings.
         origin: how errors name the recipe.
     """
-    return typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
+    recipe = typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
+    if recipe.text is None or recipe.data.captions:
+        return recipe
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, captions="auto"))
 
 
 _types_of = functools.cache(typing.get_type_hints)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kontrast.data.added_features import DigitOverlay, ExtraChannels, select
+from kontrast.data.captions import Captions
 from kontrast.data.file_columns import Names, Stamps
 
 PIXELS = 64_000_000
@@ -124,6 +125,7 @@ class ImageSet:
         stamps: int64 [N], a hash of the position, size and date of each image's file, as a tensor or as `Stamps` that
             are computed when they are asked for; None if there are no files.
         place: the folder inside the source that `names` are relative to; "" for the source itself.
+        captions: of each image, or None.
 
     Example:
         >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), ["a", "b", "c", "d"])
@@ -145,6 +147,7 @@ class ImageSet:
     index: Tensor | None = None
     stamps: Tensor | Stamps | None = None
     place: str = ""
+    captions: Captions | None = None
 
     def __post_init__(self) -> None:
         if not self.fingerprint:
@@ -235,6 +238,7 @@ class ImageSet:
             factors={name: values[positions] for name, values in self.factors.items()},
             index=self.numbers(positions),
             stamps=_stamps(self.stamps, positions),
+            captions=None if self.captions is None else self.captions.take(positions.tolist()),
             fingerprint="",
         )
 
@@ -260,4 +264,6 @@ def _fingerprint(images: ImageSet) -> str:
     digest = hashlib.sha256("\0".join(images.names).encode("utf-8", "surrogatepass"))
     if images.labels is not None:
         digest.update(images.labels.numpy().tobytes())
+    if images.captions is not None:
+        digest.update(images.captions.digest.encode())
     return digest.hexdigest()

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from kontrast.data.folder_walk import Walk
 from kontrast.data.stored_list import STORED_FROM, StoredList, list_into, locked, open_stored
 from kontrast.errors import DataError, EnvironmentFault, UsageError
 from kontrast.registry import nearest
+
+if TYPE_CHECKING:
+    from kontrast.data.captions import Captions
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 LINKS = "data.follow_links=true follows (pack: --follow-links; embed, probe: give the store that pack then writes)"
@@ -48,6 +51,7 @@ class Listing:
         part: which of its images these are.
         unverified: whether the files may have changed since they were listed, so that each must be compared when it
             is read.
+        captions: of each image, or None.
     """
 
     root: str
@@ -61,6 +65,7 @@ class Listing:
     stored: StoredList | None = None
     part: str = "all"
     unverified: bool = False
+    captions: Captions | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -78,6 +83,8 @@ class Listing:
         if self.labels is not None:
             digest.update(self.labels.astype("<i8").tobytes())
         digest.update(json.dumps(self.classes).encode())
+        if self.captions is not None:
+            digest.update(self.captions.digest.encode())
         return digest.hexdigest()
 
     @property
@@ -95,15 +102,16 @@ class Listing:
         labels = self.labels
         if labels is not None:
             labels = known.column("labels", np.int64, lambda whole=labels: whole[positions])  # type: ignore[misc]
-        return replace(known, items=self.items[positions], labels=labels)
+        captions = None if self.captions is None else self.captions.take(positions)
+        return replace(known, items=self.items[positions], labels=labels, captions=captions)
 
     def held_out(self, share: float) -> np.ndarray:
         """The positions of the images that are held out for testing; see `held_out`."""
-        kind, labels = row_type(len(self.items)), self.labels
-        assert labels is not None
+        kind = row_type(len(self.items))
+        groups = np.zeros(len(self.items), np.int64) if self.labels is None else self.labels
 
         def find() -> np.ndarray:
-            return np.flatnonzero(held_out(self.items.names, labels, share)).astype(kind)
+            return np.flatnonzero(held_out(self.items.names, groups, share)).astype(kind)
 
         return self.column(f"{share!r} held out", kind, find)
 

@@ -6,6 +6,7 @@ The files are looked for under the data root (an argument, KONTRAST_DATA, else .
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import os
 import tarfile
@@ -15,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kontrast.data.captioned_digits import captioned_digits
+from kontrast.data.captions import read_captions, with_captions
 from kontrast.data.digits import digits
 from kontrast.data.image_set import ImageSet
 from kontrast.data.listing import Listing, check_split, scan_folder
@@ -204,6 +207,35 @@ def imagenet100(split: str = "train", root: str | Path | None = None) -> Listing
     return imagenet(split, root, keep=IMAGENET100)
 
 
+def flickr8k(split: str = "train", root: str | Path | None = None) -> Listing:
+    """Flickr8k with five captions each: ROOT/flickr8k/Images/*.jpg, Flickr8k.token.txt and Flickr_8k.*Images.txt.
+
+    6,000 train, 1,000 validation ("val") and 1,000 test images, as the split files say. The captions may also be in
+    captions.txt, and the images in Flicker8k_Dataset/.
+    """
+    check_split("flickr8k", split, ("train", "val", "test"))
+    place = next(filter(Path.is_dir, (data_root(root) / "flickr8k", data_root(root) / "Flickr8k")), data_root(root))
+    folders = [place / name for name in ("Images", "images", "Flicker8k_Dataset", "Flickr8k_Dataset")]
+    texts = [place / name for name in ("Flickr8k.token.txt", "captions.txt", "captions.csv")]
+    part = {"train": "train", "val": "dev", "test": "test"}[split]
+    parts = [place / f"Flickr_8k.{part}Images.txt"]
+    found = [next((path for path in known if path.exists()), None) for known in (folders, texts, parts)]
+    for path, known in zip(found, (folders, texts, parts)):
+        if path is None:
+            files = f"{' or '.join(p.name for p in known)} of Flickr8k"
+            raise _missing("flickr8k", place, files, "https://forms.illinois.edu/sec/1713398 or a copy of it")
+    folder, text, listed = (path for path in found if path is not None)
+    wanted = set(listed.read_text(encoding="utf-8").split())
+    images = scan_folder(str(folder))
+    images = images.take(np.array([i for i, item in enumerate(images.items) if item.name in wanted], dtype=np.int64))
+    lost = [(name, "it is in the split, and not among the images") for name in sorted(wanted)]
+    present = {item.name for item in images.items}
+    images = dataclasses.replace(images, bad=[*images.bad, *(one for one in lost if one[0] not in present)])
+    if not present:
+        raise DataError(f"{listed} names none of the images in {folder}: they are of different data sets")
+    return with_captions(images, read_captions(text), whole=False)
+
+
 def _embedded_digits(split: str = "train", root: str | Path | None = None) -> ImageSet:
     """The embedded digits, which need no files."""
     check_split("digits", split, ("train", "test"))
@@ -212,6 +244,16 @@ def _embedded_digits(split: str = "train", root: str | Path | None = None) -> Im
 
 SOURCES = Registry("data set")
 """Functions (split, root) -> ImageSet or Listing, by name."""
-for _source in (cifar10, cifar100, stl10, mnist, fashion_mnist, imagenet, imagenet100):
+for _source in (cifar10, cifar100, stl10, mnist, fashion_mnist, imagenet, imagenet100, flickr8k):
     SOURCES.register(_source.__name__.replace("_", "-"))(_source)
 SOURCES.register("digits")(_embedded_digits)
+
+
+def _captioned_digits(split: str = "train", root: str | Path | None = None) -> ImageSet:
+    """The embedded digits with captions made from their factors."""
+    check_split("digits", split, ("train", "test"))
+    return captioned_digits(split)
+
+
+CAPTIONED = {"digits": _captioned_digits}
+"""Named sets that have other images or captions if captions are wanted."""

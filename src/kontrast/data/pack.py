@@ -26,6 +26,7 @@ def pack(
     float_range: Sequence[float] | None = None,
     workers: int | None = None,
     progress: ProgressCallback | None = None,
+    captions: str = "",
 ) -> list[Path]:
     """Decode a data source once into a packed store, from which any run starts at once.
 
@@ -42,6 +43,7 @@ def pack(
         float_range: (low, high), the values that become 0 and 255, for images of floats or 32-bit integers.
         workers: decoding processes; default: one per core.
         progress: called with the number of decoded images and of all images.
+        captions: "auto" or a file of captions, which the store then has too; default: none.
 
     Returns:
         The folders of the splits: train, and test if there is one.
@@ -54,7 +56,8 @@ def pack(
     source, out = describe_source(data), Path(out)
     check_destination(source.spec, out)
     limits = Limits(size, float_range=float_range)
-    options = Options(root, test_share, max_bad, follow_links, progress=progress, workers=workers, limits=limits)
+    more = {"progress": progress, "workers": workers, "limits": limits, "captions": captions}
+    options = Options(root, test_share, max_bad, follow_links, **more)  # type: ignore[arg-type]
     folders: list[Path] = []
     for split in ("train", "test"):
         found, has_test = find_images(source, split, options)

@@ -1,5 +1,5 @@
 """List the images of tar shards in WebDataset's layout, in which the members of a sample share a key: `000042.jpg` and
-`000042.cls`.
+`000042.cls`, and if captions are wanted `000042.txt` or `000042.json`.
 
 A shard is indexed once, in the cache, and read by offset. Nothing is extracted or unpickled, no member's name becomes a
 path, and shards are files, never commands or addresses.
@@ -19,10 +19,12 @@ import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from kontrast.data.captions import TEXT_COLUMNS, Pair, clean, with_captions
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.file_columns import Columns, Items, Shards, Texts
 from kontrast.data.folder_walk import entries, first_image
@@ -32,7 +34,8 @@ from kontrast.files import write_atomic
 
 LABEL_SUFFIXES = (".cls", ".txt")
 IGNORED_SUFFIXES = (".json",)
-MAX_LABEL = 4096
+CAPTION_SUFFIXES = (".txt", ".json")
+MAX_LABEL, MAX_JSON = 4096, 1 << 20
 MAX_SHARDS = 1_000_000
 SCANNERS = 8
 VERSION = 2
@@ -41,12 +44,14 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 @dataclass
 class ShardIndex:
-    """The content of a shard: (name, offset, length) of its images, labels by key, bad members and what was skipped."""
+    """The content of a shard: (name, offset, length) of its images, labels by key, bad members, what was skipped, and
+    captions by key, each with the reason if it is bad."""
 
     items: list[tuple[str, int, int]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     bad: list[tuple[str, str]] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
+    captions: dict[str, list[tuple[str | None, str]]] = field(default_factory=dict)
 
 
 def is_shards(spec: str) -> bool:
@@ -81,26 +86,30 @@ def expand(spec: str) -> list[str]:
     return paths
 
 
-def scan_shards(spec: str) -> Listing:
-    """List all images of all shards with their labels."""
+def scan_shards(spec: str, captions: bool = False) -> Listing:
+    """List all images of all shards with their labels, and with their captions if they are wanted."""
     shards = expand(spec)
     missing = [shard for shard in shards if not os.path.isfile(shard)]
     if missing:
         raise DataError(f"{len(missing)} of {len(shards)} shards of {spec} are missing, the first {missing[0]}")
     with ThreadPoolExecutor(SCANNERS) as pool:  # they mostly wait for storage
-        indexed = list(pool.map(_load_index, shards))
+        indexed = list(pool.map(partial(_load_index, captions=captions), shards))
     prefixes = _name_prefixes(shards)
+    pairs: list[Pair] = []
     labels: list[str | None] = []
     bad: list[tuple[str, str]] = []
     notes: Counter[str] = Counter()
     for shard, prefix, (_, found) in zip(shards, prefixes, indexed, strict=True):
         stem = len(os.path.basename(shard))
-        labels += [found.labels.get(_key(name)) for name, _, _ in found.items]
+        for name, _, _ in found.items:
+            labels.append(found.labels.get(_key(name)))
+            pairs += [(prefix + name[stem:], text, why) for text, why in found.captions.get(_key(name), [])]
         bad += [(prefix + name[stem:], reason) for name, reason in found.bad]
         notes.update(found.notes)
     if not labels:
         raise DataError(f"no images in the {len(shards)} shards of {spec}: {dict(notes) or bad or 'they are empty'}")
-    return Listing(spec, Items(_columns(shards, prefixes, indexed)), *_number_labels(labels), bad, notes)
+    listing = Listing(spec, Items(_columns(shards, prefixes, indexed)), *_number_labels(labels), bad, notes)
+    return with_captions(listing, pairs) if captions else listing
 
 
 def _columns(shards: list[str], prefixes: list[str], indexed: list[tuple[os.stat_result, ShardIndex]]) -> Columns:
@@ -126,28 +135,29 @@ def _name_prefixes(shards: list[str]) -> list[str]:
     return [os.path.relpath(place, top).replace(os.sep, "/") for place in places]
 
 
-def _load_index(shard: str) -> tuple[os.stat_result, ShardIndex]:
+def _load_index(shard: str, captions: bool) -> tuple[os.stat_result, ShardIndex]:
     """The index of a shard, from the cache if the shard has not changed since; else it is made and cached."""
     status = os.stat(shard)
     digest = hashlib.sha256(os.path.abspath(shard).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    place = cache_home() / "indexes" / f"{digest}.json.gz"
+    place = cache_home() / "indexes" / f"{digest}{'-captions' * captions}.json.gz"
     stamp = [VERSION, status.st_size, status.st_mtime_ns]
     try:
         with gzip.open(place, "rb") as file:
             cached = json.load(file)
         if cached["stamp"] == stamp:
             bad = [(name, reason) for name, reason in cached["bad"]]
-            return status, ShardIndex(cached["items"], cached["labels"], bad, cached["notes"])
+            texts = {key: [(text, why) for text, why in all_of] for key, all_of in cached.get("captions", {}).items()}
+            return status, ShardIndex(cached["items"], cached["labels"], bad, cached["notes"], texts)
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         pass  # there is none yet, or it is damaged
-    found = _index(shard)
+    found = _index(shard, captions)
     with contextlib.suppress(OSError, EnvironmentFault):  # without a cache, shards are only indexed every time
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(place, gzip.compress(json.dumps({"stamp": stamp, **vars(found)}).encode(), 1))
     return status, found
 
 
-def _index(shard: str) -> ShardIndex:
+def _index(shard: str, captions: bool) -> ShardIndex:
     """Index the members of a shard. An archive that is cut short gives what comes before the cut, and one bad entry."""
     found, stem, whole = ShardIndex(), os.path.basename(shard), os.path.getsize(shard)
     try:
@@ -163,6 +173,9 @@ def _index(shard: str) -> ShardIndex:
                     found.bad.append((f"{stem}/{member.name}", "the archive ends before the file does"))
                 elif suffix in SUFFIXES:
                     found.items.append((f"{stem}/{member.name}", member.offset_data, member.size))
+                elif captions and suffix in CAPTION_SUFFIXES and member.size <= MAX_JSON:
+                    content, key = tar.extractfile(member), f"{stem}/{_key(member.name)}"
+                    found.captions.setdefault(key, []).extend(_captions(content.read() if content else b"", suffix))
                 elif suffix in LABEL_SUFFIXES and member.size <= MAX_LABEL:
                     content, key = tar.extractfile(member), f"{stem}/{_key(member.name)}"
                     if content is not None and (suffix == ".cls" or key not in found.labels):
@@ -177,6 +190,20 @@ def _index(shard: str) -> ShardIndex:
     except (tarfile.TarError, OSError, EOFError) as error:
         found.bad.append((stem, f"the archive is cut or damaged: {error}"))
     return found
+
+
+def _captions(content: bytes, suffix: str) -> list[tuple[str | None, str]]:
+    """The captions of a member: each line of a .txt, or "caption" (text or a list) of a .json; with why one is bad."""
+    text = content.decode("utf-8", "replace")
+    if suffix == ".txt":
+        return [clean(line) for line in text.splitlines() if line.strip()] or [clean(text)]
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return [(None, "its .json can't be read")]
+    known = tree if isinstance(tree, dict) else {}
+    found = next((known[key] for key in TEXT_COLUMNS if known.get(key) is not None), None)
+    return [] if found is None else [clean(one) for one in (found if isinstance(found, list) else [found])]
 
 
 def _key(name: str) -> str:

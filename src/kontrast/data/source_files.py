@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from kontrast.data.captions import find_captions, read_captions, with_captions
 from kontrast.data.decode import Limits
 from kontrast.data.folder_walk import class_folders, entries
 from kontrast.data.image_set import ImageSet
 from kontrast.data.listing import TEST_NAMES, Listing, check_split, scan_folder
-from kontrast.data.named_sets import SOURCES, data_root
+from kontrast.data.named_sets import CAPTIONED, SOURCES, data_root
 from kontrast.data.paths import Source
 from kontrast.data.shards import scan_shards
 from kontrast.errors import DataError, UsageError
@@ -24,7 +25,7 @@ from kontrast.registry import nearest
 
 ProgressCallback = Callable[[int, int], None]
 """Called with the number of images that are done and the number of all images."""
-CHOICES = ("test_share", "max_bad", "follow_links")
+CHOICES = ("test_share", "max_bad", "follow_links", "captions")
 """Options, besides the limits of decoding, that decide which images of a source go into a store."""
 
 
@@ -44,23 +45,26 @@ class Options:
     say: Callable[[str], None] | None = None
     verify: bool = True
     listed: Callable[[int], None] = lambda count: None
+    captions: str = ""
 
 
 def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet | Listing, bool]:
     """The images of a split (a listing, or the images themselves for most named sets), and whether there is a test
     split."""
     if source.kind == "named":
-        found = SOURCES[source.spec](split, options.root)
+        captioned = options.captions and source.spec in CAPTIONED
+        found = (CAPTIONED if captioned else SOURCES)[source.spec](split, options.root)
         return found, found.has_test if isinstance(found, ImageSet) else True
     if source.kind == "shards":
-        return _divide(scan_shards(source.spec), split, options)
+        return _divide(scan_shards(source.spec, bool(options.captions)), split, options)
     if source.kind == "split folder":
         check_split(source.spec, split, ("train", *TEST_NAMES))
         part = split if split == "train" or split in source.tests else source.tests[0]
         listed = _scan(source.path / part, options)
-        return _with_train_classes(listed, source.train, options.follow_links), True
+        listed = _with_train_classes(listed, source.train, options.follow_links)
+        return _captioned(listed, source, options, f"{part}/", whole=False), True
     if source.kind in ("folder", "train folder"):
-        return _divide(_scan(source.train, options), split, options)
+        return _divide(_captioned(_scan(source.train, options), source, options, "train/"), split, options)
     if source.kind in ("store", "store split"):
         raise UsageError(f"{source.spec} is a packed store already: give the images that it was made of")
     raise DataError(f"no folder {source.spec!r}{_suggestion(source.path)}; or a named set: {', '.join(SOURCES)}")
@@ -68,6 +72,13 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
 
 def _scan(folder: Path, options: Options) -> Listing:
     return scan_folder(str(folder), options.follow_links, verify=options.verify, listed=options.listed)
+
+
+def _captioned(listed: Listing, source: Source, options: Options, prefix: str, whole: bool = True) -> Listing:
+    """The listing with the captions of its folder, if they are wanted."""
+    if not options.captions:
+        return listed
+    return with_captions(listed, read_captions(find_captions(source.path, options.captions)), prefix, whole)
 
 
 def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
@@ -93,11 +104,10 @@ def options_of(origin: dict[str, Any], options: Options) -> Options:
     try:
         root, follow = origin["root"], origin["follow_links"]
         test_share, max_bad = float(origin["test_share"]), float(origin["max_bad"])
-        limits = Limits(**origin["limits"])
+        limits, captions = Limits(**origin["limits"]), str(origin.get("captions", ""))
         if isinstance(origin["spec"], str) and isinstance(root, str | None) and isinstance(follow, bool):
-            return dataclasses.replace(
-                options, root=root, test_share=test_share, max_bad=max_bad, follow_links=follow, limits=limits
-            )
+            chosen = {"root": root, "test_share": test_share, "max_bad": max_bad, "follow_links": follow}
+            return dataclasses.replace(options, **chosen, limits=limits, captions=captions)
     except (KeyError, TypeError, ValueError):
         pass
     raise DataError("its manifest does not say how it was packed")
@@ -117,10 +127,11 @@ def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Lis
 
 
 def _divide(listed: Listing, split: str, options: Options) -> tuple[Listing, bool]:
-    """Divide a labelled listing into train and test by a hash of the names; an unlabelled one is all for training."""
+    """Divide a listing with labels or captions into train and test by a hash of the names; others are for training."""
     check_split(listed.root, split, ("train", "test", "all"))
     share = options.test_share
-    held = np.empty(0, np.int64) if listed.labels is None or split == "all" else listed.held_out(share)
+    divided = (listed.labels is not None or listed.captions is not None) and split != "all"
+    held = listed.held_out(share) if divided else np.empty(0, np.int64)
     if not len(held):
         if split == "test":
             raise DataError(

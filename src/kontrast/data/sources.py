@@ -57,6 +57,7 @@ def open_data(
     say: Callable[[str], None] | None = None,
     verify: bool = False,
     listed: Callable[[int], None] = lambda count: None,
+    captions: str = "",
 ) -> ImageSet:
     """Open one split of a data source.
 
@@ -81,6 +82,8 @@ def open_data(
         verify: with `pack=False`, compare all files of a large folder with its stored list at once, not each when it
             is read. A file that differs raises `DataError` either way.
         listed: called now and then with the number of images that were found so far while a large folder is listed.
+        captions: "auto" reads captions: those of shards and stores, or the file captions.csv, .jsonl, ... of a folder;
+            or the path of such a file, inside the folder. Images without a caption are bad. Default: none.
 
     Returns:
         The images with their names, labels and class names.
@@ -92,13 +95,13 @@ def open_data(
     """
     limits = Limits(size, float_range=float_range, longest=longest)
     options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, other_bad, say,
-                      pack or verify, listed)  # fmt: skip
+                      pack or verify, listed, captions)  # fmt: skip
     source = describe_source(spec)
     if source.kind in ("store", "store split"):
-        return _open_store(source, split, options)
+        return _require_captions(_open_store(source, split, options), options)
     found, has_test = find_images(source, split, options)
     if isinstance(found, ImageSet):
-        return found
+        return _require_captions(found, options)
     if not pack and (source.kind == "shards" or _exceeds_memory(found, limits)):
         images = _open_lazily(found, options)
     elif pack and len(found.items) >= IN_MEMORY:
@@ -109,6 +112,12 @@ def open_data(
         images = _open_in_memory(found, options)
     place = names_folder(source, split, found)
     return dataclasses.replace(images, name=source.spec, split=split, has_test=has_test, place=place)
+
+
+def _require_captions(images: ImageSet, options: Options) -> ImageSet:
+    if options.captions and images.captions is None:
+        raise DataError(f"{images.name} has no captions: train without [text], or on images with captions")
+    return images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +200,8 @@ def _open_cached(source: Source, found: Listing, options: Options) -> ImageSet:
 
 def _cache_folder(found: Listing, limits: Limits) -> Path:
     root, first = os.path.abspath(found.root), [item.name for item in found.items[:1]]
-    key = json.dumps([root, first, len(found.items), list(limits.facts().values())])
+    captioned = ["captions"] if found.captions is not None else []
+    key = json.dumps([root, first, len(found.items), list(limits.facts().values()), *captioned])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     stem = "".join(c if c.isalnum() else "-" for c in os.path.basename(root))[:40]
     return cache_home() / "stores" / f"{stem}-{digest}"
@@ -253,6 +263,7 @@ def _from_listing(found: Listing, images: Any, bad: list[tuple[str, str]], notes
         fingerprint=found.fingerprint,
         bad=bad,
         notes=notes,
+        captions=found.captions,
     )
 
 

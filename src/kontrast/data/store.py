@@ -7,6 +7,7 @@
               names.json    N names
               bad.jsonl     one line per skipped file
               factors.safetensors   how synthetic images were made, if they were
+              captions.json         a list of captions for each image, if there are any
               store.json    the manifest: counts, classes, source, SHA-256 of everything
 
 `store_writer` writes them. Legend: N images.
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kontrast.data.captions import Captions
 from kontrast.data.decode import MAX_SIDE
 from kontrast.data.file_columns import Texts
 from kontrast.data.image_set import ImageSet, RaggedImages
@@ -36,7 +38,10 @@ FULL_CHECK = 1 << 30
 """A store of up to this many bytes is verified completely when it is opened; of a larger one, only a sample of the
 pixels is."""
 SAMPLED_CHUNKS = 16
-FILES = ("images.u8", "sizes.i64", "labels.i64", "stamps.i64", "names.json", "bad.jsonl", "factors.safetensors")
+FILES = (
+    "images.u8", "sizes.i64", "labels.i64", "stamps.i64", "names.json", "bad.jsonl", "factors.safetensors",
+    "captions.json",
+)  # fmt: skip
 KINDS: dict[str, Any] = {
     "name": str, "split": str, "has_test": bool, "classes": list | None, "notes": dict, "channels": int, "key": str,
     "fingerprint": str, "origin": dict | None, "count": int, "files": dict, "chunks": list,
@@ -145,6 +150,7 @@ def _read_store(path: Path, full: bool | None) -> ImageSet:
         names=_read_names(path, manifest["count"]),
         labels=labels,
         factors=_read_factors(path, manifest["count"]) if "factors.safetensors" in there else {},
+        captions=_read_captions(path, manifest["count"]) if "captions.json" in there else None,
         bad=read_bad(path),
         stamps=stamps,
         place=(manifest.get("origin") or {}).get("place", manifest["split"]),
@@ -176,6 +182,17 @@ def _read_names(path: Path, count: int) -> Texts:
     if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str) for name in names):
         raise _damaged(path, "names.json")
     return Texts.of(names)
+
+
+def _read_captions(path: Path, count: int) -> Captions:
+    try:
+        found = json.loads((path / "captions.json").read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        found = None
+    sound = isinstance(found, list) and len(found) == count and all(isinstance(one, list) and one for one in found)
+    if not sound or not all(isinstance(text, str) for one in found for text in one):  # type: ignore[union-attr]
+        raise _damaged(path, "captions.json")
+    return Captions.of(found)  # type: ignore[arg-type]
 
 
 def _read_factors(path: Path, count: int) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from kontrast.data.bad_images import check_listing, none_readable
+from kontrast.data.captions import Captions
 from kontrast.data.decode_workers import decode_all
 from kontrast.data.image_set import ImageSet
 from kontrast.data.listing import Listing
@@ -82,7 +83,7 @@ def _write_listing(listing: Listing, out: Path, facts: Facts, options: Options) 
     bad = _decode_into(journal, listing, options)
     kept = listing.take(np.array(journal.kept()))
     sizes = np.array([s for line in journal.lines for s in line["sizes"]])
-    stamps = {"stamps.i64": kept.stamps.astype("<i8").tobytes()}
+    stamps = {"stamps.i64": kept.stamps.astype("<i8").tobytes(), **captions_file(kept.captions)}
     facts = {**facts, "notes": journal.notes(listing)}
     _finish(out, facts, journal.chunks(), sizes, kept.items.names, kept.labels, bad, stamps)
 
@@ -129,7 +130,13 @@ def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -
     labels = None if images.labels is None else images.labels.numpy()
     factors = {name: values.contiguous() for name, values in images.factors.items()}
     extra = {"factors.safetensors": save(factors)} if factors else {}
+    extra |= captions_file(images.captions)
     _finish(out, facts, chunks, np.array(sizes), images.names, labels, images.bad, extra)
+
+
+def captions_file(captions: Captions | None) -> dict[str, bytes]:
+    """The file of captions, by its name; nothing if there are none."""
+    return {} if captions is None else {"captions.json": json.dumps(captions.per_image()).encode()}
 
 
 def _is_complete(out: Path, key: str) -> bool:

@@ -68,7 +68,7 @@ def encoder(name: str, *, channels: int = 3, size: int = 32, **arguments: Any) -
     if colon and library in LIBRARIES:
         module: Encoder = build_external(library, model, channels=channels, size=size, **arguments)
     else:
-        module = _build(ENCODERS, name, arguments, channels=channels, size=size)
+        module = build_named(ENCODERS, name, arguments, channels=channels, size=size)
     module.size, module.channels = size, channels
     return module
 
@@ -93,7 +93,7 @@ def head(name: str, width: int, **arguments: Any) -> Head:
         >>> head("simclr", width=512, outputs=64)(torch.zeros(2, 512)).shape
         torch.Size([2, 64])
     """
-    return _build(HEADS, name, arguments, inputs=check_whole("width", width))
+    return build_named(HEADS, name, arguments, inputs=check_whole("width", width))
 
 
 def predictor(name: str, width: int, **arguments: Any) -> nn.Module:
@@ -113,10 +113,10 @@ def predictor(name: str, width: int, **arguments: Any) -> nn.Module:
         >>> predictor("byol", width=64)(torch.zeros(2, 64)).shape
         torch.Size([2, 64])
     """
-    return _build(PREDICTORS, name, arguments, inputs=check_whole("width", width))
+    return build_named(PREDICTORS, name, arguments, inputs=check_whole("width", width))
 
 
-def _build(registry: Registry, name: str, arguments: dict[str, Any], **given: int) -> Any:
+def build_named(registry: Registry, name: str, arguments: dict[str, Any], **given: int) -> Any:
     """Build an entry after checking its switches and widths: the string "false" would count as true."""
     for key, parameter in registry.arguments(name).items():
         value = arguments.get(key)

@@ -22,10 +22,11 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         n, length, width = x.shape
         q, k, v = self.qkv(x).reshape(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind()
-        return self.proj(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, width))
+        seen = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.proj(seen.transpose(1, 2).reshape(n, length, width))
 
 
 class MLP(nn.Module):
@@ -52,14 +53,14 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, drop_path: float = 0.0):
+    def __init__(self, width: int, heads: int, drop_path: float = 0.0, dropout: float = 0.0):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.attn, self.mlp = Attention(width, heads), MLP(width)
-        self.drop_path = DropPath(drop_path)
+        self.drop_path = nn.Dropout(dropout) if dropout else DropPath(drop_path)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), mask))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 

@@ -30,6 +30,8 @@ from kontrast.registry import nearest
 from kontrast.runs.cropped_features import CROPS, FIRST_EPOCH, CroppedFeatures, crop_views
 from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import Run, open_run
+from kontrast.runs.text_probes import RETRIEVAL, TEXT_PROBES, ZERO_SHOT, text_results, write_examples
+from kontrast.runs.towers import Towers
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
 from kontrast.training.splits import Splits, find_changes, open_split
@@ -75,6 +77,7 @@ def probe(
     protocol: str = "",
     search: bool = False,
     shots: int = 0,
+    templates: str | Sequence[str] = "",
     max_bad: float | None = None,
     float_range: tuple[float, float] | None = None,
     say: Callable[[str], None] = print,
@@ -85,8 +88,8 @@ def probe(
 
     Args:
         run: A run folder or a `kontrast.Run`.
-        kind: "knn", "linear", "few-shot", "finetune" or the name of a linear protocol such as "simclr"; default: kNN
-            and linear.
+        kind: "knn", "linear", "few-shot", "finetune" or the name of a linear protocol such as "simclr"; of a run with a
+            text tower also "zero-shot" or "retrieval". Default: kNN and linear, and those two if there is such a tower.
         data: Labeled images; default: the run's own data.
         labels: A CSV file with the columns name,label; default: the labels of the data.
         device: "auto" (default), "cpu" or "cuda".
@@ -96,6 +99,8 @@ def probe(
         protocol: How to fine-tune, a name in `kontrast.probes.FINE_TUNING`; default: "sgd".
         search: Fine-tune with the learning rate and weight decay that are best on held-out train images.
         shots: Train images per class of "few-shot" (default: 5), and of "finetune" if given.
+        templates: Of "zero-shot": the name of a set in `kontrast.probes.TEMPLATES`, or texts with {} in place of the
+            name of the class; default: those of the recipe.
         max_bad: The share of unreadable images that is allowed; default: the recipe's.
         float_range: The values of black and white in the float images of `data`; default: the recipe's.
         say: Called with each warning; default: print.
@@ -117,14 +122,18 @@ def probe(
     run, on = open_run(run, float_range), choose_device(device)
     data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
     train, test = _open_images(run, data, labels, max_bad, say)
+    texts, pixels = _text_probes(run, kind, train, test, data), not kind or kind not in TEXT_PROBES
     seed_range = range(run.recipe.seed, run.recipe.seed + seeds)
     job = _Job(run, kind, seed_range, cached, epochs, protocol or "sgd", search, shots, train, test, on, say)
     encoders = encoders_of(run, on)
     results: list[ProbeResult] = []
     with job.progress() as bar:
-        for name, encoder in encoders.items():
+        for name, encoder in encoders.items() if pixels else ():
             found = job.probe_encoder(name, encoder, bar, gallery=data is None)
             results += save_results(run, found, data, labels)  # at once: the next ones may take long and be interrupted
+    if texts and test is not None:
+        found = probe_towers(run, texts, test, templates, on, shown=data is None)
+        results += save_results(run, found, data, labels)
     if not results:
         _report_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
     return ProbeResults(tuple(results), run.path)
@@ -138,6 +147,32 @@ def encoders_of(run: Run, device: torch.device) -> dict[str, nn.Module]:
     return found | {"untrained": run.encoder(device, trained=False), "pixels": nn.Flatten()}
 
 
+def _text_probes(run: Run, kind: str, train: ImageSet, test: ImageSet | None, data: str | None) -> tuple[str, ...]:
+    """Return the probes of the text tower that are asked for and possible; an error if one is named and is not."""
+    if kind in TEXT_PROBES:
+        if test is None:
+            raise DataError(f"{data or train.name} has no test images: give data.test_share, or folders train and test")
+        return (kind,)
+    if kind or run.recipe.text is None or test is None:
+        return ()
+    return (ZERO_SHOT,) * (test.labels is not None) + (RETRIEVAL,) * (test.captions is not None)
+
+
+def probe_towers(
+    run: Run, kinds: tuple[str, ...], test: ImageSet, templates: str | Sequence[str], device: torch.device, shown: bool
+) -> list[ProbeResult]:
+    """Probe the trained and the untrained towers; `shown` writes what the report shows of the retrieval."""
+    results: list[ProbeResult] = []
+    with Progress(" and ".join(kinds), 2 * len(test)) as bar:
+        for features in FEATURES[:2]:
+            towers = Towers(run, device, trained=features == "trained")
+            found, queries = text_results(towers, kinds, test, templates, bar.advance, run.recipe.seed)
+            results += [dataclasses.replace(one, features=features) for one in found]
+            if queries and shown and features == "trained":
+                write_examples(towers, queries, test)
+    return results
+
+
 def with_names(result: ProbeResult, probe: str, features: str, train: ImageSet) -> ProbeResult:
     """Return the result with the names of the probe, its features and the classes."""
     names = train.classes
@@ -148,8 +183,9 @@ def with_names(result: ProbeResult, probe: str, features: str, train: ImageSet) 
 def check_arguments(kind: str, seeds: int, epochs: int, range_alone: bool) -> None:
     if seeds < 1 or epochs < 0:
         raise UsageError(f"seeds = {seeds}, epochs = {epochs}: give at least one seed, and 0 or more epochs")
-    if kind and kind not in (*PROBES, "finetune"):
-        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, (*PROBES, 'finetune'))}")
+    known = (*PROBES, "finetune", *TEXT_PROBES)
+    if kind and kind not in known:
+        raise UsageError(f"unknown probe {kind!r}: {nearest(kind, known)}")
     if range_alone:
         raise UsageError("--float-range is for the images of --data; the run's own images are read as in training")
 
@@ -391,20 +427,20 @@ def result_table(results: Sequence[ProbeResult]) -> list[str]:
         return []
     started = any(r.features == "starting weights" for r in results)
     features = [name for name in FEATURES if started or name != "starting weights"]
-    width = 18 if started else 16
-    lines = [f"{'accuracy':<10}" + "".join(f"{name:>{width}}" for name in features)]
+    first, width = max(10, *(len(r.probe) + 2 for r in results)), 18 if started else 16
+    lines = [f"{'accuracy':<{first}}" + "".join(f"{name:>{width}}" for name in features)]
     for probe in dict.fromkeys(r.probe for r in results):
         values = {name: [r.accuracy for r in results if (r.probe, r.features) == (probe, name)] for name in features}
         means = [f"{fmean(found):.3f}" if found else "" for found in values.values()]
-        lines.append(f"{probe:<10}" + "".join(f"{mean:>{width}}" for mean in means))
+        lines.append(f"{probe:<{first}}" + "".join(f"{mean:>{width}}" for mean in means))
         intervals = [within_one(over_seeds(found)) for found in values.values()]
         if any(intervals):
             count = max(map(len, values.values()))
             texts = [f"{span[0]:.3f} to {span[1]:.3f}" if span else "" for span in intervals]
-            lines.append(f"{f'{count} seeds':<10}" + "".join(f"{text:>{width}}" for text in texts))
+            lines.append(f"{f'{count} seeds':<{first}}" + "".join(f"{text:>{width}}" for text in texts))
         for title, key in (("  top-5", "top5"), ("  by class", "mean_per_class")):
             own = [[getattr(r, key) for r in results if (r.probe, r.features) == (probe, name)] for name in features]
             texts = [f"{fmean(found):.3f}" if found and None not in found else "" for found in own]
             if any(texts) and texts != means:
-                lines.append(f"{title:<10}" + "".join(f"{text:>{width}}" for text in texts))
+                lines.append(f"{title:<{first}}" + "".join(f"{text:>{width}}" for text in texts))
     return lines

@@ -6,6 +6,8 @@ V query views, W key views, L local crops, B images, D width of the projection, 
     keys    k [W,B,D]     = projections of the teacher, or of the student with a stop-gradient, or none
     loss                  = objective(z, keys=k, bank=m, prototypes=c)
 
+With a text tower a caption of each image is its last view: z [V+1(+L),B,D], and keys [W+1,B,D] with a teacher.
+
 Local crops are queries; without keys they are further views. Without a teacher the bank stores the student's own rows.
 
 MoCo v2 is InfoNCE + teacher + bank; BYOL is alignment + teacher + predictor; SimSiam is alignment + predictor +
@@ -33,12 +35,13 @@ from kontrast.networks import (
     shuffle,
     unshuffle,
 )
-from kontrast.networks.catalog import Encoder, Head, Module
-from kontrast.networks.stages import freeze_stages
+from kontrast.networks.catalog import Encoder, Module
 from kontrast.objectives import OBJECTIVES, Objective, Sum, objective
 from kontrast.objectives.base import Terms
 from kontrast.objectives.inputs import OptionalInputs, values_unread
 from kontrast.registry import nearest
+from kontrast.training.student import Student as Student
+from kontrast.training.student import build_student as build_student
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
@@ -48,36 +51,6 @@ class Outcome(NamedTuple):
 
     terms: Terms
     bank_rows: Tensor | None
-
-
-class Student(nn.Module):
-    """An encoder and its projection head."""
-
-    def __init__(self, encoder: Encoder, head: Head):
-        super().__init__()
-        self.encoder, self.head = encoder, head
-        self.frozen: list[nn.Module] = []
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.encoder(images))
-
-    def freeze(self, stages: int) -> None:
-        """Stop the training of the encoder's first stages; their batch norm uses its running statistics."""
-        self.frozen = freeze_stages(self.encoder, stages)
-
-    def train(self, mode: bool = True) -> Student:
-        """Set training mode, except for the frozen stages."""
-        super().train(mode)
-        for module in self.frozen:
-            module.eval()
-        return self
-
-
-def build_student(recipe: Recipe, channels: int) -> Student:
-    """Return the recipe's encoder and head, newly initialized."""
-    given = {"channels": channels, "size": recipe.views.size}
-    encoder = networks.encoder(recipe.encoder.name, **given, **recipe.encoder.arguments)
-    return Student(encoder, networks.head(recipe.head.name, encoder.width, **recipe.head.arguments))
 
 
 class Learner(nn.Module):
@@ -120,7 +93,7 @@ class Learner(nn.Module):
             self.contents = recipe.bank.contents
             queues = recipe.views.count if self.contents == "views" else 0
             self.bank = MemoryBank(recipe.bank.size, self.width, normalize=self.contents != "means", queues=queues)
-        self.count = recipe.views.count
+        self.count = recipe.views.count + (recipe.text is not None)
         self.returns_teacher = recipe.teacher is not None and recipe.teacher.result
         self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric
         self.stop_gradient, self.joint = recipe.training.stop_gradient, recipe.batch_norm.joint
@@ -171,14 +144,24 @@ class Learner(nn.Module):
         """
         torch.compiler.reset()
         self._compiled = {n: torch.compile(part, dynamic=False) for n, part in self.parts() if n != "predictor"}
+        towers = {"text": self.student.text, "teacher text": self.teacher_text}
+        self._compiled |= {n: torch.compile(part, dynamic=False) for n, part in towers.items() if part is not None}
 
     def network(self, name: str) -> Callable[[Tensor], Tensor]:
         """Return a network by name, compiled if it was."""
-        return self._compiled[name] if name in self._compiled else getattr(self, name)
+        if name in self._compiled:
+            return self._compiled[name]
+        towers = {"text": self.student.text, "teacher text": self.teacher_text}
+        return towers[name] if name in towers else getattr(self, name)  # type: ignore[return-value]
+
+    @property
+    def teacher_text(self) -> nn.Module | None:
+        """The teacher's text tower, if there is one."""
+        return None if self.teacher is None else self.teacher.module.text  # type: ignore[return-value]
 
     def forward(
         self, views: Tensor, local: Tensor | None = None, momentum: Tensor | None = None, with_loss: bool = True,
-        **of_images: Tensor,
+        tokens: Tensor | None = None, **of_images: Tensor,
     ) -> Outcome | Tensor:  # fmt: skip
         """Return the terms of the loss, or with `with_loss=False` the queries alone.
 
@@ -187,23 +170,27 @@ class Learner(nn.Module):
             local: the local crops, if there are any.
             momentum: of the teacher.
             with_loss: whether to return the terms.
+            tokens: of a caption of each image, if there is a text tower.
             **of_images: what the objective is given about the images: `indices` and `labels`.
 
         Shape:
-            views [V,B,C,h,w], local crops [L,B,C,l,l], momentum [], indices and labels [B]; queries [V(+L),B,D].
+            views [V,B,C,h,w], local crops [L,B,C,l,l], momentum [], tokens [B,tokens], indices and labels [B]; queries
+            [V(+1)(+L),B,D].
         """
         if not with_loss:
-            return self.predict(self.projections(views, local))
-        keys = self.teacher_keys(views, momentum)
-        projections = self.projections(views, local)
+            return self.predict(self.projections(views, local, tokens))
+        keys = self.teacher_keys(views, momentum, tokens=tokens)
+        projections = self.projections(views, local, tokens)
         if self.stop_gradient:
-            keys = projections[: views.shape[0]].detach()
+            keys = projections[: self.count].detach()
         return self.compute_loss(self.predict(projections), keys, **of_images)
 
-    def projections(self, views: Tensor, local: Tensor | None) -> Tensor:
-        """Return the student's projections [V(+L),B,D] of the query views and local crops."""
-        projections = self.per_view("student", views[:1] if self.asymmetric else views)
-        return projections if local is None else torch.cat([projections, self.per_view("student", local)])
+    def projections(self, views: Tensor, local: Tensor | None, tokens: Tensor | None = None) -> Tensor:
+        """Return the student's projections [V(+1)(+L),B,D] of the query views, the captions and the local crops."""
+        parts = [self.per_view("student", views[:1] if self.asymmetric else views)]
+        parts += [] if tokens is None else [self.network("text")(tokens)[None]]
+        parts += [] if local is None else [self.per_view("student", local)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def compute_loss(
         self, z: Tensor, keys: Tensor | None, indices: Tensor | None = None, labels: Tensor | None = None
@@ -215,7 +202,7 @@ class Learner(nn.Module):
             "prototypes": None if self.prototypes is None else self.prototypes(),
             "key_prototypes": None if self.teacher_prototypes is None else self.teacher_prototypes(),
             "indices": indices if self.objective.needs_indices else None,
-            "labels": labels,
+            "labels": labels if keys is None else None,  # keys have none
             "global_views": self.count if self.objective.takes_global_views and len(z) > self.count else None,
         }
         with values_unread():  # the step checks for NaN itself, on the device and on all ranks
@@ -228,14 +215,17 @@ class Learner(nn.Module):
         return projections if self.predictor is None else self.per_view("predictor", projections)
 
     @torch.no_grad()
-    def teacher_keys(self, views: Tensor, momentum: Tensor | None, parts: int = 1) -> Tensor | None:
-        """Return the teacher's keys [W,B,D]. The teacher is updated first, as in MoCo's code.
+    def teacher_keys(
+        self, views: Tensor, momentum: Tensor | None, parts: int = 1, tokens: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the teacher's keys [W(+1),B,D]. The teacher is updated first, as in MoCo's code.
 
         Args:
             views: [V,B,C,h,w].
             momentum: of the update; None for no update.
             parts: forwards that the images are divided into. If images are shuffled, it is before they are divided:
                 otherwise a key would share its batch statistics with the neighbors of its query.
+            tokens: [B,tokens], of captions, whose keys are the last.
         """
         if self.teacher is None:
             return None
@@ -244,6 +234,13 @@ class Learner(nn.Module):
             if self.teacher_prototypes is not None and self.prototypes is not None:
                 self.teacher_prototypes.update(self.prototypes, momentum)
         images = views[1:] if self.asymmetric else views
+        if tokens is not None:
+            of_texts = torch.cat([self.network("teacher text")(part) for part in tokens.chunk(parts)])
+            return torch.cat([self.image_keys(images, parts), of_texts[None]])
+        return self.image_keys(images, parts)
+
+    def image_keys(self, images: Tensor, parts: int) -> Tensor:
+        """Return the teacher's keys [W,B,D] of views of images [W,B,C,h,w]."""
         if not self.shuffled:
             return torch.cat([self.per_view("teacher", part) for part in images.chunk(parts, 1)], 1)
         if self.joint:  # JCL shuffles the keys of all views together
@@ -368,17 +365,32 @@ def check_options(recipe: Recipe, loss: Objective, classes: int | None = None) -
         refuse("training.stop_gradient", "the keys of a teacher have no gradient anyway")
     if recipe.bank is not None and not loss.takes_bank:
         refuse("a bank", f"{name} has no form with a memory bank")
-    if views.count < 2:
+    if views.count < 2 and recipe.text is None:
         refuse(f"views.count = {views.count}", "views.count must be at least 2")
     if views.local_count and recipe.teacher is not None and not recipe.teacher.symmetric:
         refuse("views.local_count", "local crops need a symmetric teacher: set teacher.symmetric=true")
     check_batch(recipe)
+    check_text(recipe)
     if ramp:
         settable = [
             n for n, p in vars(type(first_objective(loss))).items() if isinstance(p, property) and p.fset is not None
         ]
         if ramp not in settable:
             refuse(f"objective.ramp = {ramp!r}", f"in {name}, {nearest(ramp, settable)}")
+
+
+def check_text(recipe: Recipe) -> None:
+    """Raise if options don't fit a text tower."""
+    if recipe.text is None:
+        return
+    if recipe.training.labels:
+        refuse("training.labels", "with [text] the labels are those of equal captions")
+    if recipe.bank is not None:
+        refuse("a bank", "with [text] its rows would be of images or of texts, and the queries are both")
+    if recipe.teacher is not None and not recipe.teacher.symmetric:
+        refuse("teacher.symmetric = false", "with [text] the student's text tower would not be trained: give true")
+    if recipe.training.parallel == "fsdp":
+        refuse("training.parallel = 'fsdp'", "with [text] the towers are not sharded: use 'ddp'")
 
 
 def check_own_networks(recipe: Recipe, student: Student, channels: int) -> None:

@@ -32,6 +32,7 @@ from kontrast.training.build import (
     precision,
     whole_student,
 )
+from kontrast.training.caption_batches import CaptionBatches, tokenizer_of
 from kontrast.training.failures import SKIPS, describe_failure, failure_text, not_finite
 from kontrast.training.metrics_log import MetricsLog
 from kontrast.training.progress import Progress
@@ -80,6 +81,10 @@ class Loop:
         self.precision = precision(t.precision, device)
         torch.manual_seed(recipe.seed)
         self.channels = train.channels
+        self.tokenizer = None if recipe.text is None else tokenizer_of(recipe.text, folder, train.captions)
+        self.captions = None
+        if self.tokenizer is not None:
+            self.captions = CaptionBatches(train, self.tokenizer, recipe.seed, device, say)
         self.learner = build_learner(recipe, device=device, **facts_of(train))
         self.optimizer = optimizer_of(recipe, self.learner)
         per_epoch = self.feeder.steps_per_epoch
@@ -267,6 +272,10 @@ class Loop:
         of_images = {"sizes": batch.sizes, "labels": batch.labels if recipe.training.labels else None}
         if self.learner.objective.needs_indices:
             of_images["indices"] = batch.indices
+        if self.captions is not None:
+            drawn = self.captions(position.epoch, batch.indices)
+            of_images["tokens"] = drawn.tokens
+            of_images["labels"] = drawn.ids if self.learner.objective.takes_labels else None
         self.step(batch.images, view_keys, schedule_of(recipe, position), **of_images)
         position.step += 1
 

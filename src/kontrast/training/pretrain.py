@@ -30,6 +30,7 @@ from kontrast.sharding import whole_state
 from kontrast.training import checkpoints
 from kontrast.training.auto_recipe import unread_folders
 from kontrast.training.build import algorithms
+from kontrast.training.caption_batches import VOCABULARY
 from kontrast.training.device import choose_device, describe_device
 from kontrast.training.failures import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.ineffective_settings import schedule_warnings
@@ -40,6 +41,7 @@ from kontrast.training.run_folder import RunFolder, sha256, stored_recipe, times
 from kontrast.training.signals import StopSignals
 from kontrast.training.splits import Splits, check_data, describe, keep_listing, located, open_splits, place_of
 from kontrast.training.starting_weights import write_start_weights
+from kontrast.training.student import Student
 from kontrast.training.time_budget import AfterTraining, Budget
 from kontrast.training.trial import plan_run
 
@@ -221,10 +223,24 @@ class Pretraining:
         encoder = whole_state(loop.learner.result.encoder)  # every rank must take part
         if distributed.is_main():
             digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
+            texts = write_text_tower(folder, loop.learner.result)
             seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
-            folder.update_info(finished=timestamp(), seconds=seconds, steps=loop.position.step, encoder_sha256=digest)
+            facts = {"finished": timestamp(), "seconds": seconds, "steps": loop.position.step}
+            folder.update_info(**facts, encoder_sha256=digest, **texts)
         if stop.signal is not None:
             raise stop.error("the end of training", shlex.join([*command_start(), "probe", str(folder.path)]))
+
+
+def write_text_tower(folder: RunFolder, student: Student) -> dict[str, str]:
+    """Write text.safetensors, the text tower and both heads, if there is one; return what run.json records of it."""
+    if student.text is None:
+        return {}
+    tensors = {
+        f"{name}.{key}": tensor
+        for name in ("head", "text")
+        for key, tensor in getattr(student, name).state_dict().items()
+    }
+    return {"text_sha256": checkpoints.write_weights(folder / "text.safetensors", tensors)}
 
 
 def is_place(data: object) -> bool:
@@ -318,4 +334,6 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, c
         facts |= {"fingerprint": fingerprint(recipe), "recipe_sha256": [digest], "data": describe(splits)}
         folder.update_info(**facts, data_place=place_of(recipe.data.source), started=timestamp())
         keep_listing(folder, splits)
+        if loop.tokenizer is not None and loop.tokenizer.vocabulary is not None:
+            write_atomic(folder / VOCABULARY, loop.tokenizer.vocabulary)
     write_atomic(folder / "recipe.toml", text)

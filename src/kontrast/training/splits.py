@@ -87,7 +87,7 @@ def preview_split(settings: DataSettings) -> Preview:
 
 def _options(settings: DataSettings) -> dict[str, Any]:
     """The arguments of `open_data` that the data section of a recipe sets."""
-    keys = ("test_share", "max_bad", "follow_links", "float_range", "pack")
+    keys = ("test_share", "max_bad", "follow_links", "float_range", "pack", "captions")
     options = {key: getattr(settings, key) for key in keys}
     options |= {"root": settings.root or None, "say": tell, "listed": ListingLine(settings.source)}
     return {**options, "size": max(settings.size, 0) or None, "longest": settings.longest or None}

@@ -88,7 +88,8 @@ class Step:
             keys: int64 [B], which seed the views of each image.
             schedule: the scheduled numbers of this step.
             **of_images: `sizes` int64 [B,2], height and width of each image if images are padded; `indices` int64 [B],
-                the number of each image in its data set; `labels` int64 [B]. None stands for an input that isn't there.
+                the number of each image in its data set; `labels` int64 [B]; `tokens` int32 [B,L] of a caption of
+                each image. None stands for an input that isn't there.
         """
         self.follow(schedule)
         inputs = {"images": images, "keys": keys, **{name: x for name, x in of_images.items() if x is not None}}
@@ -190,23 +191,27 @@ class Step:
         gradient of the loss. Batch norm sees one part at a time.
         """
         learner, parts = self.learner, self.accumulate
-        split = list(zip(views.chunk(parts, 1), crops.chunk(parts, 1) if crops is not None else [None] * parts))
+        of_images = dict(of_images)
+        tokens = of_images.pop("tokens", None)
+        nothing: list[Any] = [None] * parts
+        columns = ((views, 1), (crops, 1), (tokens, 0))
+        split = list(zip(*(nothing if x is None else x.chunk(parts, dim) for x, dim in columns)))
         with torch.no_grad(), restored_buffers(learner.student, learner.predictor):
-            keys = learner.teacher_keys(views, self.momentum, parts)
+            keys = learner.teacher_keys(views, self.momentum, parts, tokens)
             queries, own_keys = [], []
-            for images, small in split:
-                projections = learner.projections(images, small)
+            for images, small, texts in split:
+                projections = learner.projections(images, small, texts)
                 queries.append(learner.predict(projections))
-                own_keys.append(projections[: images.shape[0]])
+                own_keys.append(projections[: learner.count])
         z = torch.cat(queries, 1).requires_grad_()
         outcome = learner.compute_loss(z, torch.cat(own_keys, 1) if learner.stop_gradient else keys, **of_images)
         with torch.autocast(self.device.type, enabled=False):
             outcome.terms.total.backward()
         assert z.grad is not None
-        for number, ((images, small), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
+        for number, ((images, small, texts), gradient) in enumerate(zip(split, z.grad.chunk(parts, 1)), 1):
             more = number < parts  # ranks reduce their gradients once per step, with the last part
             with self.module.no_sync() if more and isinstance(self.module, DDP) else contextlib.nullcontext():
-                again = self.module(images, small, with_loss=False)
+                again = self.module(images, small, with_loss=False, tokens=texts)
                 with torch.autocast(self.device.type, enabled=False):
                     again.backward(gradient.to(again.dtype))
         return outcome

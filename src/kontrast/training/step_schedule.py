@@ -88,6 +88,8 @@ def part_rates(recipe: Recipe, lr: float) -> dict[str, float]:
     for part, settings in networks.items():
         if settings is not None and (settings.lr_factor != 1 or settings.constant_lr):
             rates[part] = settings.lr_factor * (peak_learning_rate(recipe) if settings.constant_lr else lr)
+    if recipe.text is not None and recipe.text.lr_factor != 1:
+        rates["student.text."] = recipe.text.lr_factor * lr
     if recipe.prototypes is not None and recipe.prototypes.lr_factor != 1:
         rates["prototypes."] = recipe.prototypes.lr_factor * lr
     return rates
