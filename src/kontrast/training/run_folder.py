@@ -33,6 +33,7 @@ KINDS: dict[str, Any] = {
 """The types of entries of run.json."""
 WRITTEN = (
     "recipe.toml", "metrics.jsonl", "speed.jsonl", "encoder.safetensors", "probes.json", "gallery.json", "gallery.png",
+    "text.safetensors", "retrieval.json", "retrieval.png",
     "lens.json", "report.html",
 )  # fmt: skip
 """Files that a run writes. If any exists without recipe.toml, the first one, it belongs to something else."""
