@@ -14,7 +14,9 @@ import torch
 from kontrast.config.recipe import Recipe
 from kontrast.config.recipe_files import FOLDER, load_tree, recipe_names, recipe_text, resolve
 from kontrast.errors import UsageError
+from kontrast.networks.tokenizers import ByteTokenizer
 from kontrast.training.build import build_learner, build_views, optimizer_of
+from kontrast.training.caption_batches import tokens_per_caption
 from kontrast.training.learner import build_objective, check_options
 from kontrast.training.resolve import t_minus_of, temperature_of, with_defaults
 from kontrast.training.step import Step
@@ -71,6 +73,8 @@ def three_steps(recipe: Recipe) -> list[dict[str, float]]:
         images = torch.randint(0, 256, (batch, channels, side, side), dtype=torch.uint8, generator=made)
         numbers = torch.arange(batch)
         given = {"indices": numbers} | ({"labels": numbers % 3} if recipe.training.labels else {})
+        if recipe.text is not None:
+            given["tokens"] = ByteTokenizer(tokens_per_caption(recipe.text))([f"number {i}" for i in range(batch)])
         step(images, keys(0, number, numbers), schedule_of(recipe, Position(number, 30, 10)), **given)
         assert step.check() is None, f"not finite at step {number}"
         terms.append(step.flush())

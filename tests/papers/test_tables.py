@@ -16,12 +16,11 @@ from kontrast.config.recipe import to_tree
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.objectives import objective
 from kontrast.papers import claims, table_data
-from kontrast.papers.measure import CROPS, MEASURES, mean_and_error
+from kontrast.papers.measure import CROPS, MEASURES, TABLE_PROBES, mean_and_error
 from kontrast.papers.result_pages import CURVES, NUMBERS, make_pages
 from kontrast.papers.results_file import read_results, refuse_other_settings
 from kontrast.papers.save_results import add_runs, merge_results
 from kontrast.papers.tables import load_table, read_table, relevant_settings, table_names
-from kontrast.runs.probe import PROBES
 from kontrast.training.learner import check_options
 
 REPOSITORY = Path(__file__).parents[2]
@@ -100,7 +99,7 @@ def test_every_cell_is_a_valid_recipe(table, name):
     check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
     assert recipe.checkpoints.every == 0 or recipe.checkpoints.every >= 20, "a checkpoint each epoch is waste"
     assert cell.label and cell.where and (cell.paper is None or 1 < cell.paper < 100)
-    assert set(table.probes) <= set(PROBES) and set(table.measures) <= set(MEASURES)
+    assert set(table.probes) <= set(TABLE_PROBES) and set(table.measures) <= set(MEASURES)
     assert table.measures != ("multiplier",) or "temperature" in recipe.objective.arguments
 
 

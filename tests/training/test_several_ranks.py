@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from kontrast import distributed
 from kontrast.config.recipe import read_recipe
 from kontrast.files import read_json_lines
+from kontrast.networks.tokenizers import ByteTokenizer
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.build import build_learner, build_views
 from kontrast.training.step import Step
@@ -129,6 +130,24 @@ CASES = {
         "batch_norm": {"kind": "plain"},
         "training": {"batch": 16, "accumulate": 4},
     },
+    "clip": {
+        "objective": {"name": "info-nce", "symmetric": True, "temperature": "learned"},
+        "views": {"count": 1, "size": 16, "policy": "digits"},
+        "text": {"width": 8, "depth": 1, "heads": 2, "length": 8, "dropout": 0.0},
+    },
+    "siglip, in parts": {
+        "objective": {"name": "siglip"},
+        "views": {"count": 1, "size": 16, "policy": "digits"},
+        "text": {"width": 8, "depth": 1, "heads": 2, "length": 8, "dropout": 0.0},
+        "batch_norm": {"kind": "plain"},
+        "training": {"batch": 16, "accumulate": 4},
+    },
+    "symmetric cacr of images and texts, with a teacher": {
+        "objective": {"name": "cacr", "symmetric": True},
+        "views": {"count": 1, "size": 16, "policy": "digits"},
+        "teacher": {"momentum": 0.9},
+        "text": {"width": 8, "depth": 1, "heads": 2, "length": 8, "dropout": 0.0},
+    },
     # Two splits of the batch in one process, one of them on each of two ranks.
     "split batch norm": {
         "teacher": {"momentum": 0.9, "symmetric": False},
@@ -173,6 +192,10 @@ def train_in_float64(case: str, out: Path) -> int:
         given = {"indices": torch.arange(16)[share]}
         if recipe.training.labels:
             given["labels"] = given["indices"] % 3
+        if recipe.text is not None:
+            texts = [f"text {(number + i) % 11}" for i in range(16)]  # some images have equal captions
+            given["tokens"] = ByteTokenizer(8)(texts)[share]
+            given["labels"] = (number + given["indices"]) % 11
         step(images[share], keys(0, number, torch.arange(16))[share], Schedule(lr=0.01, momentum=0.9), **given)
     assert step.check() is None
     if distributed.is_main():

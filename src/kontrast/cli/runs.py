@@ -103,14 +103,14 @@ def embed(
 
 def neighbors(
     run: RunFolder,
-    image: Annotated[Path, typer.Argument(help="An image file.")],
+    image: Annotated[str, typer.Argument(help='An image file, or with a text tower a text: "a dog in the snow".')],
     embeddings: Annotated[Path | None, typer.Option(help="The file to search; default: the train images.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many neighbors.")] = 8,
     float_range: FloatRange = "",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find the images most similar to IMAGE in an embeddings file."""
+    """Find the images most similar to IMAGE, a file or a text, in an embeddings file."""
     span = two_numbers(float_range)
     found = kontrast.neighbors(run, image, embeddings=embeddings, k=k, float_range=span, device=device, say=say)
     emit(found.to_dict(), str(found).splitlines(), as_json)

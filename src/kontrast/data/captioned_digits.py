@@ -1,6 +1,6 @@
 """Captions of the embedded digits, made from the factors that they were drawn with: digit, color, size and place.
 
-    a small red 3 at the upper left        upper left: small red three        a red 3
+    a small red 3 at the upper left        upper left: small red three
 
 One in eight combinations of a digit and a color is held out: no training image shows it, and `factors["unseen"]` marks
 the test images that do. A model that names them right has learned digit and color separately. N images.
@@ -17,29 +17,29 @@ from kontrast.data.captions import Captions
 from kontrast.data.digits import SIDE, digits
 from kontrast.data.image_set import ImageSet
 
-COLORS = ("white", "gray", "black", "red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink")
-HUES = (("red", 15), ("orange", 45), ("yellow", 70), ("green", 165), ("cyan", 200), ("blue", 255), ("purple", 290),
-        ("pink", 340), ("red", 361))  # fmt: skip
+COLORS = ("white", "gray", "black", "red", "yellow", "green", "blue", "purple")
+SIZES, PLACES = ("small", "large"), ("upper left", "upper right", "lower left", "lower right")
+HUES = (("red", 20), ("yellow", 70), ("green", 165), ("blue", 255), ("purple", 335), ("red", 361))
 """Colors by the largest hue, in degrees, that has their name."""
 CHROMA = 50
 """Below this difference of the largest and the smallest of red, green and blue a color is a gray."""
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COMBINATIONS = [f"{color} {digit}" for digit in range(10) for color in COLORS]
 """The names of `factors["combination"]`."""
-MIDDLE = 1.2
-"""Pixels from the center that still count as the middle."""
+LARGE = 22.0
+"""Pixels from which a digit is large."""
 HELD_OUT_OF = 8
 
 
 @lru_cache(maxsize=2)
 def captioned_digits(split: str = "train") -> ImageSet:
-    """The embedded digits with three captions each; the train split is without the combinations that are held out."""
+    """The embedded digits with two captions each; the train split is without the combinations that are held out."""
     images = digits(split)
     assert images.labels is not None
     label, color = images.labels.numpy(), color_names(images.factors["colour"].numpy().astype(np.int64))
     size, place = size_names(images.factors["size"].numpy()), place_names(images.factors["position"].numpy())
     captions = Captions.of(
-        (f"a {s} {c} {d} {p}", f"{p.split('the ')[1]}: {s} {c} {WORDS[d]}", f"a {c} {d}")
+        (f"a {s} {c} {d} at the {p}", f"{p}: {s} {c} {WORDS[d]}")
         for d, c, s, p in zip(label.tolist(), color, size, place)
     )
     unseen = torch.from_numpy(held_out_combinations(label, color))
@@ -52,7 +52,7 @@ def captioned_digits(split: str = "train") -> ImageSet:
 
 
 def held_out_combinations(label: np.ndarray, color: list[str]) -> np.ndarray:
-    """bool [N]: whether the digit in this color is held out. Each digit lacks a color or two."""
+    """bool [N]: whether the digit in this color is held out. Each digit lacks one color."""
     number = np.array([COLORS.index(name) for name in color])
     return (3 * label + number) % HELD_OUT_OF == 0
 
@@ -75,15 +75,10 @@ def color_names(rgb: np.ndarray) -> list[str]:
 
 def size_names(size: np.ndarray) -> list[str]:
     """The names of sizes float64 [N] in pixels."""
-    return ["small" if s < 20 else "large" if s > 24 else "medium" for s in size.tolist()]
+    return [SIZES[int(large)] for large in size >= LARGE]
 
 
 def place_names(position: np.ndarray) -> list[str]:
     """The names of places float64 [N,2], centers (y, x) in pixels."""
-    names = []
-    for y, x in (position - (SIDE - 1) / 2).tolist():
-        row = "upper" if y < -MIDDLE else "lower" if y > MIDDLE else ""
-        column = "left" if x < -MIDDLE else "right" if x > MIDDLE else ""
-        plain = {"upper": "top", "lower": "bottom"}.get(row, "") or column
-        names.append(f"at the {f'{row} {column}' if row and column else plain}" if plain else "in the middle")
-    return names
+    below, right = (position >= (SIDE - 1) / 2).astype(int).T
+    return [PLACES[number] for number in 2 * below + right]

@@ -122,28 +122,28 @@ def with_captions(found: Listing, pairs: Iterable[Pair], prefix: str = "", whole
     """
     places = {item.name: i for i, item in enumerate(found.items)}
     alone: dict[str, int | None] = {}
-    for name, place in places.items():
-        alone[name.rsplit("/", 1)[-1]] = None if name.rsplit("/", 1)[-1] in alone else place
+    for name, number in places.items():
+        last = name.rsplit("/", 1)[-1]
+        alone[last] = None if last in alone else number
     captions: list[list[str]] = [[] for _ in found.items]
     bad: dict[str, str] = {}
     for name, text, reason in pairs:
-        place = places.get(name, places.get(name.removeprefix(prefix)))
-        place = alone.get(name.rsplit("/", 1)[-1]) if place is None else place
-        if place is None:
-            if whole:
-                bad.setdefault(name, "it has a caption, and is not among the images")
-        elif text is None:
+        known = places.get(name, places.get(name.removeprefix(prefix)))
+        place = alone.get(name.rsplit("/", 1)[-1]) if known is None else known
+        if text is None:
             bad.setdefault(name, reason)
-        else:
+        elif place is not None:
             captions[place].append(text)
+        elif whole:
+            bad.setdefault(name, "it has a caption, and is not among the images")
     kept = [i for i, texts in enumerate(captions) if texts]
-    known = {name for name, _ in found.bad}  # images that can't be read may have captions
+    unreadable = {name for name, _ in found.bad}  # images that can't be read may have captions
     for name, texts in zip(places, captions):
         if not texts:
             bad.setdefault(name, "it has no caption")
     if not kept:
         raise DataError(f"none of the {len(found.items)} images in {found.root} has a caption")
-    listed = [*found.bad, *((name, reason) for name, reason in bad.items() if name not in known)]
+    listed = [*found.bad, *((name, reason) for name, reason in bad.items() if name not in unreadable)]
     return replace(found.take(np.array(kept)), captions=Captions.of(captions[i] for i in kept), bad=listed)
 
 
@@ -227,8 +227,7 @@ def _of_rows(rows: Iterable[Any], path: Path) -> Iterator[Pair]:
             if not isinstance(row, dict):
                 yield f"{path.name}, row {number}", None, "the row can't be read"
                 continue
-            if keys is None or not set(keys) <= row.keys():
-                keys = _columns(row, path)
+            keys = keys or _columns(row, path)
             name, value = row.get(keys[0]), row.get(keys[1])
             if not isinstance(name, str) or not name.strip():
                 yield f"{path.name}, row {number}", None, "the row names no file"

@@ -106,8 +106,8 @@ def options_of(origin: dict[str, Any], options: Options) -> Options:
         test_share, max_bad = float(origin["test_share"]), float(origin["max_bad"])
         limits, captions = Limits(**origin["limits"]), str(origin.get("captions", ""))
         if isinstance(origin["spec"], str) and isinstance(root, str | None) and isinstance(follow, bool):
-            chosen = {"root": root, "test_share": test_share, "max_bad": max_bad, "follow_links": follow}
-            return dataclasses.replace(options, **chosen, limits=limits, captions=captions)
+            chosen: dict[str, Any] = {"root": root, "follow_links": follow, "limits": limits, "captions": captions}
+            return dataclasses.replace(options, **chosen, test_share=test_share, max_bad=max_bad)
     except (KeyError, TypeError, ValueError):
         pass
     raise DataError("its manifest does not say how it was packed")

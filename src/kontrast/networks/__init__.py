@@ -11,26 +11,10 @@ from kontrast.networks.prototypes import Prototypes
 from kontrast.networks.split_batch_norm import SplitBatchNorm, convert_split_batch_norm, shuffle, unshuffle
 from kontrast.networks.sync_batch_norm import synchronize_batch_norm
 from kontrast.networks.teacher import Teacher
-from kontrast.networks.text_towers import TEXT_TOWERS, text_tower
+from kontrast.networks.text_towers import text_tower
 
 __all__ = [
-    "ENCODERS",
-    "HEADS",
-    "PREDICTORS",
-    "TEXT_TOWERS",
-    "Encoder",
-    "Head",
-    "MemoryBank",
-    "Prototypes",
-    "SplitBatchNorm",
-    "Teacher",
-    "convert_split_batch_norm",
-    "encoder",
-    "head",
-    "predictor",
-    "shuffle",
-    "smallest_batch",
-    "synchronize_batch_norm",
-    "text_tower",
-    "unshuffle",
+    "ENCODERS", "HEADS", "PREDICTORS", "Encoder", "Head", "MemoryBank", "Prototypes", "SplitBatchNorm", "Teacher",
+    "convert_split_batch_norm", "encoder", "head", "predictor", "shuffle", "smallest_batch", "synchronize_batch_norm",
+    "text_tower", "unshuffle",
 ]  # fmt: skip

@@ -16,6 +16,8 @@ from kontrast.networks.vit import Block
 from kontrast.registry import Registry
 
 HUGGING_FACE = "hf"
+EMBEDDING = 0.3
+"""Standard deviation of the embedded tokens before training."""
 TEXT_TOWERS = Registry(
     "text tower",
     hints={HUGGING_FACE: "hf:FOLDER is a text encoder in the layout of Hugging Face"},
@@ -75,8 +77,9 @@ class TextTransformer(nn.Module):
             raise UsageError(f"dropout = {dropout!r}: give a number from 0 to below 1")
         self.width = width
         self.token_embed = nn.Embedding(vocabulary, width)
-        self.pos_embed = nn.Parameter(0.01 * torch.randn(length, width))
-        nn.init.normal_(self.token_embed.weight, std=0.02)
+        # Not 0.02, as in large models: the branches would drown the tokens, and bytes take twice as long to learn.
+        self.pos_embed = nn.Parameter(EMBEDDING / 3 * torch.randn(length, width))
+        nn.init.normal_(self.token_embed.weight, std=EMBEDDING)
         self.blocks = nn.ModuleList(Block(width, heads, dropout=dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
 

@@ -18,6 +18,8 @@ from kontrast.runs.lens import encode_views, lens_images, project_views
 from kontrast.runs.probe import PROBES, Sets, probe_arguments
 from kontrast.runs.run import Run
 from kontrast.runs.snapshots import snapshots
+from kontrast.runs.text_probes import TEXT_RESULTS, text_results
+from kontrast.runs.towers import Towers
 from kontrast.studies.audit.retained_features import probe_added_feature
 from kontrast.studies.cells import probe_numbers
 from kontrast.training.build import views_of
@@ -29,12 +31,20 @@ POSITIVE_IMAGES = 32_768  # JCL, appendix E
 CURVES = ("knn", "effective_rank", "conditional_entropy", "conditional_entropy_own")
 
 
+TABLE_PROBES = (*PROBES, *(name for names in TEXT_RESULTS.values() for name in names))
+"""The probes that a table may have: those of frozen features, and the results of a text tower's."""
+
+
 def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[str, dict[str, Any]]:
-    """Accuracy of each probe on the whole, balanced set; linear protocols draw new crops in every epoch."""
+    """Accuracy of each probe on the whole, balanced set; linear protocols draw new crops in every epoch. Those of the
+    text tower are recall and zero-shot accuracy on the test images."""
+    found = probe_texts(run, names, device)
+    names = tuple(name for name in names if name not in found)
+    if not names:
+        return found
     train, test = run.data("train"), run.data("test")
     encoder, transform = run.encoder(device).to(memory_format=torch.channels_last), run.transform()
     fit, held = (extract_features(encoder, part, transform, device=device).to(device) for part in (train, test))
-    found = {}
     for name in names:
         sets: Sets = (fit, train.labels, held, test.labels)
         arguments = probe_arguments(name, run, train, run.recipe.seed)
@@ -43,6 +53,15 @@ def probe_run(run: Run, names: tuple[str, ...], device: torch.device) -> dict[st
         result = PROBES[name](*sets, **arguments)
         found[name] = probe_numbers(result) | {key: result.extra[key] for key in ("best",) if key in result.extra}
     return found
+
+
+def probe_texts(run: Run, names: tuple[str, ...], device: torch.device) -> dict[str, dict[str, Any]]:
+    """Those of the numbers that come from the text tower."""
+    kinds = [kind for kind, own in TEXT_RESULTS.items() if set(own) & set(names)]
+    if not kinds:
+        return {}
+    results, _ = text_results(Towers(run, device), kinds, run.data("test"), seed=run.recipe.seed)
+    return {result.probe: probe_numbers(result) for result in results if result.probe in names}
 
 
 def logged_curves(run: Run) -> dict[str, list[tuple[float, float]]]:

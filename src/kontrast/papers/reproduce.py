@@ -17,7 +17,7 @@ import torch
 from kontrast.errors import DataError, UsageError
 from kontrast.files import disk_faults, read_json_lines
 from kontrast.papers.gpu_sharing import shared_gpu
-from kontrast.papers.measure import MEASURES, logged_curves, mean_and_error, probe_run
+from kontrast.papers.measure import MEASURES, TABLE_PROBES, logged_curves, mean_and_error, probe_run
 from kontrast.papers.parallel_runs import ParallelRuns, runs_at_once
 from kontrast.papers.result_pages import mean_text
 from kontrast.papers.results_file import find_entry, finished_runs, read_results, refuse_other_settings, results_path
@@ -25,7 +25,7 @@ from kontrast.papers.save_results import add_runs
 from kontrast.papers.table_data import describe_data, find_data
 from kontrast.papers.tables import Table, TableCell, load_table, relevant_settings
 from kontrast.registry import nearest
-from kontrast.runs.probe import PROBES
+from kontrast.runs.text_probes import RETRIEVAL, TEXT_RESULTS
 from kontrast.studies.audit.audit import train_and_probe
 from kontrast.studies.audit.baselines import BASELINES, UNTRAINED
 from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run
@@ -147,7 +147,7 @@ class TableRunner(CellRunner):
         super().__init__(device, say, "--runs")
         self.table, self.overrides, self.data, self.out, self.runs = table, overrides, data, out, runs
         self.file, self.folder = results_path(out, table), runs / table.name
-        for kind, names, known in (("probe", table.probes, PROBES), ("measure", table.measures, MEASURES)):
+        for kind, names, known in (("probe", table.probes, TABLE_PROBES), ("measure", table.measures, tuple(MEASURES))):
             for name in names:
                 if name not in known:
                     raise UsageError(f"table {table.origin!r}: unknown {kind} {name!r}: {nearest(name, known)}")
@@ -175,9 +175,10 @@ class TableRunner(CellRunner):
 
     def check_data(self, cells: Sequence[TableRun]) -> None:
         """Check that all images are labeled; this also packs them before several processes need them."""
+        captioned = set(self.table.probes) <= set(TEXT_RESULTS[RETRIEVAL])
         for cell in {cell.source: cell for cell in cells}.values():
             for split in ("train", "test"):
-                if open_split(cell.recipe.data, split, seed=cell.seed).labels is None:
+                if open_split(cell.recipe.data, split, seed=cell.seed).labels is None and not captioned:
                     raise DataError(f"the {split} images of {cell.source} have no labels, which the probes need")
 
     def command(self, cell: TableRun) -> list[str]:

@@ -22,6 +22,11 @@ PROBE_NAMES = {
     "moco": "linear (MoCo's protocol)",
     "uniclr": "linear (UniCLR's protocol)",
     "simclr": "linear (SimCLR's protocol)",
+    **{
+        f"{way}-r{k}": f"{way.replace('-', ' ')}, R@{k}"
+        for way in ("text-to-image", "image-to-text")
+        for k in (1, 5, 10)
+    },
 }
 EXPLANATION = (
     "Accuracies are in percent, after the last epoch. The 95% intervals are Student's t over seeds if there are "

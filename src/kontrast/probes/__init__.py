@@ -9,9 +9,10 @@ from kontrast.probes.linear import PROTOCOLS, LinearProtocol, linear
 from kontrast.probes.logistic import logistic
 from kontrast.probes.result import ProbeResult
 from kontrast.probes.retrieval import retrieval, retrieval_ranks
-from kontrast.probes.zero_shot import TEMPLATES, class_vectors, zero_shot
+from kontrast.probes.zero_shot import class_vectors, zero_shot
 
 __all__ = [
-    "FINE_TUNING", "PROTOCOLS", "TEMPLATES", "FineTuning", "LinearProtocol", "ProbeResult", "class_vectors", "extract_features", "few_per_class",
-    "few_shot", "finetune", "knn", "linear", "logistic", "nearest_rows", "retrieval", "retrieval_ranks", "zero_shot",
+    "FINE_TUNING", "PROTOCOLS", "FineTuning", "LinearProtocol", "ProbeResult", "class_vectors", "extract_features",
+    "few_per_class", "few_shot", "finetune", "knn", "linear", "logistic", "nearest_rows", "retrieval",
+    "retrieval_ranks", "zero_shot",
 ]  # fmt: skip

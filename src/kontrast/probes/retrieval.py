@@ -102,6 +102,11 @@ def retrieval(ranks: Ranks, seed: int = 0) -> list[ProbeResult]:
     Args:
         ranks: as `retrieval_ranks` returns them.
         seed: of the result.
+
+    Example:
+        >>> ranks = retrieval_ranks(torch.eye(20), torch.eye(20), torch.arange(20), torch.arange(21))
+        >>> print(retrieval(ranks)[0])
+        image-to-text-r1: 100.00% [100.00, 100.00] over 20 test images
     """
     results = []
     for name, found, owners in (
@@ -112,8 +117,9 @@ def retrieval(ranks: Ranks, seed: int = 0) -> list[ProbeResult]:
             hits = found <= k
             per_image = hits.double() if owners is None else mean_by(hits.double(), owners, len(ranks.to_text))
             low, high = over_images(per_image)
-            extra = {"median_rank": float(np.median(found.numpy()))}
-            one = result(f"{name}-r{k}", Predictions(hits), {"k": k, "images": len(per_image)}, seed, **extra)
+            median = float(np.median(found.numpy()))
+            protocol = {"k": k, "images": len(per_image)}
+            one = result(f"{name}-r{k}", Predictions(hits), protocol, seed, median_rank=median)
             results.append(replace(one, low=low, high=high))
     return results
 

@@ -16,7 +16,7 @@ from kontrast.probes.result import ProbeResult, check_labels, predictions, resul
 from kontrast.registry import nearest
 
 BLURS = ("", "blurry ", "black and white ", "low contrast ", "high contrast ", "bad ", "good ")
-DIGIT_COLORS = ("white", "gray", "black", "red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink")
+DIGIT_COLORS = ("white", "gray", "black", "red", "yellow", "green", "blue", "purple")
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "name": ("{}",),
     "photo": ("a photo of a {}.",),
@@ -32,7 +32,13 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
             *(f"a photo of {article} {size} {{}}" for size in ("small", "big")),
         )
     ),
-    "digits": tuple(f"a {color} {{}}" for color in DIGIT_COLORS),
+    "digits": tuple(
+        f"a {size} {color} {{}} at the {row} {side}"
+        for size in ("small", "large")
+        for color in DIGIT_COLORS
+        for row in ("upper", "lower")
+        for side in ("left", "right")
+    ),
 }  # fmt: skip
 """Sets of templates: CLIP's seven that are best for ImageNet, its eighteen for CIFAR, those of the embedded digits."""
 
@@ -60,6 +66,12 @@ def class_vectors(encode: Callable[[list[str]], Tensor], classes: Sequence[str],
         encode: maps T texts to projections [T,D].
         classes: names of the classes.
         templates: texts with {} in place of the name.
+
+    Example:
+        >>> lengths = lambda texts: torch.eye(9)[[len(text) for text in texts]][:, 3:6:2]
+        >>> class_vectors(lengths, ["cat", "horse"], ["{}"])
+        tensor([[1., 0.],
+                [0., 1.]])
     """
     texts = [template.replace("{}", name.replace("_", " ")) for name in classes for template in templates]
     vectors = normalize(encode(texts).float(), dim=-1).unflatten(0, (len(classes), len(templates)))

@@ -21,9 +21,15 @@ CONTROLS = {
     "pixels": "raw pixels",
     "untrained": "the same encoder untrained",
 }
-PROBES = {"knn": "kNN", "linear": "linear probe", "logistic": "logistic probe", "finetune": "fine-tuned"}
+PROBES = {"knn": "kNN", "linear": "linear probe", "logistic": "logistic probe", "finetune": "fine-tuned",
+          "zero-shot": "zero-shot", "zero-shot-unseen": "zero-shot, unseen combinations",
+          "zero-shot-unseen-pairs": "zero-shot, color and digit of unseen combinations",
+          **{f"{way}-r{k}": f"{way.replace('-', ' ')}, among the first {k}"
+             for way in ("image-to-text", "text-to-image") for k in (1, 5, 10)}}  # fmt: skip
 LINEAR = "with a linear layer on top"
 METHODS = {"knn": "by nearest neighbors", "linear": LINEAR, "logistic": LINEAR}
+OTHER_CHANCE = ("-r1", "-r5", "-r10", "-pairs")
+"""Ends of the names of results whose chance is not one in the number of classes."""
 MAX_CLASSES = 1000
 Classes = dict[str, tuple[int, float]]  # test images and accuracy by the name of a class
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -41,7 +47,8 @@ def result_groups(runs: list[ReportedRun]) -> list[dict[str, Any]]:
             group = groups.setdefault(key, {"probe": key, "title": title, "rows": []})
             group["rows"].append({**_row(index, probe), "per_class": _classes(probe)})
             other = _protocol_value(probe, "data") or len({_protocol_value(p, "labels") for p in run.probes}) > 1
-            group["chance"] = None if other else chance
+            of_classes = not probe["probe"].endswith(OTHER_CHANCE)
+            group["chance"] = chance if of_classes and not other else None
     for group in groups.values():
         group["classes"] = class_table([row.pop("per_class") for row in group["rows"]], group["rows"], runs)
         order = lambda row: ([*FEATURES, row["features"]].index(row["features"]), row["run"])  # noqa: E731

@@ -22,10 +22,11 @@ from kontrast.reports.curves import curve_plots
 from kontrast.reports.facts import differences, facts, summary, title
 from kontrast.reports.lens_plots import drop_damaged_lens, lens_numbers, lens_plots, lens_weights
 from kontrast.reports.probe_results import references, result_groups, verdict
+from kontrast.reports.retrieval_panel import retrieval_panel
 from kontrast.reports.run_files import ReportedRun, ReportError, make_names_distinct, read_run, shorten, write_atomic
 from kontrast.reports.study_tables import read_study
 
-SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "weights.js", "page.js")
+SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "texts.js", "weights.js", "page.js")
 PICTURE_BYTES = 3_000_000
 MAX_GALLERIES = 8
 MAX_SPRITE_PIXELS = 64_000_000
@@ -84,6 +85,7 @@ def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dic
         "runs": [
             {
                 "gallery": _gallery(run, budget) if run in with_gallery else None,
+                "retrieval": _retrieval(run, budget),
                 "name": shorten(run.name),
                 "summary": summary(run),
                 "finished": run.finished or not run.info,
@@ -123,6 +125,16 @@ def _gallery(run: ReportedRun, budget: int) -> dict[str, Any] | None:
     entries = {key: [_with_short_names(entry) for entry in gallery[key]] for key in ("points", "queries")}
     classes = gallery.get("classes")
     return {**gallery, **entries, "classes": classes and [shorten(name) for name in classes], "sprite": sprite}
+
+
+def _retrieval(run: ReportedRun, budget: int) -> dict[str, Any] | None:
+    """Return the run's texts and the images that they find, with the sprite as a data address."""
+    if run.retrieval is None:
+        return None
+    sprite = _sprite_address(run.retrieval_sprite, budget)
+    if sprite is None:
+        run.problems.append("retrieval.png is damaged, so what texts find can't be shown.")
+    return None if sprite is None else retrieval_panel(run, sprite)
 
 
 def _with_short_names(entry: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ MAX_RECIPE = 200_000
 MOST_DOTS = 2_000
 """tomllib needs time that grows with the square of a dotted key's parts: minutes for 100,000 of them."""
 COLLAPSED_RANK = 1.5
-FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json")
+FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "retrieval.json", "lens.json")
 
 
 class ReportError(ValueError):
@@ -44,6 +44,8 @@ class ReportedRun:
     probes: list[dict[str, Any]] = field(default_factory=list)
     gallery: dict[str, Any] | None = None
     sprite: bytes = b""
+    retrieval: dict[str, Any] | None = None
+    retrieval_sprite: bytes = b""
     lens: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -66,7 +68,7 @@ def read_run(path: Path) -> ReportedRun:
     if not any((path / name).is_file() for name in FILES):
         raise ReportError(f"{str(path)!r} is not a run folder: it contains none of {', '.join(FILES)}")
     run = ReportedRun(path, path.resolve().name or str(path))
-    links = [name for name in (*FILES, "speed.jsonl", "gallery.png") if (path / name).is_symlink()]
+    links = [name for name in (*FILES, "speed.jsonl", "gallery.png", "retrieval.png") if (path / name).is_symlink()]
     run.problems += [f"{name} is a link and is not followed, so what it would show is missing." for name in links]
     run.recipe_text = read_bytes(path / "recipe.toml").decode("utf-8", "replace")[:MAX_RECIPE]
     try:
@@ -83,6 +85,7 @@ def read_run(path: Path) -> ReportedRun:
     run.probes = [probe for probe in probes if _is_probe(probe)] if isinstance(probes, list) else []
     run.lens = _read_table(run, "lens.json")
     _read_gallery(run)
+    _read_retrieval(run)
     return run
 
 
@@ -211,6 +214,35 @@ def _read_gallery(run: ReportedRun) -> None:
         run.problems.append("gallery.json and gallery.png don't belong together: run `kontrast probe` again.")
     else:
         run.gallery, run.sprite = gallery, sprite
+
+
+def _read_retrieval(run: ReportedRun) -> None:
+    found, sprite = _read_table(run, "retrieval.json"), read_bytes(run.path / "retrieval.png")
+    if not found:
+        return
+    if not _is_retrieval(found):
+        run.problems.append("retrieval.json is incomplete, so what texts find can't be shown.")
+    elif found.get("sprite_sha256") != hashlib.sha256(sprite).hexdigest():
+        run.problems.append("retrieval.json and retrieval.png don't belong together: run `kontrast probe` again.")
+    else:
+        run.retrieval, run.retrieval_sprite = found, sprite
+
+
+def _is_retrieval(found: dict[str, Any]) -> bool:
+    """Whether retrieval.json has the entries that the page reads, with their types."""
+
+    def whole(entry: Any, *keys: str) -> bool:
+        return isinstance(entry, dict) and all(type(entry.get(k)) is int and 0 <= entry[k] < 1e9 for k in keys)
+
+    queries, curve = found.get("queries"), found.get("curve")
+    if not isinstance(queries, list) or not isinstance(curve, list) or not whole(found, "tile", "columns", "count"):
+        return False
+    asked = all(whole(q, "tile", "rank") and isinstance(q.get("hits"), list) for q in queries)
+    hits: list[Any] = [hit for query in queries for hit in query["hits"]] if asked else [None]
+    points = all(
+        whole(p, "k") and is_finite(p.get("image_to_text")) and is_finite(p.get("text_to_image")) for p in curve
+    )
+    return points and all(whole(hit, "tile") and is_finite(hit.get("similarity")) for hit in hits)
 
 
 def _is_gallery(gallery: dict[str, Any]) -> bool:

@@ -1,6 +1,6 @@
-"""The nearest neighbors of one image among the vectors of an embeddings file.
+"""The nearest neighbors of one image, or the images that fit a text, among the vectors of an embeddings file.
 
-N rows of the file, F width, k neighbors.
+N rows of the file, F width, D width of the projections, k neighbors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from kontrast.errors import DataError, UsageError, printable
 from kontrast.lens.measures import directions
 from kontrast.probes import extract_features, nearest_rows
@@ -18,6 +21,7 @@ from kontrast.runs.embed import train_embeddings
 from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import open_run
+from kontrast.runs.towers import Towers
 from kontrast.training.device import choose_device
 
 
@@ -32,15 +36,17 @@ class Neighbor:
 
 @dataclass(frozen=True, repr=False)
 class Neighbors(ResultSequence[Neighbor]):
-    """The neighbors of `image`, nearest first; printed as a table of similarity and name."""
+    """The neighbors of `image`, or of `text`, nearest first; printed as a table of similarity and name."""
 
     image: Path
+    text: str = ""
 
     def __str__(self) -> str:
         return "\n".join(f"{one.similarity:7.4f}  {printable(one.name)}" for one in self.items)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"image": str(self.image), "neighbors": [asdict(one) for one in self.items]}
+        query = {"text": self.text} if self.text else {"image": str(self.image)}
+        return {**query, "neighbors": [asdict(one) for one in self.items]}
 
 
 def neighbors(
@@ -53,11 +59,12 @@ def neighbors(
     device: str = "auto",
     say: Callable[[str], None] = print,
 ) -> Neighbors:
-    """Find the images most similar to `image`.
+    """Find the images most similar to `image`, or with a text tower those that fit a text.
 
     Args:
         run: A run folder or a `kontrast.Run`.
-        image: The image file to compare.
+        image: The image file to compare; or, if the run was trained with texts and there is no such file, a text, such
+            as "a dog in the snow".
         embeddings: The embeddings file to search, written with the same run; default: the run's train images.
         k: How many neighbors to return; default: 8.
         float_range: The values of black and white, if `image` has float values; default: the recipe's.
@@ -78,14 +85,34 @@ def neighbors(
         raise UsageError(f"-k {k}: give at least 1")
     run, on = open_run(run), choose_device(device)
     encoder = run.encoder(on)
-    query_image = open_run(run, float_range).read_image(image)
+    text = os.fspath(image) if run.recipe.text is not None and not os.path.exists(image) else ""
+    query_image = None if text else open_run(run, float_range).read_image(image)
     path = train_embeddings(run, device, say) if embeddings is None else Path(embeddings)
     file = read_embeddings(path, width=encoder.width)
     if file.encoder not in (None, run.encoder_digest()):
         raise DataError(f"{path} has vectors of another encoder than {run.path}: embed its images again with this run")
     if k > len(file):
         say(f"-k {k}: {path} has only {len(file)} rows")
-    query = directions(extract_features(encoder, query_image, run.transform(), device=on))
-    cosines, rows = (found[0].tolist() for found in nearest_rows(query, file, k))  # type: ignore[arg-type]
+    searched: Any = file
+    if query_image is None:
+        towers = Towers(run, on)
+        query, searched = towers.texts([text]), ProjectedRows(file, towers)
+    else:
+        query = directions(extract_features(encoder, query_image, run.transform(), device=on))
+    cosines, rows = (found[0].tolist() for found in nearest_rows(query, searched, k))  # type: ignore[arg-type]
     found = (Neighbor(row, str(file.names[row]), round(cosine, 6)) for row, cosine in zip(rows, cosines))
-    return Neighbors(tuple(found), Path(image))
+    return Neighbors(tuple(found), Path(image), text)
+
+
+class ProjectedRows:
+    """The rows of an embeddings file as projections [N,D], which texts are compared with."""
+
+    def __init__(self, file: Any, towers: Towers):
+        self.file, self.towers = file, towers
+        self.shape = (len(file), towers.student.head.width)
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return self.towers.project(torch.as_tensor(self.file[rows]).float())

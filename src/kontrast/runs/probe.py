@@ -99,7 +99,7 @@ def probe(
         protocol: How to fine-tune, a name in `kontrast.probes.FINE_TUNING`; default: "sgd".
         search: Fine-tune with the learning rate and weight decay that are best on held-out train images.
         shots: Train images per class of "few-shot" (default: 5), and of "finetune" if given.
-        templates: Of "zero-shot": the name of a set in `kontrast.probes.TEMPLATES`, or texts with {} in place of the
+        templates: Of "zero-shot": the name of a set in `probes.zero_shot.TEMPLATES`, or texts with {} in place of the
             name of the class; default: those of the recipe.
         max_bad: The share of unreadable images that is allowed; default: the recipe's.
         float_range: The values of black and white in the float images of `data`; default: the recipe's.
@@ -169,7 +169,7 @@ def probe_towers(
             found, queries = text_results(towers, kinds, test, templates, bar.advance, run.recipe.seed)
             results += [dataclasses.replace(one, features=features) for one in found]
             if queries and shown and features == "trained":
-                write_examples(towers, queries, test)
+                write_examples(run.path, queries, test)
     return results
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +15,20 @@ from kontrast.data import ImageSet
 from kontrast.data.captioned_digits import COMBINATIONS
 from kontrast.errors import DataError
 from kontrast.files import write_atomic
-from kontrast.lens.gallery import encode_png, thumbnail
+from kontrast.lens.gallery import COLUMNS, TILE, Tiles
 from kontrast.probes import ProbeResult
 from kontrast.probes.retrieval import KS, Ranks, retrieval, retrieval_ranks
 from kontrast.probes.zero_shot import class_vectors, templates_named, zero_shot
 from kontrast.runs.towers import Towers
+from kontrast.training.run_folder import sha256
 
 ZERO_SHOT, RETRIEVAL = "zero-shot", "retrieval"
 TEXT_PROBES = (ZERO_SHOT, RETRIEVAL)
-RECALLS = tuple(f"{direction}-r{k}" for direction in ("image-to-text", "text-to-image") for k in KS)
-"""The names of the results of `retrieval`."""
+TEXT_RESULTS = {
+    ZERO_SHOT: (ZERO_SHOT, "zero-shot-unseen", "zero-shot-unseen-pairs"),
+    RETRIEVAL: tuple(f"{direction}-r{k}" for direction in ("image-to-text", "text-to-image") for k in KS),
+}
+"""The names of the results of each probe."""
 QUERIES, HITS = 8, 5
 SHOWN_LENGTH = 200
 
@@ -95,31 +100,32 @@ def examples(ranks: Ranks, images: Tensor, texts: Tensor, test: ImageSet) -> dic
     """
     captions = test.captions
     assert captions is not None
-    chosen = sorted({number * len(test) // QUERIES for number in range(QUERIES)})
     queries = []
-    for image in chosen:
+    for image in sorted({number * len(test) // QUERIES for number in range(QUERIES)}):
         caption = int(captions.starts[image])
         text = int(captions.ids[caption])
         cosines, hits = (images @ texts[text]).topk(min(HITS, len(images)))
-        rank = int(ranks.to_image[caption])
         right = [text in captions.ids[captions.starts[hit] : captions.starts[hit + 1]] for hit in hits.tolist()]
         rows = zip(hits.tolist(), cosines.tolist(), right)
         found = [{"image": hit, "similarity": round(cosine, 4), "right": bool(ok)} for hit, cosine, ok in rows]
-        queries.append({"text": captions.texts[text][:SHOWN_LENGTH], "rank": rank, "own": image, "hits": found})
+        query = {"name": captions.texts[text][:SHOWN_LENGTH], "rank": int(ranks.to_image[caption])}
+        queries.append({**query, "image": image, "hits": found})
     curve = [{"k": k, "image_to_text": a, "text_to_image": b} for k, a, b in ranks.curve()]
     return {"version": 1, "images": len(test), "captions": len(captions.ids), "curve": curve, "queries": queries}
 
 
-def write_examples(towers: Towers, shown: dict[str, Any], test: ImageSet) -> None:
-    """Write retrieval.json and retrieval.png, a row of thumbnails for each query: its own image, then the hits."""
-    queries = shown["queries"]
-    columns = max(1 + len(query["hits"]) for query in queries)
-    blank = torch.zeros_like(thumbnail(test.pictures[0]))
-    rows = []
-    for query in queries:
-        numbers = [query["own"], *(hit["image"] for hit in query["hits"])]
-        tiles = [thumbnail(test.pictures[number]) for number in numbers]
-        rows.append(torch.cat([*tiles, *[blank] * (columns - len(tiles))], dim=2))
-    write_atomic(towers.run.path / "retrieval.png", encode_png(torch.cat(rows, dim=1)))
-    tree = {**shown, "tile": blank.shape[-1], "columns": columns}
-    write_atomic(towers.run.path / "retrieval.json", json.dumps(tree, allow_nan=False).encode("ascii"))
+def write_examples(folder: Path, shown: dict[str, Any], test: ImageSet) -> None:
+    """Write retrieval.json and retrieval.png, the thumbnails of the images that queries belong to and find."""
+    tiles = Tiles()
+
+    def with_tile(entry: dict[str, Any]) -> dict[str, Any]:
+        number = entry["image"]
+        named = {"name": str(test.names[number]), **entry}  # a query's name is its text
+        return {**named, "tile": tiles.add("test", test.pictures, number)}
+
+    queries = [{**with_tile(query), "hits": [with_tile(hit) for hit in query["hits"]]} for query in shown["queries"]]
+    sprite = tiles.sprite()
+    facts = {"tile": TILE, "columns": COLUMNS, "count": len(tiles.pictures)}
+    tree = {**shown, "queries": queries, **facts, "sprite_sha256": sha256(sprite)}
+    write_atomic(folder / "retrieval.png", sprite)
+    write_atomic(folder / "retrieval.json", json.dumps(tree, allow_nan=False).encode("ascii"))

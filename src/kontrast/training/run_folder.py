@@ -34,7 +34,8 @@ KINDS: dict[str, Any] = {
 """The types of entries of run.json."""
 WRITTEN = (
     "recipe.toml", "metrics.jsonl", "speed.jsonl", "start.safetensors", "encoder.safetensors", "probes.json",
-    "gallery.json", "gallery.png", "lens.json", "report.html",
+    "gallery.json", "gallery.png", "text.safetensors", "retrieval.json", "retrieval.png",
+    "lens.json", "report.html",
 )  # fmt: skip
 """Files that a run writes. If any exists without recipe.toml, the first one, it belongs to something else."""
 

@@ -157,6 +157,7 @@ async function build() {
   const galleries = await loadGalleries();
   if (galleries.length && galleries[0].points.length) mapSection(galleries);
   neighborSection(galleries);
+  await textSections();
   if (data.lens.length || data.numbers.length) {
     page.append(section("lens", "Lens", "Properties of the representation itself, independent of any probe.",
       data.lens.length ? element("div", { class: "plots" }, ...data.lens.map(plotFigure)) : null,
