@@ -13,8 +13,8 @@ import pytest
 import kontrast
 
 ROOMS = ["data", "errors", "kernels", "lens", "networks", "objectives", "optim", "probes", "views"]
-VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "lens", "load", "neighbors", "objective"]
-VERBS += ["pack", "pretrain", "probe", "report", "reproduce"]
+VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "finetune", "lens", "load", "neighbors"]
+VERBS += ["objective", "pack", "predict", "pretrain", "probe", "report", "reproduce", "select"]
 
 
 def run_python(code: str) -> str:

@@ -19,7 +19,7 @@ MAX_RECIPE = 200_000
 MOST_DOTS = 2_000
 """tomllib needs time that grows with the square of a dotted key's parts: minutes for 100,000 of them."""
 COLLAPSED_RANK = 1.5
-FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json")
+FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json", "classifier.json")
 
 
 class ReportError(ValueError):
@@ -45,6 +45,7 @@ class ReportedRun:
     gallery: dict[str, Any] | None = None
     sprite: bytes = b""
     lens: dict[str, Any] = field(default_factory=dict)
+    classifier: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -82,6 +83,7 @@ def read_run(path: Path) -> ReportedRun:
     probes = _read_table(run, "probes.json").get("probes")
     run.probes = [probe for probe in probes if _is_probe(probe)] if isinstance(probes, list) else []
     run.lens = _read_table(run, "lens.json")
+    run.classifier = _read_table(run, "classifier.json")
     _read_gallery(run)
     return run
 
