@@ -192,6 +192,10 @@ class Pretraining:
             digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
             seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
             folder.update_info(finished=timestamp(), seconds=seconds, steps=loop.position.step, encoder_sha256=digest)
+            if loop.position.stopped:
+                reason = loop.stopping.reason(loop.best, loop.position.per_epoch)
+                folder.update_info(stopped=reason)
+                self.say(reason)
         if stop.signal is not None:
             raise stop.error("the end of training", shlex.join([*command_start(), "probe", str(folder.path)]))
 
