@@ -20,8 +20,10 @@ from pathlib import Path
 from statistics import fmean
 
 import kontrast
+from kontrast.config.recipe import read_recipe
 from kontrast.errors import KontrastError
 from kontrast.files import read_json_lines, write_atomic
+from kontrast.training.stopping_rule import StoppingRule
 
 RECIPES = (
     "quickstart", "quickstart objective.temperature=0.5", "quickstart objective.temperature=2",
@@ -115,7 +117,22 @@ def main() -> None:
 
 
 def stopping_table(runs: dict[str, list[dict]], epochs: int) -> list[str]:
-    return []
+    """Return a table of when training.stop="auto" would have ended each run, and at what cost in kNN."""
+    lines = [
+        "| recipe | kNN, last epoch | stops at epoch | kNN there | alarms |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    tree = {"training": {"stop": "auto", "epochs": epochs}, "evaluation": {"every": 1}}
+    for recipe, records in runs.items():
+        rule, alarms, stop = StoppingRule(read_recipe(tree), epochs), 0, None
+        for record in records:
+            alarms += bool(rule.add(record["epoch"], record))
+            if rule.flat:
+                stop = record
+                break
+        where = ["", ""] if stop is None else [f"{stop['epoch']:g} of {epochs}", f"{100 * stop['knn']:.1f}"]
+        lines.append(f"| {recipe} | {100 * records[-1]['knn']:.1f} | {' | '.join(where)} | {alarms} |")
+    return lines
 
 
 if __name__ == "__main__":

@@ -46,6 +46,13 @@ def test_both_measures_must_be_flat_for_a_tenth_of_the_training():
     assert not rule([10, 20, 20.1, 20.2], epochs=100).flat and rule([10] + [20.0] * 11, epochs=100).flat
 
 
+def test_the_signal_of_lidar_must_be_flat_if_it_is_measured():
+    made = StoppingRule(recipe(), 20)
+    for epoch, signal in enumerate([2.0, 3.0, 3.1, 3.2, 3.2, 3.2], 1):
+        made.add(epoch, {"rankme": 20.0, "conditional_entropy": 4.0, "lidar_signal": signal})
+        assert made.flat == (epoch == 6)
+
+
 def test_at_least_three_evaluations_count():
     made = StoppingRule(recipe(20), 20)
     for epoch, rank in ((5, 10.0), (10, 20.0), (15, 20.0)):
@@ -82,7 +89,7 @@ def pictures() -> ImageSet:
 
 
 RANKS = [10.0, 20.0, 20.1, 20.2, 20.2, 20.2]
-SIGNALS = [1.0, 3.0, 2.0, 2.5, 2.5, 2.5]
+SIGNALS = [1.0, 2.52, 2.5, 2.5, 2.5, 2.5]
 
 
 def measure(made: Loop):
@@ -124,7 +131,7 @@ def test_a_resumed_run_stops_at_the_same_step_with_the_same_bits(tmp_path, fails
         folder.create()
     made = run_until(whole, recipe(), resume=False)
     assert made.position.stopped and made.position.step == 20 and made.position.total == 100
-    assert made.best == {"step": 10, "lidar_signal": 3.0}
+    assert made.best == {"step": 10, "lidar_signal": 2.52}
     with pytest.raises(KeyboardInterrupt):
         run_until(broken, recipe(), resume=False, fails_after=fails_after)
     again = run_until(broken, recipe(), resume=True)

@@ -1,8 +1,9 @@
 """training.stop = "auto": end a run whose measures without labels have flattened.
 
 The rule is a function of the measures of all evaluations so far, which every checkpoint contains, so that a resumed run
-stops at the same step. Rank alone also rises with noise; therefore two measures must be flat, and the best checkpoint
-is chosen by one that compares images with views of the same image.
+stops at the same step. RankMe and the conditional entropy are flat long before kNN accuracy is; LiDAR's signal, which
+compares images with views of the same image, follows it (results/label-free.md). So it must be flat too if it is
+measured, and it chooses the best checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from kontrast.config.recipe import Recipe
 from kontrast.errors import UsageError
 
 FLAT = ("rankme", "conditional_entropy")
-"""The measures that must have flattened; both grow while the representation spreads."""
+"""The measures that must have flattened."""
+IF_MEASURED = ("lidar_signal",)
+"""Those that must have flattened too if they are measured, which needs more images than the projections are wide."""
 BEST = ("lidar_signal", "rankme")
 """The measure by which the best checkpoint is chosen: the first of these that is measured."""
 WINDOW, FEWEST, TOLERANCE = 0.1, 3, 0.02
@@ -43,7 +46,7 @@ class StoppingRule:
     def add(self, epoch: float, record: dict[str, Any]) -> str:
         """Take the measures of an evaluation, and return a warning if RankMe has just fallen by a fifth, else ""."""
         fell = self.fell
-        known = {name: float(record[name]) for name in {*FLAT, *BEST} if name in record}
+        known = {name: float(record[name]) for name in {*FLAT, *IF_MEASURED, *BEST} if name in record}
         self.measures.append({"epoch": float(epoch)} | dict(sorted(known.items())))
         if not self.automatic or not self.fell or fell:
             return ""
@@ -58,7 +61,7 @@ class StoppingRule:
 
     @property
     def flat(self) -> bool:
-        """Whether both measures have been flat for a tenth of the training, and the warm-up was over by then."""
+        """Whether the measures have been flat for a tenth of the training, and the warm-up was over by then."""
         if not self.automatic or not self.measures:
             return False
         start = self.measures[-1]["epoch"] - WINDOW * self.epochs
@@ -68,7 +71,8 @@ class StoppingRule:
         recent = self.measures[-max(FEWEST, len(self.measures) - len(before) + 1) :]
         if len(recent) < FEWEST or recent[0]["epoch"] < self.warmup:
             return False
-        return all(_within(TOLERANCE, [one.get(name) for one in recent]) for name in FLAT)
+        needed = [*FLAT, *(name for name in IF_MEASURED if any(name in one for one in recent))]
+        return all(_within(TOLERANCE, [one.get(name) for one in recent]) for name in needed)
 
     def chosen_by(self, record: dict[str, Any]) -> str:
         """Return the measure by which the best checkpoint is chosen: kNN, or one without labels."""
@@ -76,8 +80,10 @@ class StoppingRule:
 
     def reason(self, best: dict[str, Any], per_epoch: int) -> str:
         """Return a line that says why the run ended, and which checkpoint is the best."""
-        line = f"stopped at epoch {self.measures[-1]['epoch']:g} of {self.epochs:g}: RankMe and the conditional entropy"
-        line += f" of held-out images stayed within {100 * TOLERANCE:g}% for a tenth of the training"
+        line = (
+            f"stopped at epoch {self.measures[-1]['epoch']:g} of {self.epochs:g}: RankMe, the conditional entropy and"
+        )
+        line += f" LiDAR's signal stayed within {100 * TOLERANCE:g}% for a tenth of the training"
         measure = next((name for name in best if name != "step"), "")
         kept = f"; best by {measure.replace('_', ' ')}: epoch {best['step'] / per_epoch:g}, kept" if measure else ""
         return f"{line}{kept}"
