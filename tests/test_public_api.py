@@ -13,8 +13,8 @@ import pytest
 import kontrast
 
 ROOMS = ["data", "errors", "kernels", "lens", "networks", "objectives", "optim", "probes", "views"]
-VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "lens", "load", "neighbors", "objective"]
-VERBS += ["pack", "pretrain", "probe", "report", "reproduce"]
+VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "finetune", "lens", "load", "neighbors"]
+VERBS += ["objective", "pack", "predict", "pretrain", "probe", "report", "reproduce", "select"]
 
 
 def run_python(code: str) -> str:
@@ -26,8 +26,8 @@ def run_python(code: str) -> str:
 
 def test_dir_lists_the_api_and_nothing_else():
     importlib.import_module("kontrast.runs.run")  # sets attributes of the package that are not public
-    assert sorted(dir(kontrast)) == sorted({"Run", "__version__", *ROOMS, *VERBS})
-    assert sorted(kontrast.__all__) == sorted({"Run", *ROOMS, *VERBS})
+    assert sorted(dir(kontrast)) == sorted({"Encoder", "Run", "__version__", *ROOMS, *VERBS})
+    assert sorted(kontrast.__all__) == sorted({"Encoder", "Run", *ROOMS, *VERBS})
 
 
 @pytest.mark.parametrize("name", VERBS)

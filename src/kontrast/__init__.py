@@ -28,10 +28,14 @@ if TYPE_CHECKING:
     from kontrast.reports.report import report
     from kontrast.runs.duplicates import duplicates
     from kontrast.runs.embed import embed
+    from kontrast.runs.estimator import Encoder
     from kontrast.runs.export import export
+    from kontrast.runs.finetune import finetune
     from kontrast.runs.neighbors import neighbors
+    from kontrast.runs.predict import predict
     from kontrast.runs.probe import probe
     from kontrast.runs.run import Run, load
+    from kontrast.runs.select import select
     from kontrast.studies.audit.audit import audit
     from kontrast.studies.compare.compare import compare
 
@@ -39,15 +43,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "kernels", "lens", "load",
-    "neighbors", "networks", "objective", "objectives", "optim", "pack", "pretrain", "probe", "probes", "report",
-    "reproduce", "views",
+    "Encoder", "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "finetune",
+    "kernels", "lens", "load", "neighbors", "networks", "objective", "objectives", "optim", "pack", "predict",
+    "pretrain", "probe", "probes", "report", "reproduce", "select", "views",
 ]  # fmt: skip
 _MODULES = {
-    "Run": "runs.run", "audit": "studies.audit.audit", "compare": "studies.compare.compare",
+    "Encoder": "runs.estimator", "Run": "runs.run", "audit": "studies.audit.audit",
+    "compare": "studies.compare.compare",
     "duplicates": "runs.duplicates", "embed": "runs.embed", "explain": "cli.explain", "export": "runs.export",
-    "load": "runs.run", "neighbors": "runs.neighbors", "objective": "objectives", "pack": "data.pack",
-    "probe": "runs.probe", "report": "reports.report", "reproduce": "papers.reproduce",
+    "finetune": "runs.finetune", "load": "runs.run", "neighbors": "runs.neighbors", "objective": "objectives",
+    "pack": "data.pack", "predict": "runs.predict", "probe": "runs.probe", "report": "reports.report",
+    "reproduce": "papers.reproduce", "select": "runs.select",
 }  # fmt: skip
 """The module of each name that is not a room."""
 

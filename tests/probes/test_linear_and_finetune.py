@@ -25,7 +25,7 @@ from kontrast.probes import (
     finetune,
     linear,
 )
-from kontrast.probes.finetune import split_train
+from kontrast.probes.fine_tuning import split_train
 from kontrast.probes.layer_decay import build_optimizers, layers_of
 from kontrast.probes.mixed_images import mix_images
 from kontrast.probes.result import interval

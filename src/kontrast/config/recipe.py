@@ -176,6 +176,7 @@ class TrainingSettings:
     parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: a copy per rank; fsdp: sharded parameters, for large ViTs
     compile: Literal["auto", "yes", "no"] = "auto"  # compile the networks; auto: on a GPU
     deterministic: bool = False  # the same bits each time on a GPU, somewhat slower; a CPU always gives the same bits
+    stop: Literal["end", "auto"] = "end"  # auto: end when RankMe, conditional entropy and LiDAR's signal are flat
     max_steps: int = 0  # stop after this many steps if that is before the last epoch; 0: no limit
     log_every: int = 10  # steps between two lines of metrics.jsonl
     tensorboard: bool = False  # also log to RUN/tensorboard

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -18,36 +20,57 @@ LONGEST = 100
 """A label with more digits is not read as a number: Python refuses thousands of digits."""
 
 
-def read_labels(images: ImageSet, path: str | Path) -> ImageSet:
+def read_labels(images: ImageSet, path: str | Path, some: bool = False) -> ImageSet:
     """Give images the labels in a CSV file.
 
     Args:
-        images: the images; every one needs a row.
+        images: the images; every one needs a row, unless `some` is set.
         path: a CSV file with rows `name,label` and perhaps a heading. Rows of other images are ignored, so that one
             file can have the labels of both train and test.
+        some: allow images without a row or with an empty label. Their label becomes -1.
 
     Returns:
         The images with labels and class names; classes are sorted, numbers first.
     """
+    given = labels_of(path, known=set(images.names), some=some)
+    missing = [name for name in images.names if name not in given]
+    if missing and not some:
+        raise DataError(f"{path} has no label for {len(missing)} of {len(images)} images, the first {missing[0]!r}")
+    if len(missing) == len(images):
+        rows = (
+            f"it labels {len(given):,} others, the first {next(iter(given))!r}"
+            if given
+            else "its label column is empty"
+        )
+        raise DataError(f"{path} labels no image of {images.name}, such as {missing[0]!r}: {rows}")
+    classes = sorted(set(given.values()), key=_order)
+    if len(classes) < 2:
+        raise DataError(f"{path} has one class, {classes[0]!r}: a probe needs two or more")
+    number = {name: i for i, name in enumerate(classes)}
+    labels = torch.tensor([number[given[name]] if name in given else -1 for name in images.names])
+    return dataclasses.replace(images, labels=labels, classes=classes)
+
+
+def labels_of(path: str | os.PathLike[str], known: Collection[str] = (), some: bool = False) -> dict[str, str]:
+    """Return the label of each name in a CSV file.
+
+    Args:
+        path: a CSV file with rows `name,label` and perhaps a heading.
+        known: names of images, by which a first row is told from a heading.
+        some: leave rows with an empty label out instead of refusing them.
+    """
     rows = _rows(Path(path))
-    known = set(images.names)
     first = [cell.strip().lower() for cell in rows[0]]
     if rows[0][0] not in known and (first[0] in NAMES or first[1] in LABELS):
         rows = rows[1:]
     given: dict[str, str] = {}
     for name, label in rows:
+        if some and not label.strip():
+            continue
         if not label.strip() or given.setdefault(name, label) != label:
             problem = f"two labels, {given[name]!r} and {label!r}: keep one" if label.strip() else "an empty label"
             raise DataError(f"{path} gives {name!r} {problem}")
-    missing = [name for name in images.names if name not in given]
-    if missing:
-        raise DataError(f"{path} has no label for {len(missing)} of {len(images)} images, the first {missing[0]!r}")
-    classes = sorted(set(given.values()), key=_order)
-    if len(classes) < 2:
-        raise DataError(f"{path} has one class, {classes[0]!r}: a probe needs two or more")
-    number = {name: i for i, name in enumerate(classes)}
-    labels = torch.tensor([number[given[name]] for name in images.names])
-    return dataclasses.replace(images, labels=labels, classes=classes)
+    return given
 
 
 def _order(label: str) -> tuple[bool, int, str]:

@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from kontrast.lens.label_free import alpha_req, lidar, rankme
 from kontrast.lens.measures import class_cosines, conditional_entropy, coupling
 from kontrast.lens.normality import normality, random_projections
 from kontrast.lens.pair_weights import negative_weights, positive_weights
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from kontrast.runs.lens import LensResult
 
 __all__ = [
-    "alignment", "class_cosines", "conditional_entropy", "coupling", "coupling_multiplier", "dimension_variance",
-    "effective_rank", "negative_weights", "normality", "positive_statistics", "positive_weights", "random_projections",
-    "spectrum", "uniformity",
+    "alignment", "alpha_req", "class_cosines", "conditional_entropy", "coupling", "coupling_multiplier",
+    "dimension_variance", "effective_rank", "lidar", "negative_weights", "normality", "positive_statistics",
+    "positive_weights", "random_projections", "rankme", "spectrum", "uniformity",
 ]  # fmt: skip
 
 

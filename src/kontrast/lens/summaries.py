@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kontrast.lens import plots
+from kontrast.lens.label_free import alpha_req, lidar, rankme
 from kontrast.lens.map_2d import map_to_plane
 from kontrast.lens.measures import BATCH, T_MINUS, as_views, class_cosines, coupling
 from kontrast.lens.normality import normality, random_projections
@@ -129,6 +130,31 @@ def dimensions(summary: Summary, features: Tensor, what: str = "features") -> No
         f"Variance of each dimension of the {what} over images, largest first.",
         "dimension, largest first", "variance", lines=[series(what, ranks, variance)], kind="bars", x_whole=True,
     )  # fmt: skip
+
+
+def label_free(summary: Summary, projections: Tensor, features: Tensor, what: str) -> None:
+    """Summarize RankMe of the projections, centered and as in the paper, and alpha-ReQ of the features."""
+    width = projections.shape[1]
+    note = f"exponential of the entropy of the singular values' shares, of {width} {what}, centered"
+    summary.number("RankMe", rankme(projections), f"{note}; also rises with noise")
+    summary.number(
+        "RankMe, uncentered", rankme(projections, centered=False), "as in the paper: a common offset hides rank"
+    )
+    exponent = alpha_req(features)
+    if not math.isnan(exponent):
+        summary.number("alpha-ReQ", exponent, "decay of the features' eigenvalues 12 to 50; near 1 transfers well")
+
+
+def separability(summary: Summary, z: Tensor, what: str) -> None:
+    """Summarize LiDAR of q views of each image [q,N,D], and how far it is from that of noise."""
+    found = lidar(z)
+    summary.number(
+        "LiDAR", found.value, f"of {z.shape[2]}, {z.shape[0]} views of each image, {what}; also large for noise"
+    )
+    summary.number("LiDAR above noise", found.above_noise, "of the eigenvalues minus those of noise, 1 / views")
+    summary.number(
+        "LiDAR signal", found.signal, "mean eigenvalue, relative to that of noise; 1: views of an image disagree"
+    )
 
 
 def positives(summary: Summary, found: PositiveStatistics, augmentations: int, width: int) -> None:

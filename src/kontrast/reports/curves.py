@@ -24,7 +24,11 @@ MAX_POINTS_OF_PAGE = 60_000
 NEEDS_EXPONENT = 1e15  # from here on, numbers are shown with an exponent
 
 ACCURACIES = ("knn", "linear", "logistic", "few-shot", "finetune")
-NAMES = {"knn": "kNN", "lr": "learning rate", "images_per_second": "speed"}
+NAMES = {
+    "knn": "kNN", "lr": "learning rate", "images_per_second": "speed", "rankme": "RankMe", "alpha_req": "α-ReQ",
+    "rankme_uncentered": "RankMe, uncentered", "lidar": "LiDAR", "lidar_above_noise": "LiDAR above noise",
+    "lidar_signal": "LiDAR signal",
+}  # fmt: skip
 NOTES = {
     "loss": "What training minimizes. Compare it only between runs with the same objective and batch size.",
     "attraction": "The pull between views of the same image. Lower means that the views of an image agree more.",
@@ -33,6 +37,12 @@ NOTES = {
     "conditional_entropy": "How evenly an image's repulsion is shared among the other images, measured at the same "
     "scale for every method. At the dashed line, all of them share it equally.",
     "conditional_entropy_own": "The same at the scale at which this run's objective weighs its negatives.",
+    "rankme": "RankMe of the projections, centered: how evenly they use their directions. It also rises with noise.",
+    "rankme_uncentered": "RankMe as in the paper, without centering: an offset that all images share hides rank.",
+    "alpha_req": "α-ReQ: how fast the eigenvalues of the features decay. Features that transfer well are often near 1.",
+    "lidar": "LiDAR: how many directions tell images apart relative to how views of an image vary. Noise has the most.",
+    "lidar_above_noise": "LiDAR of the eigenvalues minus 1/views, the value that noise would have.",
+    "lidar_signal": "The mean of LiDAR's eigenvalues as a multiple of that of noise. At 1, views of an image disagree.",
     "temperature": "The temperature that the loss has learned. A small one concentrates the repulsion on near images.",
     "lr": "The learning rate that the schedule gave the optimizer.",
     "images_per_second": "Training images per second; all views of an image count as one.",
@@ -170,7 +180,7 @@ def _plot(
 def _title(key: str, series: list[dict[str, Any]], limits: list[float]) -> str:
     """Return a title that says what the plot shows. `limits` are the largest possible values of runs that have one."""
     name = NAMES.get(key, key.replace("_", " "))
-    name = name[:1].upper() + name[1:] if key != "knn" else name
+    name = name if key in NAMES and key not in LAST else name[:1].upper() + name[1:]
     text = percent if is_accuracy(key) else number
     ends = [_ends(one["y"]) for one in series]
     if len(series) > 1:

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kontrast.reports.classifier_tables import classifier_verdict, classifier_view, drop_damaged_classifier
 from kontrast.reports.curves import curve_plots
 from kontrast.reports.facts import differences, facts, summary, title
 from kontrast.reports.lens_plots import drop_damaged_lens, lens_numbers, lens_plots, lens_weights
@@ -26,7 +27,7 @@ from kontrast.reports.retrieval_panel import retrieval_panel
 from kontrast.reports.run_files import ReportedRun, ReportError, make_names_distinct, read_run, shorten, write_atomic
 from kontrast.reports.study_tables import read_study
 
-SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "texts.js", "weights.js", "page.js")
+SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "texts.js", "weights.js", "classifier.js", "page.js")
 PICTURE_BYTES = 3_000_000
 MAX_GALLERIES = 8
 MAX_SPRITE_PIXELS = 64_000_000
@@ -69,18 +70,20 @@ def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dic
     """Collect everything that the page shows."""
     for run in runs:
         drop_damaged_lens(run)
+        drop_damaged_classifier(run)
     with_gallery = [run for run in runs if run.gallery][:MAX_GALLERIES]
     budget = PICTURE_BYTES // max(1, len(with_gallery))
     return {
         "version": 1,
         "title": (study or {}).get("title") or title(runs),
-        "verdict": (study or {}).get("verdict") or verdict(runs),
+        "verdict": (study or {}).get("verdict") or (len(runs) == 1 and classifier_verdict(runs[0])) or verdict(runs),
         "study": study,
         "results": [] if study else result_groups(runs),
         "curves": curve_plots(runs, references(runs[0])) if runs else [],
         "lens": lens_plots(runs),
         "numbers": [entry for index, run in enumerate(runs) for entry in lens_numbers(run, index)],
         "weights": lens_weights(runs),
+        "classifier": classifier_view(runs[0]) if len(runs) == 1 else None,
         "differences": differences(runs) if len(runs) > 1 else [],
         "runs": [
             {

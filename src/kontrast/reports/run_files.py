@@ -19,7 +19,10 @@ MAX_RECIPE = 200_000
 MOST_DOTS = 2_000
 """tomllib needs time that grows with the square of a dotted key's parts: minutes for 100,000 of them."""
 COLLAPSED_RANK = 1.5
-FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "retrieval.json", "lens.json")
+FILES = (
+    "recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "retrieval.json", "lens.json",
+    "classifier.json",
+)  # fmt: skip
 
 
 class ReportError(ValueError):
@@ -47,6 +50,7 @@ class ReportedRun:
     retrieval: dict[str, Any] | None = None
     retrieval_sprite: bytes = b""
     lens: dict[str, Any] = field(default_factory=dict)
+    classifier: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -84,6 +88,7 @@ def read_run(path: Path) -> ReportedRun:
     probes = _read_table(run, "probes.json").get("probes")
     run.probes = [probe for probe in probes if _is_probe(probe)] if isinstance(probes, list) else []
     run.lens = _read_table(run, "lens.json")
+    run.classifier = _read_table(run, "classifier.json")
     _read_gallery(run)
     _read_retrieval(run)
     return run

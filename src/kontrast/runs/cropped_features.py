@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kontrast.data import ImageSet
 from kontrast.probes import PROTOCOLS
+from kontrast.probes.fine_tuning import Augment
 from kontrast.runs.run import Run
 from kontrast.training.build import build_views, precision
 from kontrast.views import Views, keys
 
 CROPS = {name: None if name == "cacr" else (0.08, 1.0) for name in PROTOCOLS}
 """Range of the crops' share of the area, per protocol; None: that of the run's own views."""
+FINE_TUNING_CROP = (0.08, 1.0)
 FIRST_EPOCH = 1 << 41  # random draws that neither training nor the lens uses
 CHUNK = 2048
 
@@ -36,6 +39,17 @@ def crop_views(run: Run, crop: tuple[float, float] | None, dtype: torch.dtype) -
         run.transform().policies[0], crop_scale=crop or training.crop_scale, flip=training.flip
     )
     return Views(policy, count=1, size=run.recipe.views.size, dtype=dtype)
+
+
+def fine_tuning_crops(run: Run, seed: int) -> Augment:
+    """Return a function that makes random crops of a batch for an epoch of fine-tuning."""
+    views = crop_views(run, FINE_TUNING_CROP, torch.float32)
+
+    def crop(epoch: int, rows: Tensor, images: Tensor, sizes: Tensor | None) -> Tensor:
+        drawn: Any = views(images, keys(seed, FIRST_EPOCH + epoch, rows), sizes)
+        return drawn[0]
+
+    return crop
 
 
 class CroppedFeatures:

@@ -18,7 +18,7 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from kontrast.data import ImageSet
 from kontrast.data.bad_images import check_bad, skipped
 from kontrast.errors import CheckpointError, DataError, UsageError, printable
 from kontrast.files import disk_faults, read_json, remove_folder, write_atomic, write_json
-from kontrast.networks import Encoder
 from kontrast.plugins import command_start
 from kontrast.probes import extract_features
 from kontrast.runs.embeddings_file import Part, check_suffix, import_parquet, names_path, write_embeddings
@@ -100,29 +99,72 @@ def embed(
     check_suffix(out)
     if out.suffix == ".parquet":
         import_parquet()
-    parts = out.with_name(f"{out.name}.parts")
-    if out.exists() and not parts.exists():
-        raise UsageError(f"{out} already exists: remove it, or give another --out")
+    refuse_existing(out)
     on = choose_device(device)
     encoder = run.encoder(on)
     stream = open_stream(run, data if isinstance(data, ImageSet) else os.fspath(data), split, say, max_bad)
     facts = dependencies(run, encoder, stream, on)
+    command = resume_command(run, stream, out, split, max_bad, device)
+    images, bad = write_in_parts(run, encoder, stream, out, write_embeddings, facts, command, max_bad, on, say)
+    return EmbedResult(out, images, encoder.width, bad)
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise if the output exists, unless its parts do too: then it was interrupted while they were joined."""
+    if out.exists() and not parts_of(out).exists():
+        raise UsageError(f"{out} already exists: remove it, or give another --out")
+
+
+def parts_of(out: Path) -> Path:
+    """Return the folder of parts beside an output."""
+    return out.with_name(f"{out.name}.parts")
+
+
+def write_in_parts(
+    run: Run,
+    network: Any,
+    stream: Stream,
+    out: Path,
+    write: Callable[[Path, Sequence[Part], dict[str, Any]], None],
+    facts: dict[str, Any],
+    command: str,
+    max_bad: float | None,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> tuple[int, list[tuple[str, str]]]:
+    """Apply a network to all images of a stream, part by part, and join the parts into `out`.
+
+    Args:
+        run: The run, whose view prepares the images.
+        network: A module with the attribute `width`, the length of its vectors.
+        stream: The images.
+        out: The file to write.
+        write: `write(out, parts, facts)` joins the parts.
+        facts: Everything that determines the vectors; parts with other facts are discarded.
+        command: The command that continues after an interruption.
+        max_bad: The share of unreadable images that is allowed; None: the recipe's.
+        device: Where the network is.
+        say: Called with each line of progress and each warning.
+
+    Returns:
+        The number of vectors, and (name, reason) of the images that were skipped.
+    """
+    parts = parts_of(out)
     with lock_parts(parts):
         for torn in out.parent.glob(f".tmp-*-{glob.escape(out.name)}"):  # left by a kill while the parts were joined
             torn.unlink(missing_ok=True)
         discard_outdated(parts, facts, say)
-        command = resume_command(run, stream, out, split, max_bad, device)
-        done = _embed_parts(run, encoder, stream, parts, on, command, say)
+        done = _embed_parts(run, network, stream, parts, device, command, say)
         bad = _check_skipped(stream, done, run.recipe.data.max_bad if max_bad is None else max_bad)
-        write_embeddings(out, done, facts)
+        write(out, done, facts)
         remove_folder(parts)
     images = sum(len(part.ids) for part in done)
     if bad:
         say(skipped(bad, images + len(bad)))
-    return EmbedResult(out, images, encoder.width, bad)
+    return images, bad
 
 
-def dependencies(run: Run, encoder: Encoder, stream: Stream, device: torch.device) -> dict[str, Any]:
+def dependencies(run: Run, network: Any, stream: Stream, device: torch.device) -> dict[str, Any]:
     """Everything that determines the vectors, as manifest.json stores it."""
     float_range = run.recipe.data.float_range
     return ({"float_range": list(float_range)} if float_range else {}) | {
@@ -132,7 +174,7 @@ def dependencies(run: Run, encoder: Encoder, stream: Stream, device: torch.devic
         "view": repr(run.transform()),
         "data": stream.fingerprint,
         "images": stream.total,
-        "width": encoder.width,
+        "width": network.width,
         "batch": BATCH,
         "batches": BATCHES_PER_PART,
         "device": device.type,
@@ -170,8 +212,10 @@ def discard_outdated(parts: Path, facts: dict[str, Any], say: Callable[[str], No
     write_json(manifest, facts)
 
 
-def resume_command(run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str) -> str:
-    words = [*command_start(), "embed", str(run.path), stream.name, "--out", str(out)]
+def resume_command(
+    run: Run, stream: Stream, out: Path, split: str, max_bad: float | None, device: str, verb: str = "embed"
+) -> str:
+    words = [*command_start(), verb, str(run.path), stream.name, "--out", str(out)]
     words += [] if split == "all" else ["--split", split]
     words += [] if max_bad is None else ["--max-bad", str(max_bad)]
     words += [] if device == "auto" else ["--device", device]
@@ -181,7 +225,7 @@ def resume_command(run: Run, stream: Stream, out: Path, split: str, max_bad: flo
 
 
 def _embed_parts(
-    run: Run, encoder: Encoder, stream: Stream, parts: Path, device: torch.device, command: str, say: Callable
+    run: Run, network: Any, stream: Stream, parts: Path, device: torch.device, command: str, say: Callable
 ) -> list[Part]:
     """Return all parts in order, computing those after the last one that can be read."""
     size, transform = BATCHES_PER_PART, run.transform()
@@ -198,11 +242,11 @@ def _embed_parts(
         batches: list[StreamBatch] = []
         for batch in stream.batches(len(done) * size, stream.steps):
             if batch.ids:
-                rows.append(extract_features(encoder, batch.images, transform, device=device))
+                rows.append(extract_features(network, batch.images, transform, device=device))
             batches.append(batch)
             bar.advance(len(batch.ids) + len(batch.bad))
             if len(batches) == size or batch.number + 1 == stream.steps:
-                vectors = torch.cat(rows) if rows else torch.empty(0, encoder.width)
+                vectors = torch.cat(rows) if rows else torch.empty(0, network.width)
                 done.append(write_part(part_path(parts, len(done)), vectors, batches))
                 rows, batches = [], []
             if stop.signal is not None:

@@ -187,7 +187,7 @@ def real_images(run: Run, data: str | None) -> ImageSet:
         raise DataError(f"ONNX is compared with torch on real images: {error}; give others with --data DIR") from None
 
 
-def checked_onnx(run: Run, encoder: nn.Module, images: ImageSet) -> tuple[bytes, float]:
+def checked_onnx(run: Run, network: nn.Module, images: ImageSet) -> tuple[bytes, float]:
     """Return the content of the ONNX file, for any batch size, and its largest difference from torch."""
     view, everyone = run.transform(), torch.arange(len(images))
     parts = [view(pixels, positions, sizes)[0] for positions, pixels, sizes in images.iter_chunks(everyone)]
@@ -199,8 +199,8 @@ def checked_onnx(run: Run, encoder: nn.Module, images: ImageSet) -> tuple[bytes,
     except ImportError as error:
         raise EnvironmentFault(f"ONNX needs {error.name}: pip install onnx onnxscript onnxruntime") from None
     try:
-        content = onnx_bytes(encoder, x[:2])
-        difference = max(onnx_difference(encoder, content, batch) for batch in (x, x[:1]))
+        content = onnx_bytes(network, x[:2])
+        difference = max(onnx_difference(network, content, batch) for batch in (x, x[:1]))
     except Exception as error:  # exporter and runtime have many exception types, with many lines
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
         raise NumbersError(f"torch or onnxruntime can't make the ONNX file ({reason}): {INSTEAD}") from error
@@ -211,13 +211,13 @@ def checked_onnx(run: Run, encoder: nn.Module, images: ImageSet) -> tuple[bytes,
     return content, difference
 
 
-def onnx_bytes(encoder: nn.Module, x: Tensor) -> bytes:
-    """Return the content of an ONNX file that takes any number of images like `x`."""
+def onnx_bytes(network: nn.Module, x: Tensor) -> bytes:
+    """Return the content of an ONNX file that takes any number of images like `x`; `network.gives` names its output."""
     shapes = ({0: torch.export.Dim("images", min=1)},)
     with silence_exporter():
         # strict=True: otherwise torch takes len(x), and so the batch size, for a constant.
-        program = torch.export.export(encoder, (x,), dynamic_shapes=shapes, strict=True)
-        names: Any = {"input_names": ["images"], "output_names": ["features"]}
+        program = torch.export.export(network, (x,), dynamic_shapes=shapes, strict=True)
+        names: Any = {"input_names": ["images"], "output_names": [getattr(network, "gives", "features")]}
         made = torch.onnx.export(program, (x,), dynamo=True, verbose=False, **names)
         return made.model_proto.SerializeToString()  # type: ignore[union-attr]
 

@@ -28,19 +28,18 @@ from kontrast.probes import extract_features
 from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.run import Run, open_run
 from kontrast.runs.snapshots import ENCODER_ALONE, Snapshot, snapshots, spread_evenly
+from kontrast.training.augmented_projections import augmented_projections, draw_views
 from kontrast.training.build import views_of
 from kontrast.training.device import choose_device
 from kontrast.training.learner import Student
-from kontrast.training.online_probe import IMAGES
+from kontrast.training.online_probe import IMAGES, LIDAR_VIEWS
 from kontrast.training.progress import Progress
 from kontrast.training.resolve import temperature_of
-from kontrast.views import Views, keys
+from kontrast.views import Views
 
 AUGMENTATIONS = 8
 SNAPSHOTS, MAPS, QUERIES = 9, 4, 3
 BATCH = 256
-EPOCH = 1 << 40
-"""The epoch of the random draws, which no training reaches: the encoder has not seen these augmentations."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,6 +157,11 @@ def measure_run(
     temperature = temperature_of(run.recipe, run.path / "metrics.jsonl")
     summaries.multiplier(summary, z, temperature, run.recipe.training.batch)
     summaries.projections(summary, z[0], what)
+    plain = extract_features(history[-1].student, shown, run.transform(), device=device)
+    summaries.label_free(summary, plain, encoded.features, what)
+    if len(shown) > z.shape[2]:
+        views_of_each = augmented_projections(history[-1].student, run.recipe, shown, LIDAR_VIEWS, device)
+        summaries.separability(summary, views_of_each, what)
     summaries.dimensions(summary, encoded.features)
     summaries.positives(summary, encoded.positives, augmentations, encoded.features.shape[1])
     if shown.labels is not None:
@@ -207,12 +211,7 @@ def project_views(
 
 def augment(run: Run, images: ImageSet, views: Views, device: torch.device) -> Tensor:
     """Return augmentations [n,B,C,h,w]; those of one image don't depend on the others."""
-    augmented: list[Any] = []  # tensors: these views have no local crops
-    for positions, pixels, sizes in images.iter_chunks(torch.arange(len(images))):
-        drawn = keys(run.recipe.seed, EPOCH, images.numbers(positions))
-        sizes = None if sizes is None else sizes.to(device)
-        augmented.append(views(pixels.to(device), drawn.to(device), sizes))
-    return torch.cat(augmented, 1)
+    return draw_views(run.recipe.seed, images, views, device)
 
 
 def apply_to_views(network: nn.Module, x: Tensor) -> Tensor:
@@ -297,6 +296,7 @@ def measure_file(path: Path, labels: Path | None, images: int) -> dict[str, Any]
     summary = Summary()
     summaries.spread(summary, unit, what)
     summaries.entropy(summary, [(0.0, value)], maximum, what)
+    summaries.label_free(summary, rows, rows, "vectors")
     summaries.dimensions(summary, rows, "vectors")
     summaries.projections(summary, unit, "vectors")
     if zeros:

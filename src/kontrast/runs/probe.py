@@ -23,11 +23,11 @@ from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
 from kontrast.lens.gallery import GallerySplit, write_gallery
 from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, finetune, knn, linear, logistic
-from kontrast.probes.finetune import HELD_OUT, Augment
+from kontrast.probes.fine_tuning import HELD_OUT
 from kontrast.probes.finetuning_protocols import DECAYS, RATES, fine_tuning_named
 from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.registry import nearest
-from kontrast.runs.cropped_features import CROPS, FIRST_EPOCH, CroppedFeatures, crop_views
+from kontrast.runs.cropped_features import CROPS, CroppedFeatures, fine_tuning_crops
 from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import Run, open_run
 from kontrast.runs.text_probes import RETRIEVAL, TEXT_PROBES, ZERO_SHOT, text_results, write_examples
@@ -35,7 +35,6 @@ from kontrast.runs.towers import Towers
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
 from kontrast.training.splits import Splits, find_changes, open_split
-from kontrast.views import keys
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
     "knn": knn,
@@ -45,7 +44,6 @@ PROBES: dict[str, Callable[..., ProbeResult]] = {
 }
 """The probes on frozen features, by name; `finetune` is not among them because it trains the encoder too."""
 DEFAULT_PROBES = ("knn", "linear")
-FINE_TUNING_CROP = (0.08, 1.0)
 FEATURES = ("trained", "starting weights", "untrained", "pixels")
 """The features that are probed: the encoder's, and those of the controls. Only some runs have starting weights."""
 Sets = tuple[Tensor, Any, Tensor, Any]  # train features, train labels, test features, test labels
@@ -291,7 +289,7 @@ class _Job:
         settings = dataclasses.replace(settings, epochs=self.epochs or settings.epochs)
         with Progress(f"finetune, {name}", self._images_of_fine_tuning(settings.epochs)) as bar:
             options: dict[str, Any] = {"protocol": settings, "transform": self.run.transform(), "search": self.search}
-            options |= {"augment": None if self.cached else self._crops(seed), "advance": bar.advance}
+            options |= {"augment": None if self.cached else fine_tuning_crops(self.run, seed), "advance": bar.advance}
             tune = partial(finetune, encoder, **options)
             sets: Any = (train, train.labels, test, test.labels)
             if not self.shots:
@@ -306,16 +304,6 @@ class _Job:
         assert labels is not None
         images = len(labels.unique()) * self.shots * 3 if self.shots else len(labels)
         return round(epochs * images * (1 + self.search * len(RATES) * len(DECAYS) * (HELD_OUT - 1) / HELD_OUT))
-
-    def _crops(self, seed: int) -> Augment:
-        """Return a function that makes random crops of a batch for an epoch of fine-tuning."""
-        views = crop_views(self.run, FINE_TUNING_CROP, torch.float32)
-
-        def crop(epoch: int, rows: Tensor, images: Tensor, sizes: Tensor | None) -> Tensor:
-            drawn: Any = views(images, keys(seed, FIRST_EPOCH + epoch, rows), sizes)
-            return drawn[0]
-
-        return crop
 
     def _write_gallery(self, fit: Tensor, held: Tensor) -> None:
         recipe, shown = self.run.recipe, self.train if self.test is None else self.test

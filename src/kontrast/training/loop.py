@@ -42,6 +42,7 @@ from kontrast.training.splits import sync_bad_images
 from kontrast.training.starting_weights import load_start
 from kontrast.training.step import EAGER_STEPS, Step
 from kontrast.training.step_schedule import Position, learning_rate_of, ramp_of, schedule_of
+from kontrast.training.stopping_rule import StoppingRule, are_measures
 from kontrast.training.time_budget import AfterTraining, Plan, describe_time
 from kontrast.training.timing import Timing
 from kontrast.views import keys
@@ -93,6 +94,7 @@ class Loop:
         self.first = 0  # the step at which this process started
         self.best: dict[str, float] = {}
         self.restored = False  # whether the state is that of a checkpoint
+        self.stopping = StoppingRule(recipe, self.position.epochs)
         self.owed = False  # whether a signal interrupted the evaluation of this step
         self.failures: list[dict[str, Any]] = []
         self.log = MetricsLog(folder, t)
@@ -137,18 +139,21 @@ class Loop:
             self.step.names, self.step.count, self.best = state["names"], state["count"], state["best"]
             self.step.sums = tensors["window"].to(self.device)
             self.owed, self.failures = state.get("owed", False), state.get("failures", [])
+            self.stopping.measures, self.position.stopped = state.get("measures", []), state.get("stopped", False)
             if self.step.sums.shape != (len(self.step.names),) or not self.step.sums.is_floating_point():
                 raise KeyError("window")
             self.restored = True
         except (RuntimeError, KeyError):
             raise CheckpointError(f"the checkpoint in {self.folder.path} does not fit its recipe") from None
-        note = ": there is nothing left to train" if self.position.step > self.position.total else ""
+        done = self.position.stopped or self.position.step > self.position.total
+        note = ": there is nothing left to train" if done else ""
         self.say(f"resuming from step {self.position.step} of {self.position.total}{note}")
 
     def adopt(self, plan: Plan, fingerprint: str) -> None:
         """Train for as long as a plan says."""
         self.recipe, self.fingerprint = plan.apply(self.recipe), fingerprint
         self.position.total = plan.max_steps or plan.epochs * self.position.per_epoch
+        self.stopping = StoppingRule(self.recipe, self.position.epochs)
 
     def estimate(self, after: AfterTraining) -> None:
         """Estimate how long evaluations, checkpoints and what follows the training will take."""
@@ -179,6 +184,7 @@ class Loop:
         tensors["window"] = self.step.sums
         state = {"step": self.position.step, "names": self.step.names, "count": self.step.count, "best": self.best}
         state |= {"owed": self.owed, "failures": self.failures}
+        state |= {"measures": self.stopping.measures, "stopped": self.position.stopped}
         self.saved = time.monotonic()
         place = self.folder / "checkpoints"
         checkpoints.save(place, self.position.step, tensors, state, self.facts())
@@ -328,7 +334,9 @@ class Loop:
             self.say(describe_time(self.recipe, self.timing, self.position))
 
     def evaluate(self, evaluate: Evaluate | None, stop: StopSignals) -> bool:
-        """Every few epochs and at the end, measure and log; return whether this is the best by kNN so far.
+        """Every few epochs and at the end, measure and log; return whether this is the best so far.
+
+        With training.stop="auto" it may end the training.
 
         All ranks must call this, since the first one, which measures, may need their shards.
         """
@@ -347,10 +355,12 @@ class Loop:
         improved = distributed.any_rank(evaluate is not None and self.measure(evaluate, student, stop))
         self.owed = distributed.any_rank(self.owed and self.main)  # other ranks only know what the checkpoint said
         distributed.wait_at_most(distributed.training_seconds())
+        if self.stopping.automatic and not self.position.finished:  # the first rank alone has measured
+            self.position.stopped = distributed.any_rank(self.main and self.stopping.flat)
         return improved
 
     def measure(self, evaluate: Evaluate, student: nn.Module, stop: StopSignals) -> bool:
-        """Evaluate and log; return whether this is the best by kNN so far.
+        """Evaluate and log; return whether this is the best so far, by kNN or, with training.stop="auto", by LiDAR.
 
         If a signal interrupts the evaluation, the resumed run starts with it.
         """
@@ -366,9 +376,12 @@ class Loop:
         if record["effective_rank"] < COLLAPSED:
             rank = f"effective rank {record['effective_rank']:.1f} at epoch {position.epochs_done:g}"
             self.say(f"collapsed: {rank} (a warm-up, training.warmup, or a smaller training.lr may prevent it)")
-        if "knn" not in record or record["knn"] <= self.best.get("knn", -1.0):
+        if warning := self.stopping.add(position.epochs_done, record):
+            self.say(warning)
+        by = self.stopping.chosen_by(record)
+        if by not in record or record[by] <= self.best.get(by, -1.0):
             return False
-        self.best = {"step": position.step, "knn": record["knn"]}
+        self.best = {"step": position.step, by: record[by]}
         return True
 
     def check_numbers(self) -> None:
@@ -391,8 +404,10 @@ class Loop:
 
 def is_state(state: Any) -> bool:
     """Return whether the content of state.json is what `save` writes. A checkpoint may come from others."""
-    kinds = {"step": int, "names": list, "count": int, "best": dict, "owed": bool, "failures": list}
-    known = {"owed": False, "failures": [], **state} if isinstance(state, dict) else {}
+    kinds = {"step": int, "names": list, "count": int, "best": dict, "owed": bool, "failures": list, "stopped": bool}
+    known = (
+        {"owed": False, "failures": [], "measures": [], "stopped": False, **state} if isinstance(state, dict) else {}
+    )
     if not all(type(known.get(key)) is kind for key, kind in kinds.items()):
         return False
     best = known["best"]
@@ -401,5 +416,6 @@ def is_state(state: Any) -> bool:
         and 0 <= known["count"] < 2**63
         and all(isinstance(name, str) for name in known["names"])
         and all(isinstance(failure, dict) for failure in known["failures"])
-        and (not best or (type(best.get("step")) is int and type(best.get("knn")) is float))
+        and are_measures(known["measures"])
+        and (not best or (type(best.get("step")) is int and [*map(type, best.values())].count(float) == len(best) - 1))
     )

@@ -227,6 +227,10 @@ class Pretraining:
             seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
             facts = {"finished": timestamp(), "seconds": seconds, "steps": loop.position.step}
             folder.update_info(**facts, encoder_sha256=digest, **texts)
+            if loop.position.stopped:
+                reason = loop.stopping.reason(loop.best, loop.position.per_epoch)
+                folder.update_info(stopped=reason)
+                self.say(reason)
         if stop.signal is not None:
             raise stop.error("the end of training", shlex.join([*command_start(), "probe", str(folder.path)]))
 

@@ -11,11 +11,12 @@ from kontrast.optim.schedules import learning_rate, ramp, scaled_learning_rate, 
 
 @dataclass
 class Position:
-    """How far a run has come: steps taken, steps in all, and steps per epoch."""
+    """How far a run has come: steps taken, steps in all, steps per epoch, and whether it was ended before all steps."""
 
     step: int
     total: int
     per_epoch: int
+    stopped: bool = False
 
     @property
     def epoch(self) -> int:
@@ -31,7 +32,7 @@ class Position:
 
     @property
     def finished(self) -> bool:
-        return self.step >= self.total
+        return self.stopped or self.step >= self.total
 
 
 @dataclass(frozen=True)

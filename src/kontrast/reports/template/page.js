@@ -153,6 +153,7 @@ async function build() {
   header();
   if (data.study) studySection();
   if (data.runs.length > 1 && data.results.length) page.append(section("table", "Side by side", "", resultTable(data)));
+  if (data.classifier) classifierSection(data.classifier);
   if (data.curves.length) curveSection();
   const galleries = await loadGalleries();
   if (galleries.length && galleries[0].points.length) mapSection(galleries);

@@ -82,32 +82,44 @@ def finetune(
     given: dict[str, Any] = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay}
     settings = replace(fine_tuning_named(protocol), **{key: value for key, value in given.items() if value is not None})
     settings = replace(settings, batch=min(settings.batch, len(train)))
-    job = _FineTuning(encoder, count_classes(train_labels, test_labels), transform, augment, advance, seed)
+    tuner = FineTuner(encoder, count_classes(train_labels, test_labels), transform, augment, advance, seed)
     found: dict[str, Any] = {}
     if search:
-        settings, found["searched"] = job.search(settings, train, train_labels, rates, decays)
-    scores = job.scores(settings, train, train_labels, test)
+        settings, found["searched"] = tuner.search(settings, train, train_labels, rates, decays)
+    scores = tuner.scores(settings, train, train_labels, test)
     described = asdict(settings) | {"augmented": augment is not None} | found
     return result("fine-tune", predictions(scores, test_labels.cpu()), described, seed)
 
 
-class _FineTuning:
-    """Trains copies of one encoder with different settings."""
+class FineTuner:
+    """Trains copies of one encoder with different settings. The arguments are those of `finetune`.
+
+    Example:
+        >>> from kontrast.networks import encoder
+        >>> images = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
+        >>> tuner = FineTuner(encoder("small-conv", size=16, width=8), classes=2)
+        >>> tuner.train(FineTuning(epochs=1, batch=8), images, torch.arange(8) % 2)[1]
+        Linear(in_features=8, out_features=2, bias=True)
+    """
 
     def __init__(
         self,
         encoder: nn.Module,
         classes: int,
-        transform: Callable[..., Any] | None,
-        augment: Augment | None,
-        advance: Callable[[int], None] | None,
-        seed: int,
+        transform: Callable[..., Any] | None = None,
+        augment: Augment | None = None,
+        advance: Callable[[int], None] | None = None,
+        seed: int = 0,
     ):
         self.encoder, self.classes, self.transform, self.augment = encoder, classes, transform, augment
         self.advance, self.seed, self.device = advance, seed, next(encoder.parameters()).device
 
     def scores(self, settings: FineTuning, train: Any, labels: Tensor, test: Any) -> Tensor:
         """Train with these settings and return the scores of the test images [T,C]."""
+        return extract_features(self.train(settings, train, labels), test, self.transform, device=self.device)
+
+    def train(self, settings: FineTuning, train: Any, labels: Tensor) -> nn.Sequential:
+        """Train with these settings and return the copy of the encoder and its linear layer."""
         network = add_classifier(self.encoder, self.classes, self.device)
         optimizers = build_optimizers(network, settings)
         generator, draws = torch.Generator().manual_seed(self.seed), np.random.default_rng(self.seed)
@@ -127,7 +139,7 @@ class _FineTuning:
                     optimizer.step()
                 if self.advance:
                     self.advance(len(rows))
-        return extract_features(network, test, self.transform, device=self.device)
+        return network
 
     def _train_input(self, train: Any, rows: Tensor, epoch: int) -> Tensor:
         images, sizes = load_batch(train, rows, self.device)
@@ -151,13 +163,35 @@ class _FineTuning:
         return replace(settings, lr=best["lr"], weight_decay=best["weight_decay"]), tried
 
 
+def shuffled_classes(labels: Tensor, seed: int) -> list[Tensor]:
+    """Return the rows of each class in a random order."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [(labels.cpu() == label).nonzero()[:, 0] for label in torch.unique(labels).tolist()]
+    return [one[torch.randperm(len(one), generator=generator)] for one in rows]
+
+
+def folds(labels: Tensor, count: int, seed: int = 0) -> list[Tensor]:
+    """Return the rows of each fold of a cross-validation; a class is spread over them, its rest over the emptiest.
+
+    A class of one image is in no fold, because nothing could be fitted without it.
+
+    Example:
+        >>> [len(fold) for fold in folds(torch.tensor([0, 0, 0, 1, 1, 2]), 2)]
+        [3, 2]
+    """
+    found: list[list[int]] = [[] for _ in range(count)]
+    for rows in shuffled_classes(labels, seed):
+        for place, row in enumerate(rows.tolist() if len(rows) > 1 else []):
+            if place % count == 0:
+                order = sorted(range(count), key=lambda fold: len(found[fold]))
+            found[order[place % count]].append(row)
+    return [torch.tensor(sorted(fold)) for fold in found if fold]
+
+
 def split_train(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Return the rows to fit and a fifth of each class to hold out; classes of one image are fitted only."""
-    generator = torch.Generator().manual_seed(seed)
     fitted, held = [], []
-    for label in torch.unique(labels).tolist():
-        rows = (labels.cpu() == label).nonzero()[:, 0]
-        rows = rows[torch.randperm(len(rows), generator=generator)]
+    for rows in shuffled_classes(labels, seed):
         count = max(1, len(rows) // HELD_OUT) if len(rows) > 1 else 0
         fitted.append(rows[count:])
         held.append(rows[:count])
