@@ -38,6 +38,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["probes"] = {"networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["lens"] = {"networks", "optim", "objectives", "kernels", *BASE}
+MAY_IMPORT["detection"] = {"config", "data", "networks", "optim", "probes", *BASE}
 MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports"}
 MAY_IMPORT["runs"] = {*MAY_IMPORT["training"], "training"}
 MAY_IMPORT["studies"] = {*MAY_IMPORT["runs"], "runs"}
@@ -47,7 +48,8 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT["papers"], "papers", "reports"}
 EXCEPTIONS = {("lens/__init__.py", "runs")}
 """The package `lens` is also the verb `kontrast.lens(run)`, whose implementation it imports when it is called."""
 
-NEVER_AT_THE_TOP = {"torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton"}
+NEVER_AT_THE_TOP = {"torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton",
+                    "faster_coco_eval"}  # fmt: skip
 """Heavy packages are imported inside the functions that use them, so that a command waits only for what it needs."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 450, 70

@@ -51,7 +51,7 @@ def test_coco_reads_back_what_was_written(layouts, split):
         pixels, found = read.read(i, masks=True)
         before, objects = parts[split].read(i, masks=True)
         assert torch.equal(pixels, before)
-        assert_same(found, objects, ("boxes", "labels", "ignored", "masks", "keypoints"))
+        assert_same(found, objects, ("boxes", "labels", "ignored", "masks", "keypoints", "stated"))
         assert torch.equal(found.stated, objects.masks.flatten(1).sum(1).float())
 
 

@@ -133,8 +133,8 @@ def _scatter(
                 break
     stacked = torch.from_numpy(np.stack(masks))
     ends = torch.stack([_ends(mask) for mask in stacked])
-    none = torch.zeros(len(kept), dtype=torch.bool)
-    return Objects(boxes_of_masks(stacked), torch.from_numpy(labels[kept]), none, stacked, ends)
+    none, areas = torch.zeros(len(kept), dtype=torch.bool), stacked.flatten(1).sum(1).float()
+    return Objects(boxes_of_masks(stacked), torch.from_numpy(labels[kept]), none, stacked, ends, areas)
 
 
 def _ends(mask: torch.Tensor) -> torch.Tensor:
