@@ -14,7 +14,7 @@ import kontrast
 
 ROOMS = ["data", "errors", "kernels", "lens", "networks", "objectives", "optim", "probes", "views"]
 VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "lens", "load", "neighbors", "objective"]
-VERBS += ["pack", "pretrain", "probe", "report", "reproduce"]
+VERBS += ["pack", "pretrain", "probe", "report", "reproduce", "transfer"]
 
 
 def run_python(code: str) -> str:

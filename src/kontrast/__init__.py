@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kontrast.runs.neighbors import neighbors
     from kontrast.runs.probe import probe
     from kontrast.runs.run import Run, load
+    from kontrast.runs.transfer import transfer
     from kontrast.studies.audit.audit import audit
     from kontrast.studies.compare.compare import compare
 
@@ -41,13 +42,14 @@ __version__ = "0.2.0"
 __all__ = [
     "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "kernels", "lens", "load",
     "neighbors", "networks", "objective", "objectives", "optim", "pack", "pretrain", "probe", "probes", "report",
-    "reproduce", "views",
+    "reproduce", "transfer", "views",
 ]  # fmt: skip
 _MODULES = {
     "Run": "runs.run", "audit": "studies.audit.audit", "compare": "studies.compare.compare",
     "duplicates": "runs.duplicates", "embed": "runs.embed", "explain": "cli.explain", "export": "runs.export",
     "load": "runs.run", "neighbors": "runs.neighbors", "objective": "objectives", "pack": "data.pack",
     "probe": "runs.probe", "report": "reports.report", "reproduce": "papers.reproduce",
+    "transfer": "runs.transfer",
 }  # fmt: skip
 """The module of each name that is not a room."""
 

@@ -14,8 +14,8 @@ from kontrast.data.annotated.coco_files import coco_tree
 from kontrast.data.annotated.mask_codes import run_lengths
 from kontrast.data.annotated.objects import Objects
 from kontrast.detection import Detections, average_precision, coco_scores, voc_scores
-from kontrast.detection.average_precision import area_of_curve
 from kontrast.detection.coco_metrics import coco_results
+from kontrast.probes.classification_metrics import area_of_curve
 
 from support.doctests import run_examples
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from kontrast.data.annotated.objects import Objects
 from kontrast.detection.detections import Detections
 from kontrast.detection.similarity import similarity
+from kontrast.probes.classification_metrics import area_of_curve
 
 THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 """COCO's thresholds, over which AP is the mean."""
@@ -109,24 +110,3 @@ def _class_precision(
             right.append((image, best) not in taken)
             taken.add((image, best))
     return area_of_curve(np.array(right, dtype=bool), objects, points)
-
-
-def area_of_curve(right: np.ndarray, objects: int, points: str = "area") -> float:
-    """Return the average precision of detections in the order of their scores.
-
-    Args:
-        right: whether each detection is right [D].
-        objects: how many objects there are.
-        points: "area" or "11".
-
-    Example:
-        >>> area_of_curve(np.array([True, False, True]), 4)
-        0.41666666666666663
-    """
-    hits = np.cumsum(right)
-    recall, precision = hits / objects, hits / np.arange(1, len(right) + 1)
-    if points == "11":
-        levels = np.linspace(0, 1, 11)
-        return float(np.mean([precision[recall >= level - 1e-12].max(initial=0) for level in levels]))
-    best = np.maximum.accumulate(precision[::-1])[::-1]  # the best precision at this recall or a higher one
-    return float((np.diff(recall, prepend=0) * best).sum())

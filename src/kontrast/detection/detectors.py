@@ -63,9 +63,12 @@ def build_detector(
     if protocol.norm == "frozen":
         encoder = freeze_batch_norm(encoder)
     parts_of = {"fpn": _fpn_parts, "c4": _c4_parts}[protocol.neck]
+    many, before = protocol.proposals, 1 if protocol.neck == "fpn" else 6  # a pyramid proposes on each of its maps
     model = kinds[task](
         **parts_of(encoder, protocol, task, classes, keypoints),
         min_size=protocol.test_side, max_size=protocol.longest, image_mean=list(mean), image_std=list(std),
+        rpn_pre_nms_top_n_train=2 * before * many, rpn_pre_nms_top_n_test=before * many,
+        rpn_post_nms_top_n_train=2 * many, rpn_post_nms_top_n_test=many,
         box_detections_per_img=protocol.detections, box_batch_size_per_image=protocol.regions,
     )  # fmt: skip
     for stage in ("conv1", "bn1", *stage_names(encoder))[: protocol.frozen_stages and protocol.frozen_stages + 1]:
@@ -132,8 +135,6 @@ def _c4_parts(
     parts: dict[str, Any] = {
         "backbone": backbone,
         "rpn_anchor_generator": AnchorGenerator((sizes,), (RATIOS,)),
-        "rpn_pre_nms_top_n_train": 12_000,
-        "rpn_pre_nms_top_n_test": 6_000,
         "box_roi_pool": MultiScaleRoIAlign(["0"], 14, 0),
         "box_head": LastStageHead(stage, width, protocol.neck_norm),
         "box_predictor": FastRCNNPredictor(width, classes + 1),

@@ -16,6 +16,11 @@ from kontrast.optim import learning_rate
 from kontrast.registry import nearest
 
 FOLDER = Path(__file__).parent / "protocols"
+POSITIVE = (
+    "steps", "batch", "channels", "head_width", "test_side", "longest", "proposals", "regions", "detections",
+    "mask_layers", "keypoint_layers",
+)  # fmt: skip
+"""The settings that are at least 1."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class DetectionProtocol:
         mask_layers: convolutions of the head of masks (FPN).
         keypoint_layers: convolutions of the head of keypoints (FPN).
         anchor_scale: size of the anchors as a multiple of the stride of their map; C4: 1/4 of the smallest of five.
+        proposals: regions per image that are proposed in tests; twice as many are in training.
         regions: regions per image that train the heads.
         detections: the most detections per image.
         steps: training steps.
@@ -67,6 +73,7 @@ class DetectionProtocol:
     mask_layers: int = 4
     keypoint_layers: int = 8
     anchor_scale: float = 8.0
+    proposals: int = 1000
     regions: int = 512
     detections: int = 100
     steps: int = 90_000
@@ -86,8 +93,7 @@ class DetectionProtocol:
     metric: Literal["voc", "coco"] = "coco"
 
     def __post_init__(self) -> None:
-        wrong = [key for key in ("steps", "batch", "channels", "head_width", "test_side", "longest", "regions",
-                                 "detections", "mask_layers", "keypoint_layers") if getattr(self, key) < 1]  # fmt: skip
+        wrong = [key for key in POSITIVE if getattr(self, key) < 1]
         if wrong or not self.short_sides or min(self.short_sides) < 1:
             raise UsageError(f"{wrong[0] if wrong else 'short_sides'} must be at least 1")
         if not (0 <= self.flip <= 1 and 0 < self.crop <= 1):

@@ -24,6 +24,7 @@ from kontrast.reports.lens_plots import drop_damaged_lens, lens_numbers, lens_pl
 from kontrast.reports.probe_results import references, result_groups, verdict
 from kontrast.reports.run_files import ReportedRun, ReportError, make_names_distinct, read_run, shorten, write_atomic
 from kontrast.reports.study_tables import read_study
+from kontrast.reports.transfer_tables import transfer_sections
 
 SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "weights.js", "page.js")
 PICTURE_BYTES = 3_000_000
@@ -84,6 +85,7 @@ def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dic
         "runs": [
             {
                 "gallery": _gallery(run, budget) if run in with_gallery else None,
+                "transfer": _transfers(run, PICTURE_BYTES // max(1, len(runs))),
                 "name": shorten(run.name),
                 "summary": summary(run),
                 "finished": run.finished or not run.info,
@@ -123,6 +125,15 @@ def _gallery(run: ReportedRun, budget: int) -> dict[str, Any] | None:
     entries = {key: [_with_short_names(entry) for entry in gallery[key]] for key in ("points", "queries")}
     classes = gallery.get("classes")
     return {**gallery, **entries, "classes": classes and [shorten(name) for name in classes], "sprite": sprite}
+
+
+def _transfers(run: ReportedRun, budget: int) -> list[dict[str, Any]]:
+    """Return the tables of a run's transfers, with their pictures as data addresses."""
+    sections = transfer_sections(run)
+    for section in sections:
+        content = section["picture"]
+        section["picture"] = _sprite_address(content, budget // len(sections)) if content else None
+    return sections
 
 
 def _with_short_names(entry: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ MAX_RECIPE = 200_000
 MOST_DOTS = 2_000
 """tomllib needs time that grows with the square of a dotted key's parts: minutes for 100,000 of them."""
 COLLAPSED_RANK = 1.5
-FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json")
+FILES = ("recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "lens.json", "transfer.json")
 
 
 class ReportError(ValueError):
@@ -42,6 +42,7 @@ class ReportedRun:
     lines: list[dict[str, Any]] = field(default_factory=list)
     speed: list[dict[str, Any]] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
+    transfer: list[Any] = field(default_factory=list)
     gallery: dict[str, Any] | None = None
     sprite: bytes = b""
     lens: dict[str, Any] = field(default_factory=dict)
@@ -82,6 +83,8 @@ def read_run(path: Path) -> ReportedRun:
     probes = _read_table(run, "probes.json").get("probes")
     run.probes = [probe for probe in probes if _is_probe(probe)] if isinstance(probes, list) else []
     run.lens = _read_table(run, "lens.json")
+    tables = _read_table(run, "transfer.json").get("tables")
+    run.transfer = tables if isinstance(tables, list) else []
     _read_gallery(run)
     return run
 
