@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from PIL import Image
 
 import kontrast
 from kontrast.errors import DataError, UsageError
@@ -24,6 +25,11 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small-sets")
     tiny_run.copy(folder)
     shutil.copytree(tiny_run.images(), folder / "photos")
+    for number, color in enumerate(("red", "blue")):
+        (folder / "colors" / color).mkdir(parents=True)
+        for i in range(20):
+            shade = (200 + i, 10, 10)[:: 1 - 2 * number]
+            Image.new("RGB", (32, 32), shade).save(folder / "colors" / color / f"{i}.png")
     names = sorted(p.relative_to(folder / "photos") for p in (folder / "photos").rglob("*.png"))
     shapes = {0: "round", 6: "round|long", 8: "round", 9: "round|long", 1: "long", 7: "long"}
     rows = [f"{name},{shapes[int(name.parts[0])]}" for name in names if int(name.parts[0]) in shapes]
@@ -34,16 +40,16 @@ def place(tmp_path_factory):
 
 
 def test_sets_methods_and_shots_give_one_table_with_ranks(place, monkeypatch):
-    sets = [place / "photos", place / "photos" / "shapes.csv"]
+    sets = [place / "colors", place / "photos" / "shapes.csv"]
     found = kontrast.transfer(place / "run", sets, "classify", seeds=2, methods=["linear"], search=False, **QUICK)
     assert len(found) == 2 * 2 * 2 * 2  # sets, shots, seeds, encoders
     assert {(one.data.rpartition("/")[2], one.metric) for one in found} == {
-        ("photos", "accuracy"),
+        ("colors", "accuracy"),
         ("shapes.csv", "map"),
     }
     assert {one.amount for one in found} == {"all", "5 per class"}
     trained = [one.score for one in found if (one.encoder, one.amount, one.metric) == ("trained", "all", "accuracy")]
-    assert min(trained) > 0.15  # ten classes
+    assert trained == [1, 1]
     text = str(found)
     assert "mean rank" in text and str(place) not in text
     assert '"Transfer: all sets"' in kontrast.report(place / "run").read_text()

@@ -13,7 +13,7 @@ import kontrast
 from kontrast.data.annotated import canvas_objects, write_coco, write_voc
 from kontrast.detection import fpn_backbone
 from kontrast.detection.detectron2_names import detectron2_names
-from kontrast.errors import DataError, EnvironmentFault, KontrastError, UsageError
+from kontrast.errors import CheckpointError, DataError, EnvironmentFault, KontrastError, UsageError
 from kontrast.networks import encoder
 from kontrast.runs import detector_training
 from kontrast.runs.transfer_encoders import random_encoder
@@ -187,6 +187,15 @@ def test_names_for_detectron2(run, tmp_path):
     state, card = load_file(result.path), json.loads(result.card.read_text())
     assert torch.equal(state["res2.0.conv1.weight"], run.encoder().layer1[0].conv1.weight)
     assert card["detectron2"]["prefixes"]["fpn"] == "backbone.bottom_up." and card["format"] == "detectron2"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": [1]}', '{"results": [{"task": "boxes"}]}', "score"])
+def test_a_damaged_file_of_results_is_one_clear_line(tmp_path, content):
+    if content == "score":
+        content = json.dumps({"results": [{**result("x", 0, 0.5).to_dict(), "score": "high"}]})
+    (tmp_path / "transfer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"transfer.json is damaged"):
+        read_results(tmp_path)
 
 
 def result(encoder, seed, score, data="a", method="linear"):

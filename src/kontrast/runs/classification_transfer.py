@@ -25,6 +25,7 @@ from kontrast.errors import DataError, UsageError
 from kontrast.probes import FINE_TUNING, FineTuning, extract_features, few_per_class
 from kontrast.probes.classification_metrics import CLASSIFICATION_METRICS
 from kontrast.probes.finetune import rows_of, tuned_scores
+from kontrast.probes.logistic import standardize
 from kontrast.registry import nearest
 from kontrast.runs.probe import open_images
 from kontrast.runs.transfer_encoders import TransferEncoder
@@ -63,12 +64,13 @@ class SmallSet:
     metric: str
 
 
-class FrozenFeatures(nn.BatchNorm1d):
-    """Features in place of an encoder: standardized, as in ELEVATER, so that one learning rate suits all encoders."""
+class FixedFeatures(nn.Identity):
+    """Takes the place of an encoder whose features were computed before."""
 
     def __init__(self, width: int):
-        super().__init__(width, affine=False)
+        super().__init__()
         self.width = width
+        self.register_buffer("place", torch.zeros(0))  # says on which device the classifier is trained
 
 
 def open_small_set(run: Any, source: str, metric: str, say: Callable[[str], None]) -> SmallSet:
@@ -171,10 +173,9 @@ class ClassificationTransfer:
             options["advance"] = bar.advance
             if method == "linear":
                 parts = [extract_features(network, part, transform, device=self.device) for part in (train, small.test)]
-                frozen = FrozenFeatures(network.width).to(self.device)
-                return tuned_scores(
-                    frozen, parts[0], labels, parts[1], small.classes, settings, transform=_unchanged, **options
-                )
+                fixed = FixedFeatures(network.width).to(self.device)
+                x, test = standardize(*parts)  # so that one learning rate suits all encoders
+                return tuned_scores(fixed, x, labels, test, small.classes, settings, transform=_unchanged, **options)
             return tuned_scores(
                 network, train, labels, small.test, small.classes, settings, transform=transform, **options
             )

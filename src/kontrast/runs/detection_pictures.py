@@ -51,8 +51,8 @@ def draw_detections(pixels: Tensor, found: Detections, classes: Sequence[str], b
     if found.masks is not None:
         masks = found.decoded_masks()
         for k in likely:
-            color = torch.tensor(ImageColor.getrgb(COLORS[int(found.labels[k]) % len(COLORS)])).float()
-            shown = torch.where(masks[k], 0.5 * shown + 0.5 * color[:, None, None], shown)
+            paint = torch.tensor(ImageColor.getrgb(COLORS[int(found.labels[k]) % len(COLORS)])).float()
+            shown = torch.where(masks[k], 0.5 * shown + 0.5 * paint[:, None, None], shown)
     content = shown.round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
     resample = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR
     picture = Image.new("RGB", (side, side), "white")

@@ -100,7 +100,7 @@ def export(
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
     out = Path(out) if out is not None else run.path / "export" / f"encoder{FORMATS[format]}"
-    ending = Path(FORMATS[format]).suffix
+    ending = f".{FORMATS[format].rpartition('.')[2]}"
     if with_head and format != "safetensors":
         raise UsageError(f"--with-head needs --format safetensors: an {format} file has the encoder alone")
     if not out.name.endswith(ending) or out.resolve() == (run.path / "encoder.safetensors").resolve():

@@ -85,6 +85,8 @@ def transfer(
     if task in DETECTION and len(sources) != 1:
         raise UsageError(f"--task {task} takes one DATA, not {len(sources)}: {', '.join(sources)}")
     place = opened.path / FOLDER
+    if place.is_symlink():  # in a folder of others, it may lead to a folder of this user
+        raise UsageError(f"{place} is a link, and nothing is written where it leads: remove it")
     with disk_faults(place):
         place.mkdir(exist_ok=True)
     try:

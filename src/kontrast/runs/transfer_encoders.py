@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -49,13 +50,17 @@ def transfer_encoders(
         control: add the run's encoder with random weights, others for each seed.
     """
     own = open_run(run)
-    found = [TransferEncoder(TRAINED, own, own.encoder_digest(), lambda seed: own.encoder())]
+    found = [TransferEncoder(TRAINED, own, own.encoder_digest(), partial(_trained, own))]
     for path in against:
         other = open_run(path)
-        found.append(TransferEncoder(os.fspath(path), other, other.encoder_digest(), lambda seed, r=other: r.encoder()))
+        found.append(TransferEncoder(os.fspath(path), other, other.encoder_digest(), partial(_trained, other)))
     if control:
-        found.append(TransferEncoder(RANDOM, own, RANDOM, lambda seed: random_encoder(own, seed)))
+        found.append(TransferEncoder(RANDOM, own, RANDOM, partial(random_encoder, own)))
     return found
+
+
+def _trained(run: Run, seed: int) -> Encoder:
+    return run.encoder()
 
 
 def random_encoder(run: Run, seed: int) -> Encoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.runs.result_sequence import ResultSequence
 
 FILE = "transfer.json"
+TEXTS = ("task", "data", "method", "amount", "encoder")
+"""What the seeds of one row of a table have in common."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,12 @@ class TransferResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        return dict(vars(self))
+        return dataclasses.asdict(self)
 
     @property
     def row(self) -> tuple[str, ...]:
-        """What the seeds of one row of a table have in common."""
-        return self.task, self.data, self.method, self.amount, self.encoder
+        """The row of a table that the result belongs to."""
+        return tuple(getattr(self, key) for key in TEXTS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,10 +80,20 @@ def read_results(folder: Path) -> list[TransferResult]:
     """Return the results in a run's transfer.json; none if there is no such file."""
     path = folder / FILE
     tree = read_json(path) if path.exists() else {"results": []}
-    try:
-        return [TransferResult(**entry) for entry in tree["results"]]
-    except (TypeError, KeyError):
-        raise CheckpointError(f"{path} is damaged: it holds no list of results; remove it and repeat") from None
+    entries = tree.get("results") if isinstance(tree, dict) else None
+    if not isinstance(entries, list) or not all(map(_is_result, entries)):
+        raise CheckpointError(f"{path} is damaged: it holds no list of results; remove it and repeat")
+    return [TransferResult(**entry) for entry in entries]
+
+
+def _is_result(entry: Any) -> bool:
+    """Whether an entry of transfer.json, which may come from others, has the entries of a result with their types."""
+    if not isinstance(entry, dict) or set(entry) != {field.name for field in dataclasses.fields(TransferResult)}:
+        return False
+    texts = all(isinstance(entry[key], str) for key in (*TEXTS, "metric", "fingerprint"))
+    scores = {"score": entry["score"], **(entry["scores"] or {})} if isinstance(entry["scores"], dict | None) else {}
+    numbers = all(isinstance(value, int | float) and 0 <= value <= 1 for value in scores.values())
+    return texts and numbers and bool(scores) and isinstance(entry["seed"], int)
 
 
 def save_result(folder: Path, result: TransferResult) -> None:

@@ -130,7 +130,7 @@ def _read_document(tree: Any, file: Path, folder: Path) -> _Document:
         read.found.append([])
     for annotation in annotations:
         row = rows.get(annotation.get("image_id")) if isinstance(annotation, dict) else None
-        made = "its image is not listed or can't be read"
+        made: _Annotation | str = "its image is not listed or can't be read"
         if row is not None:
             made = _annotation(annotation, read.sizes[row], number, read)
         if isinstance(made, str):
@@ -179,8 +179,8 @@ def _annotation(
         return problem
     if points is not None and (read.keypoints is None or not _are_keypoints(points, len(read.keypoints.names))):
         return "keypoints that are not x, y, visibility of each keypoint of its category"
-    area = entry.get("area")
-    area = float(area) if _is_number(area) and area > 0 else (right - left) * (bottom - top)
+    stated: Any = entry.get("area")
+    area = float(stated) if _is_number(stated) and stated > 0 else (right - left) * (bottom - top)
     return _Annotation((left, top, right, bottom), label, bool(entry.get("iscrowd")), code, points, area)
 
 

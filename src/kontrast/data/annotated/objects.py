@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,8 @@ class Objects:
     def take(self, rows: Tensor) -> Objects:
         """Return the objects of these rows, given as positions or as booleans [K]."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return Objects(**{name: None if value is None else value[rows] for name, value in values.items()})
+        taken: dict[str, Any] = {name: None if value is None else value[rows] for name, value in values.items()}
+        return Objects(**taken)
 
 
 def no_objects(points: int = 0) -> Objects:
