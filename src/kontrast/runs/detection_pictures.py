@@ -16,7 +16,7 @@ from kontrast.detection import Detections
 from kontrast.files import write_atomic
 
 COUNT, COLUMNS, SIDE = 8, 4, 288
-LEAST_SCORE = 0.5
+LEAST_SCORE = 0.3
 COLORS = ("#e6194b", "#3cb44b", "#ffe119", "#4363d8", "#f58231", "#911eb4", "#42d4f4", "#f032e6", "#bfef45", "#fabed4")
 
 
@@ -41,7 +41,7 @@ def write_pictures(folder: Path, task: str, images: AnnotatedImages, found: Sequ
 
 def draw_detections(pixels: Tensor, found: Detections, classes: Sequence[str], boxes: Tensor, side: int = SIDE) -> Any:
     """Return an image with its likely detections as a square picture of PIL."""
-    from PIL import Image, ImageColor, ImageDraw
+    from PIL import Image, ImageColor, ImageDraw, ImageFont
 
     height, width = pixels.shape[1:]
     scale = side / max(height, width)
@@ -57,14 +57,16 @@ def draw_detections(pixels: Tensor, found: Detections, classes: Sequence[str], b
     resample = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR
     picture = Image.new("RGB", (side, side), "white")
     picture.paste(Image.fromarray(content).resize(size, resample))
-    draw = ImageDraw.Draw(picture)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
     for box in boxes.tolist():
         _dotted(draw, [scale * value for value in box])
     for k in likely:
         color = COLORS[int(found.labels[k]) % len(COLORS)]
         left, top, right, bottom = (scale * value for value in found.boxes[k].tolist())
         draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=color, width=2)
-        draw.text((left + 3, max(0.0, top - 12)), f"{classes[int(found.labels[k])]} {found.scores[k]:.2f}", fill=color)
+        text, corner = f"{classes[int(found.labels[k])]} {found.scores[k]:.2f}", (left, max(0.0, top - 14))
+        draw.rectangle(draw.textbbox(corner, text, font=font), fill=color)
+        draw.text(corner, text, fill="black", font=font)
         for x, y, _ in [] if found.keypoints is None else found.keypoints[k].tolist():
             draw.ellipse((scale * x - 3, scale * y - 3, scale * x + 3, scale * y + 3), fill=color, outline="black")
     return picture

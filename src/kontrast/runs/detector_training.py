@@ -6,6 +6,7 @@ ends with the same weights as one that was not.
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,10 +87,10 @@ class DetectorJob:
                 for images, targets in self._batches(step):
                     loss = self._step(model, optimizer, images, targets, step)
                     step += 1
+                    bar.advance(1)
                     if step % LOG_EVERY == 0 or step == total:
                         log.write(step=step, loss=self._checked(loss, step), lr=self.protocol.rate(step - 1))
                         bar.advance(0, loss=float(loss))
-                    bar.advance(1)
                     if step == total or stop.signal is not None or time.monotonic() - saved > SAVE_SECONDS:
                         log.sync()
                         self._save(model, optimizer, step)
@@ -133,7 +135,7 @@ class DetectorJob:
     def _read(self, place: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the image at a place of the endless sequence of shuffled epochs, augmented, and its target."""
         epoch, row = divmod(place, len(self.images))
-        index = int(permutation(len(self.images), self.seed, _WINDOW, 1, epoch)[row])
+        index = int(_order(len(self.images), self.seed, epoch)[row])
         image, objects = self.images.read(index, masks=self.task == "masks")
         objects = objects.take(~objects.ignored)
         mirror, area, ratio, down, across = uniform(5, self.seed, _WINDOW, 2, place).tolist()
@@ -166,6 +168,12 @@ class DetectorJob:
             if name in momenta:
                 optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(parameter.device)
         return int(state["step"])
+
+
+@functools.lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of the images of an epoch."""
+    return permutation(count, seed, _WINDOW, 1, epoch)
 
 
 def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
