@@ -38,8 +38,9 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["probes"] = {"networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["lens"] = {"networks", "optim", "objectives", "kernels", *BASE}
-MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports"}
-MAY_IMPORT["runs"] = {*MAY_IMPORT["training"], "training"}
+MAY_IMPORT["detection"] = {"config", "data", "networks", "optim", "probes", *BASE}
+MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports", "detection"}
+MAY_IMPORT["runs"] = {*MAY_IMPORT["training"], "training", "detection"}
 MAY_IMPORT["studies"] = {*MAY_IMPORT["runs"], "runs"}
 MAY_IMPORT["papers"] = {*MAY_IMPORT["studies"], "studies"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["papers"], "papers", "reports"}
@@ -49,7 +50,7 @@ EXCEPTIONS = {("lens/__init__.py", "runs")}
 
 NEVER_AT_THE_TOP = {
     "torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton", "tokenizers",
-    "transformers",
+    "transformers", "faster_coco_eval",
 }  # fmt: skip
 """Heavy packages are imported inside the functions that use them, so that a command waits only for what it needs."""
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kontrast.runs.probe import probe
     from kontrast.runs.run import Run, load
     from kontrast.runs.select import select
+    from kontrast.runs.transfer import transfer
     from kontrast.studies.audit.audit import audit
     from kontrast.studies.compare.compare import compare
 
@@ -45,7 +46,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Encoder", "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "finetune",
     "kernels", "lens", "load", "neighbors", "networks", "objective", "objectives", "optim", "pack", "predict",
-    "pretrain", "probe", "probes", "report", "reproduce", "select", "views",
+    "pretrain", "probe", "probes", "report", "reproduce", "select", "transfer", "views",
 ]  # fmt: skip
 _MODULES = {
     "Encoder": "runs.estimator", "Run": "runs.run", "audit": "studies.audit.audit",
@@ -53,7 +54,7 @@ _MODULES = {
     "duplicates": "runs.duplicates", "embed": "runs.embed", "explain": "cli.explain", "export": "runs.export",
     "finetune": "runs.finetune", "load": "runs.run", "neighbors": "runs.neighbors", "objective": "objectives",
     "pack": "data.pack", "predict": "runs.predict", "probe": "runs.probe", "report": "reports.report",
-    "reproduce": "papers.reproduce", "select": "runs.select",
+    "reproduce": "papers.reproduce", "select": "runs.select", "transfer": "runs.transfer",
 }  # fmt: skip
 """The module of each name that is not a room."""
 

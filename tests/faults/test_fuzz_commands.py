@@ -127,6 +127,7 @@ COMMANDS = [
     "pack",
     "neighbors",
     "duplicates",
+    "transfer",
 ]
 OPTIONS = [
     "--json", "--debug", "--out", "--device", "--recipe", "--data", "--labels", "--split",
@@ -176,6 +177,7 @@ def test_commands_with_one_wrong_word(tmp_path, monkeypatch, cases, tally):
         ["neighbors", str(run), "WRONG"],
         ["neighbors", str(run), pictures + "/x.png", "--embeddings", "WRONG"],
         ["duplicates", "WRONG"],
+        ["transfer", str(run), "--task", "WRONG"],
         ["duplicates", str(run), "--above", "WRONG"],
         ["export", str(run), "--format", "WRONG"],
         ["report", str(run), "WRONG", "--out", "page.html"],

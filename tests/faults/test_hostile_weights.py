@@ -98,6 +98,7 @@ def test_checkpoints_of_other_programs_are_refused(tmp_path, name):
         ["embed", str(place), str(tiny_run.images()), "--out", str(tmp_path / "v.npy")],
         ["neighbors", str(place), str(picture)],
         ["duplicates", str(place)],
+        ["transfer", str(place)],
         ["lens", str(place)],
         ["report", str(place)],
     ):

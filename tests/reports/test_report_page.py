@@ -228,7 +228,8 @@ def test_any_file_may_be_missing(run, tmp_path, missing):
     assert bool(data["runs"][0]["problems"]) == (missing == "gallery.png")
 
 
-@pytest.mark.parametrize("name", ["recipe.toml", "run.json", "probes.json", "gallery.json", "gallery.png", "lens.json"])
+@pytest.mark.parametrize("name", ["recipe.toml", "run.json", "probes.json", "gallery.json", "gallery.png", "lens.json",
+                                  "transfer.json"])  # fmt: skip
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"[1, 2]", b'{"version": 99}', b"[" * 100_000])
 def test_any_file_may_be_damaged(run, tmp_path, name, content):
     (run / name).write_bytes(content)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kontrast import __version__, plugins
-from kontrast.cli import classifiers, data, explain, papers, runs, studies, training
+from kontrast.cli import classifiers, data, explain, papers, runs, studies, training, transfers
 from kontrast.cli.output import fail, reopen_closed_streams
 from kontrast.errors import KontrastError
 from kontrast.training.signals import StopSignals
@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (training, runs, classifiers, studies, papers, explain, data):
+for group in (training, runs, classifiers, transfers, studies, papers, explain, data):
     group.register(app)
 
 

@@ -66,15 +66,19 @@ def _writable(text: str, stream: Any) -> str:
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
     """Split `[DATA] [key=value ...]` into data and overrides. An existing path is data even if it contains "="."""
-    data, overrides = None, []
-    for text in arguments or []:
-        if "=" in text and not os.path.exists(text):  # Path.exists raises for very long names
-            overrides.append(text)
-        elif data is None:
-            data = text
-        else:
-            raise UsageError(f"unexpected argument {text!r}: give one DATA, and overrides as key=value")
-    return data, overrides
+    data, overrides = split_overrides(arguments)
+    if len(data) > 1:
+        raise UsageError(f"unexpected argument {data[1]!r}: give one DATA, and overrides as key=value")
+    return (data[0] if data else None), overrides
+
+
+def split_overrides(arguments: list[str] | None) -> tuple[list[str], list[str]]:
+    """Split `[DATA]... [key=value]...` into data and overrides. An existing path is data even if it contains "="."""
+    given = arguments or []
+    overrides = [
+        text for text in given if "=" in text and not os.path.exists(text)
+    ]  # Path.exists raises for long names
+    return [text for text in given if text not in overrides], overrides
 
 
 def two_numbers(text: str) -> tuple[float, float] | None:

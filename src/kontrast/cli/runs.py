@@ -129,7 +129,7 @@ def duplicates(
 
 def export(
     run: RunFolder,
-    format: Annotated[str, typer.Option(help="safetensors or onnx.")] = "safetensors",
+    format: Annotated[str, typer.Option(help="safetensors, onnx or detectron2.")] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="The file; default: export/encoder.FORMAT in the run.")] = None,
     data: Annotated[str, typer.Option(help="Images to check ONNX on; default: the run's own.")] = "",
     with_head: Annotated[bool, typer.Option("--with-head", help="Add the head, predictor and prototypes.")] = False,

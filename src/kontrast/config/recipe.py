@@ -252,6 +252,14 @@ def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, captions="auto"))
 
 
+Settings = typing.TypeVar("Settings")
+
+
+def read_settings(kind: type[Settings], tree: Mapping[str, Any], origin: str) -> Settings:
+    """Read a flat table, as TOML gives it, into a frozen dataclass of another kind than recipes, as strictly."""
+    return typing.cast(Settings, _read_section(kind, tree, "", origin))
+
+
 _types_of = functools.cache(typing.get_type_hints)
 
 
@@ -265,7 +273,8 @@ def _read_section(kind: type, tree: Mapping[str, Any], path: str, origin: str) -
         elif "arguments" in types_of and name not in FILLED_IN:
             values["arguments"][key] = _read_value(None, value, name, origin)
         else:
-            unknown = f"unknown key {name!r}: {nearest_key(key, sorted(types_of), Recipe)}"
+            known = Recipe if path or kind is Recipe else kind
+            unknown = f"unknown key {name!r}: {nearest_key(key, sorted(types_of), known)}"
             filled_in = f"{name} can't be set: it is {FILLED_IN.get(name)}"
             raise UsageError(f"{origin}: {filled_in if name in FILLED_IN else unknown}")
     if kind is NetworkSettings and "name" not in values:

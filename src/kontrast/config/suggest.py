@@ -37,7 +37,7 @@ def key_paths(kind: type) -> dict[str, list[str]]:
         inner = next((h for h in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(h)), None)
         for field in dataclasses.fields(inner) if inner is not None else ():
             paths.setdefault(field.name, []).append(f"{section}.{field.name}")
-    del paths["arguments"]
+    paths.pop("arguments", None)
     return paths
 
 

@@ -40,7 +40,7 @@ _SEED = 1797
 @lru_cache(maxsize=2)
 def digits(split: str = "train") -> ImageSet:
     """The train or test split of the embedded set."""
-    scans, labels, photographs = _sources()
+    scans, labels, photographs = digit_scans()
     order = permutation(len(scans), _SEED)
     pool = order[:TEST_SCANS] if split == "test" else order[TEST_SCANS:]
     count, part = COUNTS[split], int(split == "test")
@@ -59,7 +59,7 @@ def digits(split: str = "train") -> ImageSet:
     )
 
 
-def _sources() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+def digit_scans() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """Scans float64 [D,8,8] in 0..1, labels int64 [D], and the photographs uint8 [H,W,3]."""
     from sklearn.datasets import load_digits, load_sample_image
 
@@ -71,7 +71,7 @@ def _sources() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
 def _patches(photographs: list[np.ndarray]) -> np.ndarray:
     """float64 [P,32,32,3]: patches of both photographs at half size, at seeded positions, with mean zero."""
     patches = np.empty((PATCHES, SIDE, SIDE, 3))
-    halves = [_half(photograph) for photograph in photographs]
+    halves = [half_size(photograph) for photograph in photographs]
     down, across = uniform(PATCHES, _SEED, 2, 0), uniform(PATCHES, _SEED, 2, 1)
     for number in range(PATCHES):
         photograph = halves[number % len(halves)]
@@ -81,7 +81,7 @@ def _patches(photographs: list[np.ndarray]) -> np.ndarray:
     return patches - patches.mean(axis=(1, 2), keepdims=True)
 
 
-def _half(photograph: np.ndarray) -> np.ndarray:
+def half_size(photograph: np.ndarray) -> np.ndarray:
     even = photograph[: photograph.shape[0] // 2 * 2, : photograph.shape[1] // 2 * 2].astype(np.uint16)
     return ((even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2] + 2) // 4).astype(np.uint8)
 
@@ -96,11 +96,11 @@ def _render(scans: np.ndarray, patches: np.ndarray, part: int) -> tuple[np.ndarr
     size = SIZES[0] + (SIZES[1] - SIZES[0]) * draw(0)
     position = (SIDE - 1) / 2 + SHIFT * (2 * np.stack([draw(1), draw(2)], axis=1) - 1)
     background = integers(count, len(patches), _SEED, 3 + part, 3)
-    tint = _color(draw(7), 0.2 + 0.8 * draw(8), 0.2 + 0.8 * draw(9))
+    tint = color_of(draw(7), 0.2 + 0.8 * draw(8), 0.2 + 0.8 * draw(9))
     behind = np.clip(tint[:, None, None, :] + TEXTURE * patches[background], 0, 255).astype(np.float32)
     hue = draw(4)
-    color = _contrasting(_color(hue, 0.2 + 0.8 * draw(5), 0.2 + 0.8 * draw(6)), tint)
-    cover = np.minimum(1.5 * _enlarge(scans, position, size), 1.0).astype(np.float32)[..., None]
+    color = contrasting(color_of(hue, 0.2 + 0.8 * draw(5), 0.2 + 0.8 * draw(6)), tint)
+    cover = np.minimum(1.5 * enlarge(scans, position, size), 1.0).astype(np.float32)[..., None]
     mixed = behind + cover * (color[:, None, None, :].astype(np.float32) - behind)
     images = np.floor(mixed + np.float32(0.5)).astype(np.uint8)
     factors = {
@@ -114,14 +114,14 @@ def _render(scans: np.ndarray, patches: np.ndarray, part: int) -> tuple[np.ndarr
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), factors
 
 
-def _color(hue: np.ndarray, saturation: np.ndarray, value: np.ndarray) -> np.ndarray:
+def color_of(hue: np.ndarray, saturation: np.ndarray, value: np.ndarray) -> np.ndarray:
     """float64 [N,3] in 0..255 from hue, saturation and value in 0..1."""
     sector = (np.array([5.0, 3.0, 1.0]) + hue[:, None] * 6) % 6
     ramp = np.clip(np.minimum(sector, 4 - sector), 0, 1)
     return 255 * value[:, None] * (1 - saturation[:, None] * ramp)
 
 
-def _contrasting(color: np.ndarray, tint: np.ndarray) -> np.ndarray:
+def contrasting(color: np.ndarray, tint: np.ndarray) -> np.ndarray:
     """The color, moved towards white or black until its luminance differs from the tint's by CONTRAST."""
     ground, light = (tint * LUMINANCE).sum(axis=1), (color * LUMINANCE).sum(axis=1)
     # A digit stays lighter or darker than the background, unless the background leaves no room on that side.
@@ -132,7 +132,7 @@ def _contrasting(color: np.ndarray, tint: np.ndarray) -> np.ndarray:
     return color + (goal[:, None] - color) * amount
 
 
-def _enlarge(scans: np.ndarray, position: np.ndarray, size: np.ndarray) -> np.ndarray:
+def enlarge(scans: np.ndarray, position: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Scans [N,8,8] enlarged bilinearly to `size` pixels around `position`: float64 [N,32,32], else zero."""
     framed = np.pad(scans, ((0, 0), (1, 1), (1, 1)))
     rows = np.arange(len(scans))[:, None]

@@ -89,3 +89,41 @@ def _rows(path: Path) -> list[tuple[str, str]]:
     if short:
         raise DataError(f"{path}, row {short}: needs two columns, name and label")
     return [(row[0], row[1]) for row in rows]
+
+
+SEPARATOR = "|"
+"""Separates the labels of an image that has several."""
+
+
+def read_label_sets(images: ImageSet, path: str | Path) -> tuple[torch.Tensor, list[str]]:
+    """Read the labels of images that may have several each.
+
+    Args:
+        images: the images.
+        path: a CSV file with rows `name,label`: several labels are separated by "|" or given in several rows, and an
+            image without any row has none of the classes.
+
+    Returns:
+        0 and 1 for each image and class, float32 [N,C], and the names of the classes.
+    """
+    rows = _rows(Path(path))
+    names = set(images.names)
+    first = [cell.strip().lower() for cell in rows[0]]
+    rows = rows[1:] if rows[0][0] not in names and (first[0] in NAMES or first[1] in LABELS) else rows
+    given: dict[str, set[str]] = {}
+    for name, labels in rows:
+        given.setdefault(name, set()).update(label.strip() for label in labels.split(SEPARATOR) if label.strip())
+    if not names & set(given):
+        raise DataError(f"{path} has no label for any of the images: its names are looked for in {images.name}")
+    classes = sorted({label for labels in given.values() for label in labels}, key=_order)
+    number = {name: i for i, name in enumerate(classes)}
+    hot = torch.zeros(len(images), len(classes))
+    for row, name in enumerate(images.names):
+        hot[row, [number[label] for label in given.get(name, ())]] = 1
+    return hot, classes
+
+
+def has_label_sets(path: str | Path) -> bool:
+    """Whether a CSV file gives some image several labels."""
+    rows = _rows(Path(path))
+    return len({name for name, _ in rows}) < len(rows) or any(SEPARATOR in label for _, label in rows)

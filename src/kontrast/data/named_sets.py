@@ -242,11 +242,20 @@ def _embedded_digits(split: str = "train", root: str | Path | None = None) -> Im
     return digits(split)
 
 
+def _embedded_canvases(split: str = "train", root: str | Path | None = None) -> ImageSet:
+    """The embedded canvases, which need no files; `kontrast transfer` knows their boxes and masks."""
+    from kontrast.data.annotated.canvases import canvases
+
+    check_split("canvases", split, ("train", "test"))
+    return canvases(split)
+
+
 SOURCES = Registry("data set")
 """Functions (split, root) -> ImageSet or Listing, by name."""
 for _source in (cifar10, cifar100, stl10, mnist, fashion_mnist, imagenet, imagenet100, flickr8k):
     SOURCES.register(_source.__name__.replace("_", "-"))(_source)
 SOURCES.register("digits")(_embedded_digits)
+SOURCES.register("canvases")(_embedded_canvases)
 
 
 def _captioned_digits(split: str = "train", root: str | Path | None = None) -> ImageSet:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from kontrast.errors import DataError
+from kontrast.probes.classification_metrics import accuracy
 from kontrast.probes.extract import encoder_input, extract_features
 from kontrast.probes.finetuning_protocols import DECAYS, RATES, FineTuning, fine_tuning_named
 from kontrast.probes.layer_decay import build_optimizers
@@ -82,13 +83,55 @@ def finetune(
     given: dict[str, Any] = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay}
     settings = replace(fine_tuning_named(protocol), **{key: value for key, value in given.items() if value is not None})
     settings = replace(settings, batch=min(settings.batch, len(train)))
-    tuner = FineTuner(encoder, count_classes(train_labels, test_labels), transform, augment, advance, seed)
+    scores, described = tuned_scores(
+        encoder, train, train_labels, test, count_classes(train_labels, test_labels), settings, transform=transform,
+        augment=augment, search=search, rates=rates, decays=decays, advance=advance, seed=seed,
+    )  # fmt: skip
+    return result("fine-tune", predictions(scores, test_labels.cpu()), described, seed)
+
+
+def tuned_scores(
+    encoder: nn.Module,
+    train: Any,
+    labels: Tensor,
+    test: Any,
+    classes: int,
+    protocol: FineTuning,
+    *,
+    transform: Callable[..., Any] | None = None,
+    augment: Augment | None = None,
+    search: bool = False,
+    rates: Sequence[float] = RATES,
+    decays: Sequence[float] = DECAYS,
+    measure: Callable[[Tensor, Tensor], float] = accuracy,
+    advance: Callable[[int], None] | None = None,
+    seed: int = 0,
+) -> tuple[Tensor, dict[str, Any]]:
+    """Fine-tune a copy of the encoder; return the scores of the test images [T,C] and the settings that were used.
+
+    Args:
+        encoder: network with the attribute `width`. One without parameters trains a linear classifier on its output.
+        train: train images, or whatever `transform` turns into the encoder's input.
+        labels: integers [N], or 0 and 1 for each class [N,C], if an image may have several: then every class is a
+            problem of its own (binary cross-entropy).
+        test: test images.
+        classes: the number of classes C.
+        protocol: the settings.
+        transform: as for `finetune`.
+        augment: as for `finetune`.
+        search: choose learning rate and weight decay on a held-out fifth of train; then train on all of it.
+        rates: the multiples of `lr` that a search tries.
+        decays: the weight decays that a search tries.
+        measure: what a search compares: a function of the scores and labels of the held-out images.
+        advance: called with the number of images of each step.
+        seed: seed of the order of the images, of mixing and of the held-out images.
+    """
+    job = FineTuner(encoder, classes, transform, augment, advance, seed, measure)
     found: dict[str, Any] = {}
     if search:
-        settings, found["searched"] = tuner.search(settings, train, train_labels, rates, decays)
-    scores = tuner.scores(settings, train, train_labels, test)
-    described = asdict(settings) | {"augmented": augment is not None} | found
-    return result("fine-tune", predictions(scores, test_labels.cpu()), described, seed)
+        protocol, found["searched"] = job.search(protocol, train, labels, rates, decays)
+    scores = job.scores(protocol, train, labels, test)
+    return scores, asdict(protocol) | {"augmented": augment is not None} | found
 
 
 class FineTuner:
@@ -110,9 +153,11 @@ class FineTuner:
         augment: Augment | None = None,
         advance: Callable[[int], None] | None = None,
         seed: int = 0,
+        measure: Callable[[Tensor, Tensor], float] = accuracy,
     ):
         self.encoder, self.classes, self.transform, self.augment = encoder, classes, transform, augment
-        self.advance, self.seed, self.device = advance, seed, next(encoder.parameters()).device
+        self.advance, self.seed, self.measure = advance, seed, measure
+        self.device = next(itertools.chain(encoder.parameters(), encoder.buffers())).device
 
     def scores(self, settings: FineTuning, train: Any, labels: Tensor, test: Any) -> Tensor:
         """Train with these settings and return the scores of the test images [T,C]."""
@@ -129,8 +174,11 @@ class FineTuner:
             for i, rows in enumerate(batches):
                 x = self._train_input(train, rows, epoch)
                 y = labels[rows].to(self.device)
-                x, targets = mix_images(x, y, self.classes, settings.mixup, settings.cutmix, draws)
-                loss = cross_entropy(network(x), targets, label_smoothing=settings.smoothing)
+                if labels.ndim == 2:
+                    loss = binary_cross_entropy_with_logits(network(x), y.to(x.dtype))
+                else:
+                    x, targets = mix_images(x, y, self.classes, settings.mixup, settings.cutmix, draws)
+                    loss = cross_entropy(network(x), targets, label_smoothing=settings.smoothing)
                 for optimizer, _ in optimizers:
                     optimizer.zero_grad()
                 loss.backward()
@@ -157,8 +205,8 @@ class FineTuner:
             candidate = replace(settings, lr=rate * settings.lr, weight_decay=decay)
             candidate = replace(candidate, batch=min(candidate.batch, len(fitted)))
             scores = self.scores(candidate, rows_of(train, fitted), labels[fitted], rows_of(train, held))
-            accuracy = float((scores.argmax(1) == labels[held].cpu()).double().mean())
-            tried.append({"lr": candidate.lr, "weight_decay": decay, "held_out": accuracy})
+            value = self.measure(scores, labels[held].cpu())
+            tried.append({"lr": candidate.lr, "weight_decay": decay, "held_out": value})
         best = max(tried, key=lambda one: one["held_out"])  # the first of equals: the smallest rate, the largest decay
         return replace(settings, lr=best["lr"], weight_decay=best["weight_decay"]), tried
 
@@ -190,6 +238,9 @@ def folds(labels: Tensor, count: int, seed: int = 0) -> list[Tensor]:
 
 def split_train(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Return the rows to fit and a fifth of each class to hold out; classes of one image are fitted only."""
+    if labels.ndim == 2:  # an image of several classes: a fifth of all images
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        return order[max(1, len(order) // HELD_OUT) :], order[: max(1, len(order) // HELD_OUT)]
     fitted, held = [], []
     for rows in shuffled_classes(labels, seed):
         count = max(1, len(rows) // HELD_OUT) if len(rows) > 1 else 0

@@ -26,6 +26,7 @@ from kontrast.reports.probe_results import references, result_groups, verdict
 from kontrast.reports.retrieval_panel import retrieval_panel
 from kontrast.reports.run_files import ReportedRun, ReportError, make_names_distinct, read_run, shorten, write_atomic
 from kontrast.reports.study_tables import read_study
+from kontrast.reports.transfer_tables import transfer_sections
 
 SCRIPTS = ("draw.js", "plot.js", "results.js", "gallery.js", "texts.js", "weights.js", "classifier.js", "page.js")
 PICTURE_BYTES = 3_000_000
@@ -89,6 +90,7 @@ def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dic
             {
                 "gallery": _gallery(run, budget) if run in with_gallery else None,
                 "retrieval": _retrieval(run, budget),
+                "transfer": _transfers(run, PICTURE_BYTES // max(1, len(runs))),
                 "name": shorten(run.name),
                 "summary": summary(run),
                 "finished": run.finished or not run.info,
@@ -138,6 +140,15 @@ def _retrieval(run: ReportedRun, budget: int) -> dict[str, Any] | None:
     if sprite is None:
         run.problems.append("retrieval.png is damaged, so what texts find can't be shown.")
     return None if sprite is None else retrieval_panel(run, sprite)
+
+
+def _transfers(run: ReportedRun, budget: int) -> list[dict[str, Any]]:
+    """Return the tables of a run's transfers, with their pictures as data addresses."""
+    sections = transfer_sections(run)
+    for section in sections:
+        content = section["picture"]
+        section["picture"] = _sprite_address(content, budget // len(sections)) if content else None
+    return sections
 
 
 def _with_short_names(entry: dict[str, Any]) -> dict[str, Any]:

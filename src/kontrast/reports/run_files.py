@@ -21,7 +21,7 @@ MOST_DOTS = 2_000
 COLLAPSED_RANK = 1.5
 FILES = (
     "recipe.toml", "run.json", "metrics.jsonl", "probes.json", "gallery.json", "retrieval.json", "lens.json",
-    "classifier.json",
+    "classifier.json", "transfer.json",
 )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ class ReportedRun:
     lines: list[dict[str, Any]] = field(default_factory=list)
     speed: list[dict[str, Any]] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
+    transfer: list[Any] = field(default_factory=list)
     gallery: dict[str, Any] | None = None
     sprite: bytes = b""
     retrieval: dict[str, Any] | None = None
@@ -89,6 +90,8 @@ def read_run(path: Path) -> ReportedRun:
     run.probes = [probe for probe in probes if _is_probe(probe)] if isinstance(probes, list) else []
     run.lens = _read_table(run, "lens.json")
     run.classifier = _read_table(run, "classifier.json")
+    tables = _read_table(run, "transfer.json").get("tables")
+    run.transfer = tables if isinstance(tables, list) else []
     _read_gallery(run)
     _read_retrieval(run)
     return run

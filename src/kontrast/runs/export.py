@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from kontrast.config.recipe import to_tree
 from kontrast.data import ImageSet
+from kontrast.detection.backbones import stage_names
+from kontrast.detection.detectron2_names import PREFIXES, detectron2_names
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault, NumbersError, UsageError, printable
 from kontrast.files import disk_faults, write_atomic, write_json
 from kontrast.networks import Encoder
@@ -31,7 +33,8 @@ from kontrast.runs.run import Run, open_run
 from kontrast.training import checkpoints
 from kontrast.training.run_folder import result_prefix, sha256
 
-FORMATS = ("safetensors", "onnx")
+FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "detectron2": ".detectron2.safetensors"}
+"""The formats, and how the names of their files end."""
 MOST_IMAGES = 32
 """An ONNX file must agree with torch on at most so many real images."""
 TOLERANCE = 1e-3
@@ -75,7 +78,8 @@ def export(
 
     Args:
         run: A run folder or a `kontrast.Run`.
-        format: "safetensors" (default) or "onnx".
+        format: "safetensors" (default), "onnx", or "detectron2": the tensors of a ResNet under detectron2's names, in a
+            safetensors file.
         out: The file to write; default: export/encoder.FORMAT in the run folder.
         data: The images to compare ONNX with torch on; default: the run's own.
         with_head: Add what the newest checkpoint has besides the encoder, for safetensors alone: the projection head,
@@ -94,16 +98,21 @@ def export(
     run = open_run(run)
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
-    out = Path(out) if out is not None else run.path / "export" / f"encoder.{format}"
+    out = Path(out) if out is not None else run.path / "export" / f"encoder{FORMATS[format]}"
+    ending = f".{FORMATS[format].rpartition('.')[2]}"
     if with_head and format != "safetensors":
         raise UsageError(f"--with-head needs --format safetensors: an {format} file has the encoder alone")
-    if out.suffix != f".{format}" or out.resolve() == (run.path / "encoder.safetensors").resolve():
-        raise UsageError(f"--out {out}: give a path that ends in .{format} and is not the run's own file")
+    if not out.name.endswith(ending) or out.resolve() == (run.path / "encoder.safetensors").resolve():
+        raise UsageError(f"--out {out}: give a path that ends in {ending} and is not the run's own file")
     encoder = run.encoder("cpu")
     card = describe(run, encoder)
     difference = None
-    if format == "safetensors":
-        content = safetensors_bytes(encoder, card, beside_encoder(run) if with_head else {})
+    if format == "detectron2":
+        stage_names(encoder)  # raises if it is no ResNet
+        card["detectron2"] = {"prefixes": PREFIXES, "stride_in_1x1": False, "format": "RGB"}
+        content = safetensors_bytes(detectron2_names(encoder.state_dict()), card)
+    elif format == "safetensors":
+        content = safetensors_bytes(encoder.state_dict() | (beside_encoder(run) if with_head else {}), card)
     else:
         images = real_images(run, data)
         content, difference = checked_onnx(run, encoder, images)
@@ -155,11 +164,10 @@ def beside_encoder(run: Run) -> dict[str, Tensor]:
     return {f"kontrast.{name}.{key}": tensor for name, tensors in found.items() for key, tensor in tensors.items()}
 
 
-def safetensors_bytes(encoder: nn.Module, card: dict[str, Any], more: dict[str, Tensor]) -> bytes:
+def safetensors_bytes(named: dict[str, Tensor], card: dict[str, Any]) -> bytes:
     """Return the content of the safetensors file, with the card in its header."""
     from safetensors.torch import save
 
-    named = encoder.state_dict() | more
     tensors = {name: t.detach().cpu().contiguous() for name, t in named.items()}
     return sort_header(save(tensors, metadata={"format": "pt", "kontrast": json.dumps(card)}))
 

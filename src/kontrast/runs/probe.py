@@ -119,7 +119,7 @@ def probe(
     refuse_options(kind, protocol, search, shots)
     run, on = open_run(run, float_range), choose_device(device)
     data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
-    train, test = _open_images(run, data, labels, max_bad, say)
+    train, test = open_images(run, data, labels, max_bad, say)
     texts, pixels = _text_probes(run, kind, train, test, data), not kind or kind not in TEXT_PROBES
     seed_range = range(run.recipe.seed, run.recipe.seed + seeds)
     job = _Job(run, kind, seed_range, cached, epochs, protocol or "sgd", search, shots, train, test, on, say)
@@ -312,7 +312,7 @@ class _Job:
         write_gallery(self.run.path, test, train, points=recipe.evaluation.gallery, seed=recipe.seed)
 
 
-def _open_images(
+def open_images(
     run: Run, data: str | None, labels: str | None, max_bad: float | None, say: Callable[[str], None]
 ) -> tuple[ImageSet, ImageSet | None]:
     """Open the train and test images to probe with, and warn of changed and skipped ones."""

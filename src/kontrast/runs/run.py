@@ -16,6 +16,7 @@ from kontrast.data.decode import BadImage, Limits, decode_file
 from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickle
 from kontrast.files import read_bytes
 from kontrast.networks import Encoder
+from kontrast.registry import nearest
 from kontrast.training.build import evaluation_view
 from kontrast.training.checkpoints import read_weights, under
 from kontrast.training.device import choose_device
@@ -205,12 +206,18 @@ def open_run(run: str | os.PathLike[str], float_range: tuple[float, float] | Non
     return opened
 
 
-def load(run: str | os.PathLike[str], device: torch.device | str = "cpu") -> Encoder:
+BACKBONES = ("encoder", "fpn", "c4")
+
+
+def load(run: str | os.PathLike[str], device: torch.device | str = "cpu", *, as_: str = "encoder") -> Any:
     """Load the trained encoder of a run, in eval mode.
 
     Args:
         run: A run folder or a `kontrast.Run`.
         device: Where to put the encoder: "cpu" (default), "cuda" or "cuda:N".
+        as_: "encoder" (default); or, of a ResNet, the backbone of a detector of your own: "fpn", with a feature pyramid
+            whose new layers are random, or "c4", without the last stage. Both have `out_channels`, as torchvision's
+            detectors expect, and take images [N,3,H,W] of any size, normalized as in training.
 
     Returns:
         A `torch.nn.Module` whose `width` is the number of features. `kontrast.Run(run).prepare(files)` makes its input.
@@ -224,4 +231,13 @@ def load(run: str | os.PathLike[str], device: torch.device | str = "cpu") -> Enc
         >>> encoder(kontrast.Run("runs/digits").prepare("photo.png")).shape
         torch.Size([1, 32])
     """
-    return Run(run).encoder(choose_device(str(device)))
+    if as_ not in BACKBONES:
+        raise UsageError(f"as_ = {as_!r}: {nearest(as_, BACKBONES)}")
+    opened, on = Run(run), choose_device(str(device))
+    if as_ == "encoder":
+        return opened.encoder(on)
+    from kontrast.detection.backbones import c4_backbone, fpn_backbone
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(opened.recipe.seed)
+        return {"fpn": fpn_backbone, "c4": c4_backbone}[as_](opened.encoder()).to(on).eval()

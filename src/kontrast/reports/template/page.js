@@ -28,15 +28,28 @@ function header() {
     element("div", { class: data.results.length ? "hero" : "hero alone" }, text, data.results.length ? results : null));
 }
 
-function studySection() {
-  const { kind, tables, plots } = data.study;
-  const made = tables.flatMap((table) => [
+function tableParts(table) {
+  return [
     element("div", { class: "headed", style: { marginTop: "1.8rem" } }, element("h3", { text: table.title }), csvButton(table.title, table.title, () => [table.columns, ...table.rows])),
     table.note ? element("p", { class: "quiet", text: table.note }) : null,
     element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": table.title },
       element("table", { class: "table" }, element("thead", {}, element("tr", {}, ...table.columns.map((text) => element("th", { scope: "col", text })))),
         element("tbody", {}, ...table.rows.map(([first, ...rest]) => element("tr", {}, element("th", { scope: "row", text: first }), ...rest.map((text) => element("td", { text }))))))),
-  ]);
+  ];
+}
+
+function transferSection() {
+  const parts = data.runs.flatMap((run) => run.transfer.flatMap((table) => [
+    ...tableParts(data.runs.length > 1 ? { ...table, title: `${table.title}, ${run.name}` } : table),
+    table.picture ? element("figure", {}, element("img", { src: table.picture, alt: table.picture_note, style: { maxWidth: "100%" } }),
+      element("figcaption", { class: "quiet", text: table.picture_note })) : null,
+  ]));
+  if (parts.length) page.append(section("transfer", "Transfer", "What the encoder does in other tasks, next to the same encoder with random weights.", ...parts));
+}
+
+function studySection() {
+  const { kind, tables, plots } = data.study;
+  const made = tables.flatMap(tableParts);
   page.append(section("study", kind[0].toUpperCase() + kind.slice(1), "", plots.length ? element("div", { class: "plots" }, ...plots.map(plotFigure)) : null, ...made));
 }
 
@@ -154,6 +167,7 @@ async function build() {
   if (data.study) studySection();
   if (data.runs.length > 1 && data.results.length) page.append(section("table", "Side by side", "", resultTable(data)));
   if (data.classifier) classifierSection(data.classifier);
+  transferSection();
   if (data.curves.length) curveSection();
   const galleries = await loadGalleries();
   if (galleries.length && galleries[0].points.length) mapSection(galleries);

@@ -1,0 +1,71 @@
+"""Detect blood cells with an encoder pre-trained on the same pictures without labels, on other pictures, and at random.
+
+    git clone https://github.com/Shenggan/BCCD_Dataset carried/bccd
+    python benchmarks/bccd.py carried/bccd/BCCD [--other DATA] [--labels 0.1] [--seeds 3] [--out runs/bccd]
+
+It pre-trains two ResNet-18 by DCL, one on the training pictures of BCCD and one on other pictures, and then trains
+Faster R-CNN with FPN by one schedule on each of them and on random weights. Repeated after a kill, it continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import kontrast
+from kontrast.data.annotated import open_annotated
+
+ENCODER = {"name": "resnet-18", "stem": "imagenet"}
+SCHEDULE = {
+    "steps": 600, "batch": 8, "lr": 0.01, "warmup": 60, "short_sides": [320, 352, 384], "test_side": 384, "crop": 0.5,
+}  # fmt: skip
+
+
+def training_pictures(data: Path, folder: Path) -> Path:
+    """Copy the pictures of the training split into a folder, so that no test picture is seen."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in open_annotated(data, "train").names:
+        shutil.copy(data / name, folder / Path(name).name)
+    return folder
+
+
+def pretrained(source: str, place: Path, steps: int, device: str) -> Any:
+    """Return the run in a folder, which is trained first or finished if need be."""
+    run = place / "run.json"
+    settings: dict[str, Any] = {"encoder": ENCODER, "objective": {"name": "dcl", "temperature": 0.2}}
+    settings |= {"views": {"size": 160}, "evaluation": {"every": 0}, "adapt": False}
+    settings["training"] = {"max_steps": steps, "epochs": 10_000, "batch": 256}
+    if run.is_file() and kontrast.Run(place).info.get("finished"):
+        return kontrast.Run(place)
+    options: dict[str, Any] = {"out": place, "device": device}
+    if (place / "recipe.toml").is_file():
+        return kontrast.pretrain(resume=True, **options)
+    return kontrast.pretrain(source, "folder", **options, **settings)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--other", default="digits", help="the other pictures: a folder or a named set")
+    parser.add_argument("--labels", type=float, default=1.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pretraining-steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=SCHEDULE["steps"])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("runs/bccd"))
+    given = parser.parse_args()
+    pictures = training_pictures(given.data, given.out / "pictures")
+    own = pretrained(str(pictures), given.out / "own", given.pretraining_steps, given.device)
+    other = pretrained(given.other, given.out / "other", given.pretraining_steps, given.device)
+    results = kontrast.transfer(
+        own, given.data, "boxes", labels=given.labels, seeds=given.seeds, against=[other], device=given.device,
+        overrides={**SCHEDULE, "steps": given.steps},
+    )  # fmt: skip
+    print(results)
+    print(kontrast.report(own))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`kontrast transfer --task classify`: sets from folders and CSV files, metrics, shots, search, one table of ranks."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+
+import kontrast
+from kontrast.errors import DataError, UsageError
+from kontrast.runs.classification_transfer import open_small_set, rows_with_labels
+from kontrast.runs.run import Run
+
+from support import tiny_run
+from support.doctests import run_examples
+
+QUICK = {"overrides": {"epochs": 2, "batch": 32}, "device": "cpu", "say": lambda line: None}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A copy of the finished run, photos in class folders, and a CSV with several labels per image beside them."""
+    folder = tmp_path_factory.mktemp("small-sets")
+    tiny_run.copy(folder)
+    shutil.copytree(tiny_run.images(), folder / "photos")
+    for number, color in enumerate(("red", "blue")):
+        (folder / "colors" / color).mkdir(parents=True)
+        for i in range(20):
+            shade = (200 + i, 10, 10)[:: 1 - 2 * number]
+            Image.new("RGB", (32, 32), shade).save(folder / "colors" / color / f"{i}.png")
+    names = sorted(p.relative_to(folder / "photos") for p in (folder / "photos").rglob("*.png"))
+    shapes = {0: "round", 6: "round|long", 8: "round", 9: "round|long", 1: "long", 7: "long"}
+    rows = [f"{name},{shapes[int(name.parts[0])]}" for name in names if int(name.parts[0]) in shapes]
+    (folder / "photos" / "shapes.csv").write_text("name,label\n" + "\n".join(rows) + "\n")
+    halves = [f"{name},{int(int(name.parts[0]) > 4)}" for name in names]
+    (folder / "photos" / "halves.csv").write_text("name,label\n" + "\n".join(halves) + "\n")
+    return folder
+
+
+def test_sets_methods_and_shots_give_one_table_with_ranks(place, monkeypatch):
+    sets = [place / "colors", place / "photos" / "shapes.csv"]
+    found = kontrast.transfer(place / "run", sets, "classify", seeds=2, methods=["linear"], search=False, **QUICK)
+    assert len(found) == 2 * 2 * 2 * 2  # sets, shots, seeds, encoders
+    assert {(one.data.rpartition("/")[2], one.metric) for one in found} == {
+        ("colors", "accuracy"),
+        ("shapes.csv", "map"),
+    }
+    assert {one.amount for one in found} == {"all", "5 per class"}
+    trained = [one.score for one in found if (one.encoder, one.amount, one.metric) == ("trained", "all", "accuracy")]
+    assert trained == [1, 1]
+    text = str(found)
+    assert "mean rank" in text and str(place) not in text
+    assert '"Transfer: all sets"' in kontrast.report(place / "run").read_text()
+    monkeypatch.setattr("kontrast.runs.classification_transfer.tuned_scores", lambda *_, **__: pytest.fail("again"))
+    again = kontrast.transfer(place / "run", sets, "classify", seeds=2, methods=["linear"], search=False, **QUICK)
+    assert list(again) == list(found)
+
+
+def test_fine_tuning_searches_rate_and_decay(place):
+    found = kontrast.transfer(place / "run", place / "photos", "classify", seeds=1, shots=[5], methods=["fine-tuned"],
+                              control=False, **{**QUICK, "overrides": ["epochs=1"]})  # fmt: skip
+    tried = found[0].facts["settings"]["searched"]
+    assert len(tried) == 9 and found[0].facts["train_images"] == 50 and found[0].facts["settings"]["epochs"] == 1
+
+
+def test_the_metric_is_the_one_that_the_set_asks_for(place):
+    run = Run(place / "run")
+    shutil.copytree(place / "photos", place / "oxford-flowers")
+    opened = open_small_set(run, str(place / "oxford-flowers"), "", print)
+    assert opened.metric == "mean-per-class" and opened.classes == 10
+    halves = open_small_set(run, str(place / "photos" / "halves.csv"), "roc-auc", print)
+    assert halves.classes == 2 and halves.metric == "roc-auc" and len(halves.train) > 3 * len(halves.test) > 0
+    several = open_small_set(run, str(place / "photos" / "shapes.csv"), "", print)
+    assert several.labels.shape[1] == 2 and 0 < several.labels.mean() < 1
+    with pytest.raises(UsageError, match="does not suit"):
+        open_small_set(run, str(place / "photos"), "map", print)
+    with pytest.raises(UsageError, match=r"unknown metric 'acc'.*accuracy"):
+        open_small_set(run, str(place / "photos"), "acc", print)
+    with pytest.raises(DataError, match="no file"):
+        open_small_set(run, str(place / "photos" / "missing.csv"), "", print)
+    with pytest.raises(UsageError, match="some of linear, fine-tuned"):
+        kontrast.transfer(run, place / "photos", "classify", methods=["probe"])
+
+
+def test_shots_of_several_labels():
+    labels = torch.tensor([[1, 0], [1, 1], [1, 0], [0, 1], [0, 0]])
+    rows = rows_with_labels(labels, 2, 0)
+    assert labels[rows].sum(0).min() >= 2 and 4 not in rows and len(rows_with_labels(labels, 0, 0)) == 5
+
+
+def test_example(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_run.example_folder(tmp_path)
+    run_examples(kontrast.transfer)
