@@ -18,8 +18,11 @@ CPU_IMAGES = 60_000  # how often two slow cores can process an image of 32 px in
 CUDA_IMAGES = 20_000_000
 LONGEST = 1.5
 """The longest side of an image, in shorter sides that images are reduced to: most photos are 4:3 or 3:2."""
+SMALL_VIEWS = {"jitter": [0.8, 0.8, 0.8, 0.2], "blur": 0.5, "blur_sigma": [0.1, 1.5]}
+"""The augmentations that were best on small images in long trainings; results/README.md has what was tried."""
 CHOSEN = (
-    "adapt", "views.size", "views.policy", "encoder.", "training.batch", "training.epochs", "data.size", "data.longest",
+    "adapt", "views.size", "views.policy", "views.jitter", "views.blur", "views.blur_sigma", "encoder.",
+    "training.batch", "training.epochs", "training.warmup", "training.weight_decay", "data.size", "data.longest",
 )  # fmt: skip
 """Prefixes of the settings that are chosen here."""
 
@@ -41,10 +44,17 @@ def adapt(count: int, side: int, device: torch.device, size: int = 0) -> dict[st
     small = size <= 64
     encoder = ("resnet-18" if small else "resnet-50") if cuda else "small-conv"
     reduced = 2 * size if small else round(size * 8 / 7)
+    views: dict[str, Any] = {"size": size, "policy": "simclr-cifar" if small else "moco-v2"}
+    training: dict[str, Any] = {"batch": batch, "epochs": epochs}
+    if cuda:
+        training["warmup"] = min(10.0, epochs / 10)
+    if cuda and small:
+        views |= SMALL_VIEWS
+        training["weight_decay"] = 5e-4
     return {
-        "views": {"size": size, "policy": "simclr-cifar" if small else "moco-v2"},
+        "views": views,
         "encoder": {"name": encoder},
-        "training": {"batch": batch, "epochs": epochs},
+        "training": training,
         # Images of twice the view size keep the detail of small crops; full photos would fill memory and disk.
         "data": {"size": reduced, "longest": round(LONGEST * reduced)},
     }
@@ -118,7 +128,7 @@ def view_size(side: int, cuda: bool) -> int:
 
 def batch_size(count: int, size: int, cuda: bool) -> int:
     """The largest power of two that gives at least four batches per epoch, within limits of memory."""
-    batch = (512 if size <= 96 else 256) if cuda else (256 if size <= 32 else 128)
+    batch = 256 if cuda or size <= 32 else 128
     while batch > 8 and batch * 4 > count:
         batch //= 2
     return max(2, min(batch, count))

@@ -1,0 +1,28 @@
+"""The settings that are chosen for a folder of images."""
+
+import pytest
+import torch
+
+from kontrast.config.recipe_files import resolve
+from kontrast.training.auto_recipe import adapt
+
+
+@pytest.mark.parametrize("side", [32, 70])
+def test_small_images_on_a_gpu_get_what_was_best_on_cifar10(side):
+    """The settings of cifar10/simclr, whose header and results/README.md say what was measured."""
+    best = resolve("cifar10/simclr")
+    chosen = adapt(50_000, side, torch.device("cuda"))
+    assert chosen["views"] | {"size": 0} == {
+        "size": 0, "policy": best.views.policy, "jitter": list(best.views.jitter), "blur": best.views.blur,
+        "blur_sigma": list(best.views.blur_sigma),
+    }  # fmt: skip
+    names = ("batch", "weight_decay", "warmup")
+    assert [chosen["training"][name] for name in names][:2] == [best.training.batch, best.training.weight_decay]
+    folder = resolve("folder").training
+    assert (folder.lr, folder.lr_scaling) == (best.training.lr, best.training.lr_scaling)
+
+
+@pytest.mark.parametrize("count", [300, 5_000, 1_000_000])
+def test_the_warm_up_is_ten_epochs_or_a_tenth(count):
+    training = adapt(count, 224, torch.device("cuda"))["training"]
+    assert training["warmup"] == min(10, training["epochs"] / 10)
