@@ -12,8 +12,7 @@ def test_small_images_on_a_gpu_get_what_was_best_on_cifar10(side):
     """The settings of cifar10/simclr, whose header and results/README.md say what was measured."""
     best, folder = resolve("cifar10/simclr"), resolve("folder").training
     chosen = adapt(50_000, side, torch.device("cuda"))
-    views = {name: value for name, value in best.views.arguments.items() if name != "crop_scale"}  # the policy's own
-    assert chosen["views"] == {"size": chosen["views"]["size"], "policy": best.views.policy, **views}
+    assert chosen["views"] == {"size": chosen["views"]["size"], "policy": best.views.policy, **best.views.arguments}
     assert chosen["training"]["batch"] == best.training.batch
     assert chosen["training"]["weight_decay"] == best.training.weight_decay
     assert (folder.lr, folder.lr_scaling) == (best.training.lr, best.training.lr_scaling)

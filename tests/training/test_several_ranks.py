@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kontrast import distributed
-from kontrast.config.recipe import read_recipe
+from kontrast.config.recipe import parse_toml, read_recipe
+from kontrast.data import open_data
 from kontrast.files import read_json_lines
 from kontrast.networks.tokenizers import ByteTokenizer
 from kontrast.optim.optimizers import build_optimizer
@@ -283,3 +284,15 @@ def test_fsdp_is_refused_with_options_that_it_does_not_support(tmp_path):
     assert "not a transformer" in said[0]
     _, said = two(tmp_path, [*SHARDED, "training.parallel=fsdp", "training.optimizer=lars"], codes=(2, 2))
     assert "LARS needs the norm of whole layers" in said[0]
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_the_plan_of_minutes(tmp_path):
+    """Both ranks train the epochs that the first one planned, and end like one process with these epochs."""
+    options = [option for option in OPTIONS if not option.startswith(("training.max_steps", "training.epochs"))]
+    run, said = two(tmp_path, [*options, "--minutes", "0.6", "--no-probes"])
+    assert sum(text.count("plan: 0.6 minutes") for text in said) == 1
+    recipe = read_recipe(parse_toml((run / "recipe.toml").read_text()))
+    per_epoch = len(open_data(recipe.data.source)) // recipe.training.batch
+    steps = recipe.training.max_steps or recipe.training.epochs * per_epoch
+    assert [line["step"] for line in read_json_lines(run / "metrics.jsonl") if "loss" in line] == [*range(1, steps + 1)]

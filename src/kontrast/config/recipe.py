@@ -174,7 +174,7 @@ class TrainingSettings:
     stop_gradient: bool = False  # without a teacher, the student's own projections are keys without gradient (SimSiam)
     accumulate: int = 1  # parts that a batch is computed in, to save memory; the loss is still that of the whole batch
     parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: a copy per rank; fsdp: sharded parameters, for large ViTs
-    compile: Literal["auto", "yes", "no"] = "auto"  # compile the networks; auto: on a GPU
+    compile: Literal["auto", "yes", "no", "blocks"] = "auto"  # the networks; auto: on a GPU; blocks: equal ones once
     deterministic: bool = False  # the same bits each time on a GPU, somewhat slower; a CPU always gives the same bits
     stop: Literal["end", "auto"] = "end"  # auto: end when RankMe, conditional entropy and LiDAR's signal are flat
     max_steps: int = 0  # stop after this many steps if that is before the last epoch; 0: no limit

@@ -106,10 +106,14 @@ class ResNet(nn.Module):
         self.initialize(zero_init)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.stem(x)
         for i in range(self.stages):
             x = getattr(self, f"layer{i + 1}")(x)
         return x.mean(dim=(2, 3))
+
+    def stem(self, x: Tensor) -> Tensor:
+        """Return the input of the first block."""
+        return self.maxpool(self.relu(self.bn1(self.conv1(x))))
 
     def initialize(self, zero_init: bool) -> None:
         """Draw He's normal weights by fan-out; with `zero_init` every residual branch starts at zero."""

@@ -18,11 +18,12 @@ CPU_IMAGES = 60_000  # how often two slow cores can process an image of 32 px in
 CUDA_IMAGES = 20_000_000
 LONGEST = 1.5
 """The longest side of an image, in shorter sides that images are reduced to: most photos are 4:3 or 3:2."""
-SMALL_VIEWS = {"jitter": [0.8, 0.8, 0.8, 0.2], "blur": 0.5, "blur_sigma": [0.1, 1.5]}
+SMALL_VIEWS = {"crop_scale": [0.2, 1.0], "jitter": [0.8, 0.8, 0.8, 0.2], "blur": 0.5, "blur_sigma": [0.1, 1.5]}
 """The augmentations that were best on small images in long trainings; results/README.md has what was tried."""
 CHOSEN = (
-    "adapt", "views.size", "views.policy", "views.jitter", "views.blur", "views.blur_sigma", "encoder.",
-    "training.batch", "training.epochs", "training.warmup", "training.weight_decay", "data.size", "data.longest",
+    "adapt", "views.size", "views.policy", "views.crop_scale", "views.jitter", "views.blur", "views.blur_sigma",
+    "encoder.", "training.batch", "training.epochs", "training.warmup", "training.weight_decay",
+    "data.size", "data.longest",
 )  # fmt: skip
 """Prefixes of the settings that are chosen here."""
 

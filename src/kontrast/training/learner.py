@@ -17,6 +17,7 @@ stop-gradient; SwAV is swav + prototypes + bank; DINO is dino + prototypes + tea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ from kontrast.objectives import OBJECTIVES, Objective, Sum, objective
 from kontrast.objectives.base import Terms
 from kontrast.objectives.inputs import OptionalInputs, values_unread
 from kontrast.registry import nearest
+from kontrast.training.compiled_blocks import CompiledBlocks
 from kontrast.training.student import Student as Student
 from kontrast.training.student import build_student as build_student
 
@@ -136,16 +138,17 @@ class Learner(nn.Module):
         found = {n: p for n, p in self.named_parameters() if n.startswith(("objective.", "prototypes."))}
         return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
 
-    def compile_networks(self) -> None:
-        """Compile the networks. They are called through `network`, so that state dicts keep their plain names.
+    def compile_networks(self, blocks: bool = False) -> None:
+        """Compile the networks, whole or block by block; call them by `network`, so that they keep their plain names.
 
         Each size is compiled separately, since code for any size is slower. What earlier runs of this process compiled
         is dropped: the compiler keeps a limited number of versions of a function, and runs the next one uncompiled.
         """
         torch.compiler.reset()
-        self._compiled = {n: torch.compile(part, dynamic=False) for n, part in self.parts() if n != "predictor"}
+        compiled: Any = CompiledBlocks if blocks else partial(torch.compile, dynamic=False)
+        self._compiled = {n: compiled(part) for n, part in self.parts() if n != "predictor"}
         towers = {"text": self.student.text, "teacher text": self.teacher_text}
-        self._compiled |= {n: torch.compile(part, dynamic=False) for n, part in towers.items() if part is not None}
+        self._compiled |= {n: compiled(part) for n, part in towers.items() if part is not None}
 
     def network(self, name: str) -> Callable[[Tensor], Tensor]:
         """Return a network by name, compiled if it was."""

@@ -33,6 +33,7 @@ from kontrast.training.build import (
     whole_student,
 )
 from kontrast.training.caption_batches import CaptionBatches, tokenizer_of
+from kontrast.training.compiled_blocks import keep_compiled_code
 from kontrast.training.failures import SKIPS, describe_failure, failure_text, not_finite
 from kontrast.training.metrics_log import MetricsLog
 from kontrast.training.progress import Progress
@@ -103,7 +104,10 @@ class Loop:
         self.tried, self.steady, self.estimated = False, False, False
         self.saved, self.has_saved = time.monotonic(), False
         views, skipping = build_views(recipe, self.precision), on_nan == "skip"
-        compiled = t.compile == "yes" or (t.compile == "auto" and device.type == "cuda")
+        automatic = "whole" if device.type == "cuda" else ""
+        compiled = {"auto": automatic, "yes": "whole", "no": "", "blocks": "blocks"}[t.compile]
+        if compiled:
+            keep_compiled_code()
         step = partial(Step, device=device, precision=self.precision, accumulate=t.accumulate, compile=compiled)
         self.step = step(
             self.learner, self.optimizer, views, clip=t.clip, clip_each=t.clip_each, skipping=skipping, say=say

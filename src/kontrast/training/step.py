@@ -33,7 +33,7 @@ class Step:
         views: makes views [V,B,C,h,w], and local crops if there are any, from images, keys and sizes.
         device: where the step runs.
         precision: the type that the networks compute in.
-        compile: compile the networks.
+        compile: compile the networks: "whole", "blocks" or not at all ("").
         accumulate: parts that a batch is computed in.
         clip: the largest norm of the gradient; 0 for no limit.
         clip_each: limit the norm of each parameter's gradient separately.
@@ -49,7 +49,7 @@ class Step:
         *,
         device: torch.device,
         precision: torch.dtype = torch.float32,
-        compile: bool = False,
+        compile: str | bool = "",
         accumulate: int = 1,
         clip: float = 0.0,
         clip_each: bool = False,
@@ -61,7 +61,7 @@ class Step:
         self.clip, self.clip_each, self.skipping = clip, clip_each, skipping
         self.sharded = is_sharded(learner)
         if compile and not self.sharded:
-            learner.compile_networks()
+            learner.compile_networks(blocks=compile == "blocks")
         elif compile:
             say("the networks are not compiled: their parameters are sharded")
         self.loss_parameters = learner.loss_parameters()

@@ -29,7 +29,7 @@ EVALUATIONS = 0.05  # of the time at most goes to evaluations, unless the user s
 WARMUP = 0.2  # of the epochs at most are warm-up
 SAMPLE = 2048  # images that the probes are tried on
 REPORT_SECONDS = 2.0  # to open the images again and to write the page
-MAP_STEPS = 20  # of the 500 that the report's map takes
+MAP_STEPS, MAP_ITERATIONS = 20, 500  # of the report's map, that are tried and that it takes
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,7 @@ class AfterTraining:
         networks = 2 + (self.recipe.start is not None) if labeled else 1
         seconds = REPORT_SECONDS + per_image * images * networks
         if settings.gallery:
-            points = min(settings.gallery, self.counts[1] or self.counts[0], len(features))
-            begin = clock()
-            map_to_plane(features[:points], iterations=MAP_STEPS)
-            grown = (min(settings.gallery, self.counts[1] or self.counts[0]) / max(1, points)) ** 2
-            seconds += (clock() - begin) * grown * 500 / MAP_STEPS
+            seconds += self._map_seconds(features, clock)
         if labeled:
             seconds += networks * self._fit_seconds(features, train, clock)
             begin = clock()
@@ -182,16 +178,34 @@ class AfterTraining:
             seconds += (clock() - begin) / len(train) * images + self._fit_seconds(pixels, train, clock)
         return seconds, evaluation
 
+    def _map_seconds(self, features: torch.Tensor, clock: Callable[[], float]) -> float:
+        """Return how long the report's map takes: its time grows with the square of its points."""
+        points = min(self.recipe.evaluation.gallery, self.counts[1] or self.counts[0])
+        shown, took = features[:points], []
+        for iterations in (0, MAP_STEPS):
+            begin = clock()
+            map_to_plane(shown, iterations=iterations)
+            took.append(clock() - begin)
+        whole = took[0] + max(0.0, took[1] - took[0]) * MAP_ITERATIONS / MAP_STEPS
+        return whole * (points / max(1, len(shown))) ** 2
+
     def _fit_seconds(self, features: torch.Tensor, train: ImageSet, clock: Callable[[], float]) -> float:
-        """Return how long the linear probe takes on all images: it grows with the images and their dimensions."""
+        """Return how long the linear probe takes on all images."""
         begin = clock()
         x, labels = features.to(self.device), train.labels
         assert labels is not None
         logistic(x, labels, x, labels)
-        width, own, images = features.shape[1], len(features), self.counts[0]
-        return (clock() - begin) * images * spanned(images, width) / (own * spanned(own, width))
+        width = features.shape[1]
+        growth = fit_work(self.counts[0], width) / fit_work(len(features), width)
+        # A GPU waits for each of the many small operations rather than for their numbers.
+        return (clock() - begin) * (growth if self.device.type == "cpu" else growth**0.5)
 
 
-def spanned(images: int, width: int) -> int:
-    """Return the dimensions that the linear probe works in."""
-    return width if 2 * images > width else images
+def fit_work(images: int, width: int) -> float:
+    """Return the work of a linear probe, in a unit of its own.
+
+    Part of it grows with images times dimensions, and part with the square of the dimensions, whatever the images. The
+    probe works in no more dimensions than the images span.
+    """
+    dimensions = width if 2 * images > width else images
+    return dimensions * (images + 4 * dimensions)
