@@ -96,6 +96,7 @@ def test_bad_arguments_are_usage_errors(arguments, message):
         networks.text_tower("transfomer", vocabulary=258, length=24)
 
 
+@pytest.mark.slow  # the import of transformers alone takes seconds
 def test_a_text_encoder_of_hugging_face_ignores_padding(tmp_path):
     package = pytest.importorskip("transformers", reason="needs the extra text")
     config = package.BertConfig(

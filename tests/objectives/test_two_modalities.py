@@ -123,6 +123,27 @@ def test_open_clips_losses(projections) -> None:
     torch.testing.assert_close(objective("siglip", temperature=1 / 14.3, bias=-4.0)(projections), theirs)
 
 
+def test_gradients_are_those_of_open_clips_losses(projections) -> None:
+    """To images and texts, and to the log of the scale and the bias, which open_clip learns too."""
+    open_clip = pytest.importorskip("open_clip", reason="a benchmark-only dependency")
+    images, texts = (x.clone().requires_grad_() for x in projections)
+    log_scale, bias = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (math.log(10.0), -10.0))
+    units = [normalize(x, dim=-1) for x in (images, texts)]
+
+    clip = objective("info-nce", temperature="learned", initial_temperature=0.1, symmetric=True).double()
+    theirs = open_clip.loss.ClipLoss()(*units, log_scale.exp())
+    slopes = torch.autograd.grad(clip(images, texts), [images, texts, clip.temperature.log_scale])
+    torch.testing.assert_close(slopes, torch.autograd.grad(theirs, [images, texts, log_scale], retain_graph=True))
+
+    siglip_loss = objective("siglip").double()
+    theirs = open_clip.loss.SigLipLoss()(*units, log_scale.exp(), bias)
+    torch.testing.assert_close(siglip_loss(images, texts), theirs)
+    slopes = torch.autograd.grad(
+        siglip_loss(images, texts), [images, texts, siglip_loss.temperature.log_scale, siglip_loss.b]
+    )
+    torch.testing.assert_close(slopes, torch.autograd.grad(theirs, [images, texts, log_scale, bias]))
+
+
 @pytest.mark.parametrize("name", TWO_WAY)
 def test_all_labels_equal_are_refused(name, projections) -> None:
     with pytest.raises(ValueError, match="all 7 labels are 2"):

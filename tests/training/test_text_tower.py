@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 import kontrast
-from kontrast.config.recipe import read_recipe, to_tree
+from kontrast.config.recipe import read_recipe, to_toml, to_tree
 from kontrast.data import ImageSet
 from kontrast.data.captions import Captions
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json_lines
-from kontrast.networks.tokenizers import ByteTokenizer
+from kontrast.networks.tokenizers import ByteTokenizer, VocabularyTokenizer
 from kontrast.objectives import objective
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.runs.towers import Towers
@@ -247,6 +247,33 @@ def test_byte_pairs_are_stored_with_the_run(tmp_path):
     (run.path / "vocabulary.json").unlink()
     with pytest.raises(CheckpointError, match=r"vocabulary.json is missing"):
         Towers(run, "cpu")
+
+
+@pytest.mark.slow  # the import of transformers alone takes seconds
+def test_a_frozen_encoder_of_hugging_face_is_trained_with_and_read_again(tmp_path):
+    package = pytest.importorskip("transformers", reason="needs the extra text")
+    images, folder = captioned_folder(tmp_path / "images"), tmp_path / "bert"
+    config = package.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    package.BertModel(config).save_pretrained(folder)
+    tokenizer = VocabularyTokenizer.learned(["a picture of 1", "one that shows 2"], 300, 16)
+    (folder / "tokenizer.json").write_text(tokenizer.vocabulary)
+    options = {key: json.loads(value) for key, value in (one.split("=") for one in QUICK if "text." not in one)}
+    text = {"name": f"hf:{folder}", "frozen": True, "length": 16}
+    recipe = tmp_path / "hf.toml"
+    recipe.write_text(to_toml(read_recipe({**TREE, "text": text, "data": {"source": str(images)}})))
+    run = kontrast.pretrain(None, str(recipe), out=tmp_path / "run", device="cpu", say=lambda _: None,
+                            **{**options, "training.max_steps": 2})  # fmt: skip
+    assert (run.path / "vocabulary.json").read_text() == tokenizer.vocabulary
+    weights, start = load_file(run.path / "text.safetensors"), load_file(folder / "model.safetensors")
+    name = "embeddings.word_embeddings.weight"
+    assert torch.equal(weights[f"text.encoder.model.{name}"], start[name])
+    towers = Towers(run, "cpu")
+    assert towers.texts(["a picture of 3"]).shape == (1, 8)
+    untrained = Towers(run, "cpu", trained=False)
+    assert not torch.equal(towers.text_tower.head[0].weight, untrained.text_tower.head[0].weight)
 
 
 def test_changed_captions_are_noticed_on_resuming(runs, tmp_path):
