@@ -21,6 +21,7 @@ from kontrast.training.step import Step
 from kontrast.training.step_schedule import Schedule
 from kontrast.views import keys
 
+from support import tiny_run
 from support.commands import TINY, Command, free_port, rank_environment
 
 OPTIONS = [
@@ -296,3 +297,15 @@ def test_ranks_agree_on_the_plan_of_minutes(tmp_path):
     per_epoch = len(open_data(recipe.data.source)) // recipe.training.batch
     steps = recipe.training.max_steps or recipe.training.epochs * per_epoch
     assert [line["step"] for line in read_json_lines(run / "metrics.jsonl") if "loss" in line] == [*range(1, steps + 1)]
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_when_the_first_one_finds_that_the_measures_are_flat(tmp_path):
+    """With a learning rate of 0 only the statistics of batch norm still change."""
+    options = [str(tiny_run.images()), "--recipe", "quickstart", *TINY, "training.epochs=60", "training.batch=32"]
+    options += ["training.lr=0", "training.warmup=0", "training.stop=auto", "evaluation.every=1", "evaluation.k=5"]
+    out, said = two(tmp_path, options)
+    (reason,) = [line for line in said[0].splitlines() if line.startswith("stopped at epoch")]
+    assert "of 60: RankMe" in reason and "stopped" not in said[1]
+    steps = [line["step"] for line in read_json_lines(out / "metrics.jsonl") if "rankme" in line]
+    assert 3 <= len(steps) < 60 and steps == sorted(set(steps))
