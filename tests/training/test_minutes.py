@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
+import torch
 
 import kontrast
 from kontrast.errors import Stopped, UsageError
 from kontrast.training import trial
 from kontrast.training.loop import Loop
+from kontrast.training.splits import Splits
+from kontrast.training.time_budget import REPORT_SECONDS, AfterTraining, fit_work
 
 from support import tiny_run
 
@@ -97,3 +101,19 @@ def test_real_plan_trains_its_epochs(tmp_path, monkeypatch):
 def test_minutes_and_epochs_contradict(tmp_path):
     with pytest.raises(UsageError, match="give one of them"):
         train(tmp_path / "run", minutes=1, training={"epochs": 3})
+
+
+def test_estimate_of_the_probes_is_a_positive_time():
+    """It grows with the images, and unlabeled or unprobed runs need less."""
+    run = kontrast.Run(tiny_run.trained())
+    train, test = run.data("train"), run.data("test")
+    network, parts = run.untrained(), Splits(train, train, train, test)
+    probed, alone = (AfterTraining(run.recipe, parts, torch.device("cpu"), probes) for probes in (True, False))
+    seconds, evaluation = probed(network)
+    assert seconds > REPORT_SECONDS and evaluation > 0 and alone(network)[0] == 0
+    ticks = itertools.count()
+    few, _ = probed(network, lambda: next(ticks))
+    probed.counts = (10 * len(train), 10 * len(test))
+    many, _ = probed(network, lambda: next(ticks))
+    assert many > 5 * few
+    assert fit_work(6000, 128) > 3 * fit_work(1500, 128) and fit_work(6000, 3072) > 4 * fit_work(1500, 3072)

@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kontrast import distributed
-from kontrast.config.recipe import parse_toml, read_recipe
+from kontrast.config.recipe import read_recipe
 from kontrast.data import open_data
 from kontrast.files import read_json_lines
 from kontrast.networks.tokenizers import ByteTokenizer
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.build import build_learner, build_views
+from kontrast.training.run_folder import RunFolder, stored_recipe
 from kontrast.training.step import Step
 from kontrast.training.step_schedule import Schedule
 from kontrast.views import keys
@@ -293,7 +294,7 @@ def test_ranks_agree_on_the_plan_of_minutes(tmp_path):
     options = [option for option in OPTIONS if not option.startswith(("training.max_steps", "training.epochs"))]
     run, said = two(tmp_path, [*options, "--minutes", "0.6", "--no-probes"])
     assert sum(text.count("plan: 0.6 minutes") for text in said) == 1
-    recipe = read_recipe(parse_toml((run / "recipe.toml").read_text()))
+    recipe = stored_recipe(RunFolder(run))
     per_epoch = len(open_data(recipe.data.source)) // recipe.training.batch
     steps = recipe.training.max_steps or recipe.training.epochs * per_epoch
     assert [line["step"] for line in read_json_lines(run / "metrics.jsonl") if "loss" in line] == [*range(1, steps + 1)]

@@ -33,7 +33,7 @@ from kontrast.training.weight_matching import fits, match_weights
 
 FILE = "start.safetensors"
 LR_SHARE = 0.3
-"""The learning rate from existing weights, as a share of the one from random weights; results/start-from-weights.md."""
+"""The learning rate from existing weights, as a share of the one from random weights; results/starting-weights.md."""
 WARMUP_SHARE = 0.5
 SIZES, STEMS = (32, 64, 96, 128, 224), ("cifar", "imagenet")
 LISTED = 8

@@ -18,7 +18,7 @@ from kontrast.config.recipe import Recipe
 from kontrast.data import ImageSet
 from kontrast.errors import UsageError
 from kontrast.lens.map_2d import map_to_plane
-from kontrast.probes import extract_features, logistic
+from kontrast.probes import extract_features, knn, logistic
 from kontrast.training.build import evaluation_view
 from kontrast.training.splits import Splits
 from kontrast.training.step_schedule import Position
@@ -190,15 +190,18 @@ class AfterTraining:
         return whole * (points / max(1, len(shown))) ** 2
 
     def _fit_seconds(self, features: torch.Tensor, train: ImageSet, clock: Callable[[], float]) -> float:
-        """Return how long the linear probe takes on all images."""
-        begin = clock()
+        """Return how long kNN and the linear probe take on all images."""
         x, labels = features.to(self.device), train.labels
         assert labels is not None
+        begin = clock()
+        knn(x, labels, x, labels)
+        nearest = (clock() - begin) * self.counts[0] * self.counts[1] / len(x) ** 2
+        begin = clock()
         logistic(x, labels, x, labels)
         width = features.shape[1]
         growth = fit_work(self.counts[0], width) / fit_work(len(features), width)
         # A GPU waits for each of the many small operations rather than for their numbers.
-        return (clock() - begin) * (growth if self.device.type == "cpu" else growth**0.5)
+        return nearest + (clock() - begin) * (growth if self.device.type == "cpu" else growth**0.5)
 
 
 def fit_work(images: int, width: int) -> float:
@@ -208,4 +211,4 @@ def fit_work(images: int, width: int) -> float:
     probe works in no more dimensions than the images span.
     """
     dimensions = width if 2 * images > width else images
-    return dimensions * (images + 4 * dimensions)
+    return dimensions * (images + 3 * dimensions)
