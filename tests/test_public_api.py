@@ -13,7 +13,19 @@ import pytest
 import kontrast
 
 ROOMS = ["data", "errors", "kernels", "lens", "networks", "objectives", "optim", "probes", "views"]
-VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "lens", "load", "neighbors", "objective"]
+VERBS = [
+    "audit",
+    "compare",
+    "duplicates",
+    "embed",
+    "explain",
+    "export",
+    "index",
+    "lens",
+    "load",
+    "neighbors",
+    "objective",
+]
 VERBS += ["pack", "pretrain", "probe", "report", "reproduce"]
 
 

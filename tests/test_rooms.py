@@ -47,7 +47,9 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT["papers"], "papers", "reports"}
 EXCEPTIONS = {("lens/__init__.py", "runs")}
 """The package `lens` is also the verb `kontrast.lens(run)`, whose implementation it imports when it is called."""
 
-NEVER_AT_THE_TOP = {"torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton"}
+NEVER_AT_THE_TOP = {
+    "torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton", "faiss",
+}  # fmt: skip
 """Heavy packages are imported inside the functions that use them, so that a command waits only for what it needs."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 450, 70

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kontrast.runs.duplicates import duplicates
     from kontrast.runs.embed import embed
     from kontrast.runs.export import export
+    from kontrast.runs.index import index
     from kontrast.runs.neighbors import neighbors
     from kontrast.runs.probe import probe
     from kontrast.runs.run import Run, load
@@ -39,14 +40,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "kernels", "lens", "load",
-    "neighbors", "networks", "objective", "objectives", "optim", "pack", "pretrain", "probe", "probes", "report",
-    "reproduce", "views",
+    "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "index", "kernels",
+    "lens", "load", "neighbors", "networks", "objective", "objectives", "optim", "pack", "pretrain", "probe",
+    "probes", "report", "reproduce", "views",
 ]  # fmt: skip
 _MODULES = {
     "Run": "runs.run", "audit": "studies.audit.audit", "compare": "studies.compare.compare",
     "duplicates": "runs.duplicates", "embed": "runs.embed", "explain": "cli.explain", "export": "runs.export",
-    "load": "runs.run", "neighbors": "runs.neighbors", "objective": "objectives", "pack": "data.pack",
+    "index": "runs.index", "load": "runs.run", "neighbors": "runs.neighbors", "objective": "objectives",
+    "pack": "data.pack",
     "probe": "runs.probe", "report": "reports.report", "reproduce": "papers.reproduce",
 }  # fmt: skip
 """The module of each name that is not a room."""
