@@ -169,8 +169,8 @@ def main() -> None:
         )
         head = (
             f"# Pictures of many sizes in one batch\n\nWritten by `{command}` ({time.strftime('%Y-%m-%d')}; rates "
-            f"count processor time). {options.images} JPEGs from 100x100 to 6,000x4,000 pixels, reduced to a shorter side "
-            f"of {size} and a longer side of at most {limits.longest}."
+            f"count processor time). {options.images} JPEGs from 100x100 to 6,000x4,000 pixels, reduced to a shorter "
+            f"side of {size} and a longer side of at most {limits.longest}."
         )
         options.table.write_text(head + "\n\n" + "\n".join(lines) + "\n")
 
