@@ -106,7 +106,7 @@ def index(
     kind: Annotated[str, typer.Option(help="auto, flat, ivf-8bit or ivf-pq.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Index EMBEDDINGS, so that the nearest of millions of vectors are found in about a millisecond."""
+    """Index EMBEDDINGS, so that the nearest of millions of vectors are found in milliseconds."""
     result = kontrast.index(embeddings, out, kind=kind, say=say)
     emit(result.to_dict(), str(result).splitlines(), as_json)
 

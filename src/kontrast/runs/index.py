@@ -1,4 +1,4 @@
-"""Index an embeddings file, so that the nearest of millions of vectors are found in about a millisecond.
+"""Index an embeddings file, so that the nearest of millions of vectors are found in milliseconds.
 
 Vectors are assigned to centroids and coded, shard by shard; the shards are merged on disk. So the memory that is needed
 does not depend on how many vectors there are, and an interrupted build goes on with the next shard. N rows, F width.
