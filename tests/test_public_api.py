@@ -13,8 +13,8 @@ import pytest
 import kontrast
 
 ROOMS = ["data", "errors", "kernels", "lens", "networks", "objectives", "optim", "probes", "views"]
-VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "finetune", "lens", "load", "neighbors"]
-VERBS += ["objective", "pack", "predict", "pretrain", "probe", "report", "reproduce", "select", "transfer"]
+VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "finetune", "index", "lens", "load"]
+VERBS += ["neighbors", "objective", "pack", "predict", "pretrain", "probe", "report", "reproduce", "select", "transfer"]
 
 
 def run_python(code: str) -> str:

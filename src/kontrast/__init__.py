@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kontrast.runs.estimator import Encoder
     from kontrast.runs.export import export
     from kontrast.runs.finetune import finetune
+    from kontrast.runs.index import index
     from kontrast.runs.neighbors import neighbors
     from kontrast.runs.predict import predict
     from kontrast.runs.probe import probe
@@ -45,16 +46,16 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Encoder", "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "finetune",
-    "kernels", "lens", "load", "neighbors", "networks", "objective", "objectives", "optim", "pack", "predict",
+    "index", "kernels", "lens", "load", "neighbors", "networks", "objective", "objectives", "optim", "pack", "predict",
     "pretrain", "probe", "probes", "report", "reproduce", "select", "transfer", "views",
 ]  # fmt: skip
 _MODULES = {
     "Encoder": "runs.estimator", "Run": "runs.run", "audit": "studies.audit.audit",
     "compare": "studies.compare.compare",
     "duplicates": "runs.duplicates", "embed": "runs.embed", "explain": "cli.explain", "export": "runs.export",
-    "finetune": "runs.finetune", "load": "runs.run", "neighbors": "runs.neighbors", "objective": "objectives",
-    "pack": "data.pack", "predict": "runs.predict", "probe": "runs.probe", "report": "reports.report",
-    "reproduce": "papers.reproduce", "select": "runs.select", "transfer": "runs.transfer",
+    "finetune": "runs.finetune", "index": "runs.index", "load": "runs.run", "neighbors": "runs.neighbors",
+    "objective": "objectives", "pack": "data.pack", "predict": "runs.predict", "probe": "runs.probe",
+    "report": "reports.report", "reproduce": "papers.reproduce", "select": "runs.select", "transfer": "runs.transfer",
 }  # fmt: skip
 """The module of each name that is not a room."""
 

@@ -72,7 +72,6 @@ def test_the_smallest_crop_has_the_pixels_of_its_view(views, least):
     made = build_views(recipe, torch.float32)
     for policy, size in [(p, made.size) for p in made.policies] + [(p, made.local_size) for p in made.local_policies]:
         assert data.size * math.sqrt(policy.crop_scale[0]) >= size
-    assert bounded(read_recipe({"views": views, "data": {"size": 0}})).data.size == 0
 
 
 def test_one_huge_picture_does_not_enlarge_the_batch(tmp_path):
@@ -99,10 +98,13 @@ def test_a_new_run_reduces_and_a_resumed_one_keeps_its_size(make_folder, tmp_pat
     small.pop("encoder.width")
     pretrain(str(root), overrides=small, **run)
     data = stored_recipe(RunFolder(out)).data
-    assert 16 < data.size < 90
-    assert data.longest == math.ceil(LONGEST * data.size)
+    assert 16 < data.size < 90 and data.longest == math.ceil(LONGEST * data.size)
     pretrain(str(root), overrides={**small, "training.max_steps": 4}, resume=True, **run)
     assert stored_recipe(RunFolder(out)).data == data
+    pretrain(str(root), overrides={**small, "data.size": 0}, **{**run, "out": tmp_path / "whole"})
+    assert stored_recipe(RunFolder(tmp_path / "whole")).data.size == 0
+    pretrain("digits", overrides=small, **{**run, "out": tmp_path / "digits"})
+    assert stored_recipe(RunFolder(tmp_path / "digits")).data.size == 0, "nothing is reduced"
 
 
 def test_what_packing_takes_is_said_beforehand(make_folder, monkeypatch):

@@ -1,4 +1,4 @@
-"""The commands on a finished run: probe, lens, embed, neighbors, duplicates, export, report."""
+"""The commands on a finished run: probe, lens, embed, index, neighbors, duplicates, export, report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    for function in (probe, lens, embed, neighbors, duplicates, export, report):
+    for function in (probe, lens, embed, index, neighbors, duplicates, export, report):
         app.command()(function)
 
 
@@ -101,10 +101,22 @@ def embed(
     emit(result.to_dict(), str(result).splitlines(), as_json)
 
 
+def index(
+    embeddings: Annotated[Path, typer.Argument(help="An embeddings file that `kontrast embed` wrote.")],
+    out: Annotated[Path, typer.Option(help="The folder of the index.")],
+    kind: Annotated[str, typer.Option(help="auto, flat, ivf-8bit or ivf-pq.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Index EMBEDDINGS, so that the nearest of millions of vectors are found in milliseconds."""
+    result = kontrast.index(embeddings, out, kind=kind, say=say)
+    emit(result.to_dict(), str(result).splitlines(), as_json)
+
+
 def neighbors(
     run: RunFolder,
     image: Annotated[str, typer.Argument(help='An image file, or with a text tower a text: "a dog in the snow".')],
     embeddings: Annotated[Path | None, typer.Option(help="The file to search; default: the train images.")] = None,
+    index: Annotated[Path | None, typer.Option(help="Its index, made by `kontrast index`; default: exact.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many neighbors.")] = 8,
     float_range: FloatRange = "",
     device: Device = "auto",
@@ -112,18 +124,22 @@ def neighbors(
 ) -> None:
     """Find the images most similar to IMAGE, a file or a text, in an embeddings file."""
     span = two_numbers(float_range)
-    found = kontrast.neighbors(run, image, embeddings=embeddings, k=k, float_range=span, device=device, say=say)
+    found = kontrast.neighbors(
+        run, image, embeddings=embeddings, index=index, k=k, float_range=span, device=device, say=say
+    )
     emit(found.to_dict(), str(found).splitlines(), as_json)
 
 
 def duplicates(
     target: Annotated[Path, typer.Argument(help="An embeddings file, or a run folder for its train images.")],
     above: Annotated[float, typer.Option(help="The least cosine of two images that count as the same.")] = 0.99,
+    index: Annotated[Path | None, typer.Option(help="An index of the file; from 500,000 rows on, it is made.")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare all pairs, however many.")] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Find groups of images that are nearly the same to the encoder: copies, bursts, other sizes of one picture."""
-    found = kontrast.duplicates(target, above, device=device, say=say)
+    found = kontrast.duplicates(target, above, index=index, exact=exact, device=device, say=say)
     emit(found.to_dict(), str(found).splitlines(), as_json)
 
 

@@ -77,7 +77,7 @@ class DataSettings:
     source: str = "digits"  # the name of a data set, or the path of a folder, of shards or of a packed store
     root: str = ""  # the folder of named data sets; empty: KONTRAST_DATA, else ./data
     split: str = "train"  # the split that is trained on; probes always use train and test
-    size: int = -1  # larger images are reduced to this shorter side, in pixels; 0: none; -1: to what the views need
+    size: int = 0  # larger images are reduced to this shorter side, in pixels; 0: none; not given: what views need
     longest: int = 0  # images that are then longer are reduced to this longer side, in pixels; 0: none
     test_share: float = 0.2  # the share of a labeled folder without a test split that is held out for the probes
     imbalance: Literal["none", "linear", "exponential"] = "none"  # drop images so that classes have unequal sizes
@@ -228,7 +228,6 @@ class Recipe:
 AT_LEAST: dict[str, float] = {
     "views.count": 1, "views.size": 1, "bank.size": 1, "prototypes.count": 2, "batch_norm.splits": 1,
     "training.accumulate": 1, "training.log_every": 1, "evaluation.k": 1, "checkpoints.keep": 1, "training.batch": 2,
-    "data.size": -1,
     "text.vocabulary": 300,
     "evaluation.temperature": 1e-6, "evaluation.crop": 1e-3,
 }  # fmt: skip

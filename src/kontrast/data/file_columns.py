@@ -7,6 +7,7 @@ for. Legend: N images, R selected ones.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -54,9 +55,11 @@ class Texts(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Texts:
-        parts = [to_bytes(text) for text in texts]
-        ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
-        return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
+        content, ends = bytearray(), array("q")
+        for text in texts:
+            content += to_bytes(text)
+            ends.append(len(content))
+        return cls(np.frombuffer(content, np.uint8), np.frombuffer(ends, np.int64))
 
     def __len__(self) -> int:
         return len(self.ends)

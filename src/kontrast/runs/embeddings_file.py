@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kontrast.data.file_columns import Texts
 from kontrast.errors import DataError, EnvironmentFault, UsageError, printable, refuse_pickle, shorten
 from kontrast.files import atomic_path, read_faults
 from kontrast.lens.measures import directions
@@ -76,8 +77,23 @@ def import_parquet() -> Any:
 # Reading
 
 
-def read_embeddings(path: str | os.PathLike[str], width: int | None = None) -> Embeddings:
-    """Read a file and check its shape, its width if one is given, and that every row is finite."""
+class RowNames(Sequence[str]):
+    """The names of the rows of a file that has none: "row 0", "row 1", ..."""
+
+    def __init__(self, count: int):
+        self.total = count
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = range(self.total)[index]
+        return f"row {rows}" if isinstance(rows, int) else [f"row {row}" for row in rows]
+
+
+def read_embeddings(path: str | os.PathLike[str], width: int | None = None, *, checked: bool = False) -> Embeddings:
+    """Read a file and check its shape, its width if one is given, and that every row is finite, unless it was `checked`
+    before."""
     path = Path(path)
     refuse_pickle(path)
     check_suffix(path, "a run folder or an embeddings file")
@@ -88,7 +104,7 @@ def read_embeddings(path: str | os.PathLike[str], width: int | None = None) -> E
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not all(vectors.shape):
         raise DataError(f"{path} holds {vectors.dtype} {list(vectors.shape)}: give numbers [rows, width], not empty")
     rows, columns = vectors.shape
-    names = [f"row {i}" for i in range(rows)] if names is None else names
+    names = RowNames(rows) if names is None else names
     if len(names) != rows:
         raise DataError(f"{path} has {rows} rows, {names_path(path)} has {len(names)} rows: they don't belong together")
     if columns != (width or columns):
@@ -96,29 +112,34 @@ def read_embeddings(path: str | os.PathLike[str], width: int | None = None) -> E
     if not isinstance(encoder, str | None):
         raise DataError(f"{path} has {shorten(encoder)} as the digest of its encoder, not text: embed the images again")
     file = Embeddings(path, vectors, names, labels, encoder)
-    _check_finite(file)
+    if not checked:
+        _check_finite(file)
     return file
 
 
-Content = tuple[np.ndarray, list[str] | None, Tensor | None, str | None]  # vectors, names, labels, encoder
+Content = tuple[np.ndarray, Sequence[str] | None, Tensor | None, str | None]  # vectors, names, labels, encoder
 
 
 def _read_npy(path: Path) -> Content:
-    names: list[str] = []
-    encoder = None
+    count, encoder = 0, None
+
+    def names() -> Iterator[str]:
+        nonlocal count, encoder
+        with names_path(path).open(encoding="utf-8", errors="replace") as lines:
+            for record in map(json.loads, lines):
+                yield str(record["path"])
+                count, encoder = count + 1, record.get("encoder", encoder)
+
     try:
         vectors = np.lib.format.open_memmap(path, mode="r")  # refuses arrays of objects, so nothing is unpickled
         if not names_path(path).is_file():
             return vectors, None, None, None
-        with names_path(path).open(encoding="utf-8", errors="replace") as lines:
-            for record in map(json.loads, lines):
-                names.append(str(record["path"]))
-                encoder = record.get("encoder", encoder)
+        known = Texts.of(names())
     except Exception as error:  # numpy parses the header as Python and lets nearly every built-in exception through
         raise_if_unread(error)
-        names_line = f"line {len(names) + 1} of {names_path(path).name} is not an object with a path"
+        names_line = f"line {count + 1} of {names_path(path).name} is not an object with a path"
         raise DataError(f"{path} is damaged or cut short, or {names_line}: {str(error)[:100]}") from None
-    return vectors, names, None, encoder
+    return vectors, known, None, encoder
 
 
 def _read_parquet(path: Path) -> Content:

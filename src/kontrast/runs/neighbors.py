@@ -22,6 +22,7 @@ from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import open_run
 from kontrast.runs.towers import Towers
+from kontrast.runs.vector_index import open_index
 from kontrast.training.device import choose_device
 
 
@@ -54,6 +55,7 @@ def neighbors(
     image: str | os.PathLike[str],
     *,
     embeddings: str | os.PathLike[str] | None = None,
+    index: str | os.PathLike[str] | None = None,
     k: int = 8,
     float_range: tuple[float, float] | None = None,
     device: str = "auto",
@@ -66,6 +68,7 @@ def neighbors(
         image: The image file to compare; or, if the run was trained with texts and there is no such file, a text, such
             as "a dog in the snow".
         embeddings: The embeddings file to search, written with the same run; default: the run's train images.
+        index: The index of that file, made by `kontrast.index`, which then is searched; default: search exactly.
         k: How many neighbors to return; default: 8.
         float_range: The values of black and white, if `image` has float values; default: the recipe's.
         device: "auto" (default), "cpu" or "cuda".
@@ -86,9 +89,17 @@ def neighbors(
     run, on = open_run(run), choose_device(device)
     encoder = run.encoder(on)
     text = os.fspath(image) if run.recipe.text is not None and not os.path.exists(image) else ""
+    if text and index is not None:
+        raise UsageError("a text is compared with projections, and an index has features: leave out --index")
     query_image = None if text else open_run(run, float_range).read_image(image)
-    path = train_embeddings(run, device, say) if embeddings is None else Path(embeddings)
-    file = read_embeddings(path, width=encoder.width)
+    found_index = None if index is None else open_index(index, embeddings)
+    if found_index is not None:
+        path, file = found_index.file.path, found_index.file
+        if file.vectors.shape[1] != encoder.width:
+            raise DataError(f"{path} has vectors of width {file.vectors.shape[1]}, the run gives {encoder.width}")
+    else:
+        path = train_embeddings(run, device, say) if embeddings is None else Path(embeddings)
+        file = read_embeddings(path, width=encoder.width)
     if file.encoder not in (None, run.encoder_digest()):
         raise DataError(f"{path} has vectors of another encoder than {run.path}: embed its images again with this run")
     if k > len(file):
@@ -99,8 +110,9 @@ def neighbors(
         query, searched = towers.texts([text]), ProjectedRows(file, towers)
     else:
         query = directions(extract_features(encoder, query_image, run.transform(), device=on))
-    cosines, rows = (found[0].tolist() for found in nearest_rows(query, searched, k))  # type: ignore[arg-type]
-    found = (Neighbor(row, str(file.names[row]), round(cosine, 6)) for row, cosine in zip(rows, cosines))
+    pairs = nearest_rows(query, searched, k) if found_index is None else found_index.search(query.cpu(), k)
+    cosines, rows = (found[0].tolist() for found in pairs)
+    found = (Neighbor(row, str(file.names[row]), round(cosine, 6)) for row, cosine in zip(rows, cosines) if row >= 0)
     return Neighbors(tuple(found), Path(image), text)
 
 

@@ -62,13 +62,11 @@ def adapt(count: int, side: int, device: torch.device, size: int = 0) -> dict[st
 
 
 def bounded(recipe: Recipe) -> Recipe:
-    """The recipe with the size to which images are reduced, if it leaves that to the views.
+    """The recipe with the size to which images are reduced, of a recipe that doesn't give one.
 
     The smallest crop of a square image of that size has as many pixels as the view that is made of it, so that reducing
     larger images costs the views no detail, and the memory of a batch depends on the views alone.
     """
-    if recipe.data.size >= 0:
-        return recipe
     views = build_views(recipe, torch.float32)
     sizes = [(views.size, policy) for policy in views.policies]
     sizes += [(views.local_size or 0, policy) for policy in views.local_policies]

@@ -56,23 +56,27 @@ def fresh_recipe(
         if recipe is not None and not resolved.adapt:  # the recipe names the encoder and its views
             start = {"training": start["training"]} if "training" in start else {}
         resolved = read_recipe(apply_overrides(merge_trees(tree, start), overrides), origin)
+    is_free = not gives_size(tree, overrides)
     preview = preview_split(resolved.data) if resolved.adapt else None
 
     def adapted(count: int, side: int) -> Recipe:
         adaptation = adapt(count, side, device, start.get("views", {}).get("size", 0))
-        if preview is not None and preview.images is not None:
-            del adaptation["data"]  # the images are decoded already, and data.size can't reduce them
+        if not is_free or (preview is not None and preview.images is not None):
+            del adaptation["data"]  # the user gave a size, or the images are decoded already and can't be reduced
         chosen = merge_trees(merge_trees(tree, {**adaptation, "adapt": False}), start)
-        return bounded(read_recipe(apply_overrides(chosen, overrides), origin))
+        return read_recipe(apply_overrides(chosen, overrides), origin)
 
-    resolved = bounded(resolved) if preview is None else adapted(preview.count, preview.side)
+    if preview is not None:
+        resolved = adapted(preview.count, preview.side)
+    elif is_free:
+        resolved = bounded(resolved)
     refuse_ineffective(resolved, overrides)
     opened = None if preview is None else preview.images
     train = open_split(resolved.data, "train", seed=resolved.seed, pretraining=True, opened=opened)
     decoded = train.stamps is None or describe_source(resolved.data.source).kind in ("store", "store split")
     if preview is not None:
         resolved = adapted(len(train), preview.side)  # without bad images there may be fewer than in the preview
-    if decoded and flat(apply_overrides(tree, overrides)).get("data.size", -1) < 0:
+    if decoded and is_free:
         resolved = replace(resolved, data=replace(resolved.data, size=0, longest=0))  # nothing was reduced
     refuse_size(resolved.data, train)
     if preview is not None:
@@ -83,6 +87,11 @@ def fresh_recipe(
     for line in unused_settings(resolved, overrides):
         say(line)
     return with_defaults(resolved), train
+
+
+def gives_size(tree: dict[str, Any], overrides: Overrides) -> bool:
+    """Return whether a recipe or its overrides say to which size images are reduced."""
+    return "data.size" in flat(apply_overrides(tree, overrides))
 
 
 def refuse_size(settings: DataSettings, train: ImageSet) -> None:
@@ -120,11 +129,11 @@ def resumed_recipe(
         if wanted.adapt:
             refuse_changes(stored, wanted, (*MAY_CHANGE, *CHOSEN))
             wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
+        elif not gives_size(tree, overrides):  # it was chosen when the run began
+            wanted = replace(wanted, data=replace(wanted.data, size=stored.data.size, longest=stored.data.longest))
     else:
         tree = merge_trees(apply_overrides(to_tree(stored), overrides), data_source(data))
         wanted = read_recipe(tree, str(folder / "recipe.toml"))
-    if wanted.data.size < 0:  # it was resolved when the run began
-        wanted = replace(wanted, data=replace(wanted.data, size=stored.data.size, longest=stored.data.longest))
     refuse_changes(stored, wanted, MAY_CHANGE)
     return wanted, open_split(
         located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True, verify=True

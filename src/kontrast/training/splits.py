@@ -90,7 +90,7 @@ def _options(settings: DataSettings) -> dict[str, Any]:
     keys = ("test_share", "max_bad", "follow_links", "float_range", "pack", "captions")
     options = {key: getattr(settings, key) for key in keys}
     options |= {"root": settings.root or None, "say": tell, "listed": ListingLine(settings.source)}
-    return {**options, "size": max(settings.size, 0) or None, "longest": settings.longest or None}
+    return {**options, "size": settings.size or None, "longest": settings.longest or None}
 
 
 def open_split(
