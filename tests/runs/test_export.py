@@ -56,15 +56,26 @@ def test_safetensors_hold_the_encoder_and_its_card(run, tmp_path):
     torch.testing.assert_close(encoder(x), run.encoder()(x), rtol=0, atol=0)
 
 
-def test_the_steps_on_the_card_make_the_input_of_the_run(tmp_path):
+@pytest.mark.parametrize(
+    ("longest", "window", "said"),
+    [
+        (0, Image.Resampling.BICUBIC, "bicubic"),
+        (
+            60,
+            Image.Resampling.HAMMING,
+            "and a longer side that is then over 60 px to 60, in one step with Pillow's Hamming",
+        ),
+    ],
+)
+def test_the_steps_on_the_card_make_the_input_of_the_run(tmp_path, longest, window, said):
     """Followed with only Pillow and torchvision, including the first resizing of a large picture."""
     run = Run(tiny_run.copy(tmp_path))
-    run.recipe = replace(run.recipe, data=replace(run.recipe.data, size=40))
+    run.recipe = replace(run.recipe, data=replace(run.recipe.data, size=40, longest=longest))
     card = exporting.describe(run, run.encoder())
-    assert card["input"]["read"].startswith("a shorter side over 40 px is first resized to 40, bicubic")
+    assert card["input"]["read"].startswith(f"a shorter side over 40 px is first resized to 40, {said}")
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8))
     picture.save(tmp_path / "large.png")
-    small = torch.from_numpy(np.array(picture.resize((53, 40), Image.Resampling.BICUBIC))).permute(2, 0, 1)
+    small = torch.from_numpy(np.array(picture.resize((53, 40), window))).permute(2, 0, 1)
     size, norm = card["input"]["size"], card["normalisation"]
     x = functional.center_crop(functional.resize(small.float(), [size], antialias=True), [size, size]) / 255
     mean, std = (torch.tensor(norm[key])[:, None, None] for key in ("mean", "std"))

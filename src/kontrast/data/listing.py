@@ -213,7 +213,7 @@ def _list_in_memory(root: str, follow_links: bool, place: Path | None) -> Listin
     """List a folder in memory; None if there are so many images that their list is to be stored at `place`."""
     writer = ColumnWriter()
     walk = Walk(follow_links, writer.add_folder)
-    if place is not None and place.with_name(place.name + ".part").is_dir():
+    if place is not None and os.path.isdir(f"{place}.part"):  # False also if the cache may not be read
         return None  # a listing that was interrupted goes on
     for _, number, entry, status in walk.images(root):
         if place is not None and writer.count == STORED_FROM:

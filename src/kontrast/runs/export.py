@@ -40,7 +40,8 @@ MOST_IMAGES = 32
 TOLERANCE = 1e-3
 """How far an ONNX file may be from torch, as a share of the largest feature."""
 INSTEAD = "not written; export to safetensors instead"
-READ = "a shorter side over {0} px is first resized to {0}, bicubic; a JPEG from the next larger scale of its decoder"
+READ = "a shorter side over {0} px is first resized to {0}, {1}; a JPEG from the next larger scale of its decoder"
+BOTH = "and a longer side that is then over {0} px to {0}, in one step with Pillow's Hamming window"
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def export(
 
 def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
     """Return the card: how the encoder was trained, its input and output, and its probe results."""
-    policy, info, bound = run.transform().policies[0], run.info, run.recipe.data.size
+    policy, info, data = run.transform().policies[0], run.info, run.recipe.data
+    how = BOTH.format(data.longest) if data.longest else "bicubic"
     return {
         "version": 1,
         "what": "an image encoder trained without labels by kontrast",
@@ -138,7 +140,7 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
             "channels": run.channels,
             "size": run.recipe.views.size,
             "layout": "NCHW float32",
-            **({"read": READ.format(bound)} if bound else {}),
+            **({"read": READ.format(data.size, how)} if data.size else {}),
             "resize": f"shorter side and center crop, {policy.interpolation} with antialiasing, then / 255",
             "crop": f"the middle {policy.center_fraction:g} of the shorter side",
         },

@@ -162,7 +162,7 @@ def probe_towers(
     """Probe the trained and the untrained towers; `shown` writes what the report shows of the retrieval."""
     results: list[ProbeResult] = []
     with Progress(" and ".join(kinds), 2 * len(test)) as bar:
-        for features in FEATURES[:2]:
+        for features in ("trained", "untrained"):
             towers = Towers(run, device, trained=features == "trained")
             found, queries = text_results(towers, kinds, test, templates, bar.advance, run.recipe.seed)
             results += [dataclasses.replace(one, features=features) for one in found]

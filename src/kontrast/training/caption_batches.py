@@ -118,8 +118,8 @@ class CaptionBatches:
         self, images: ImageSet, tokenizer: Tokenizer, seed: int = 0, device: torch.device | str = "cpu",
         say: Callable[[str], None] = lambda _: None,
     ):  # fmt: skip
-        captions, index = images.captions, images.index
-        assert captions is not None and index is not None
+        captions, index = images.captions, images.numbers()
+        assert captions is not None
         self.seed = seed
         self.tokens = tokenizer(captions.texts).to(device)
         self.ids = torch.from_numpy(captions.ids).to(device)
