@@ -38,7 +38,7 @@ def test_out_of_memory(tmp_path):
     done = subprocess.run([sys.executable, "-c", LIMITED, *argv], capture_output=True, text=True)
     said = done.stderr
     assert done.returncode == 6 and "Traceback" not in said, said
-    assert "out of memory" in said and "1024" in said and "2 views" in said and "training.batch" in said
+    assert "out of memory" in said and "1024" in said and "3 views" in said and "training.batch" in said
     assert "training.accumulate=2" in said
     assert not list((run / "checkpoints").iterdir())
 

@@ -305,7 +305,7 @@ def test_other_settings_and_other_data_are_not_mixed(tmp_path):
         keep(tmp_path, table, "a", 1, 0.60, data="other")
     entry = {**tree["cells"][0], "settings": {**tree["cells"][0]["settings"], "training.lr": 9.0}}
     recipe = relevant_settings(table.recipe(table.cells[0]))
-    with pytest.raises(UsageError, match=r"training\.lr 9\.0 -> 0\.2"):
+    with pytest.raises(UsageError, match=r"training\.lr 9\.0 -> 0\.05"):
         refuse_other_settings(tmp_path, entry, recipe)
 
 

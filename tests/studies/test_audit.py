@@ -265,7 +265,7 @@ def test_the_autoencoder_has_the_gaussian_divergence():
 
 
 def test_baselines_learn_from_the_batches_of_the_recipe():
-    recipe = resolve("quickstart", ["training.max_steps=25", "training.batch=64", "encoder.width=32"])
+    recipe = resolve("digits/simclr", ["training.max_steps=25", "training.batch=64", "encoder.width=32"])
     train = open_data("digits", "train").first(64)
     torch.manual_seed(0)
     losses: list[float] = []
@@ -305,7 +305,7 @@ def test_baselines_see_the_images_of_the_contrastive_run(tmp_path, monkeypatch):
 
 
 def test_baselines_end_with_the_epochs_of_the_recipe():
-    recipe = resolve("quickstart", ["training.max_steps=25", "training.epochs=3", "training.batch=32"])
+    recipe = resolve("digits/simclr", ["training.max_steps=25", "training.epochs=3", "training.batch=32"])
     model, losses = Supervised(recipe, 3, 10), []
     train = open_data("digits", "train").first(64)
     fit(model, lambda *a: losses.append(0) or model.loss(*a), recipe, train, CPU, "supervised")

@@ -84,15 +84,15 @@ def test_an_invalid_sweep_is_refused(text):
 
 def test_all_recipes_use_the_data_views_and_budget_of_the_first():
     said: list[str] = []
-    first, cacr, bits = planned(["quickstart", "digits/cacr-k4", "digits/randbit"], say=said.append)
+    first, cacr, bits = planned(["digits/simclr", "digits/cacr-k4", "digits/randbit"], say=said.append)
     assert bits.recipe.data == first.recipe.data and bits.recipe.data.random_bits == 0
     assert cacr.recipe.views.count == 5 and cacr.recipe.views.policy == first.recipe.views.policy
     assert cacr.recipe.training.epochs == first.recipe.training.epochs and cacr.recipe.training.batch == 128
-    assert said == ["digits/randbit: data.random_bits 5 -> 0, as in quickstart"]
+    assert said == ["digits/randbit: data.random_bits 5 -> 0, as in digits/simclr"]
 
 
 def test_a_budget_in_steps_shows_the_same_number_of_images():
-    first, cacr = planned(["quickstart", "digits/cacr-k4"], overrides=["training.max_steps=30"])
+    first, cacr = planned(["digits/simclr", "digits/cacr-k4"], overrides=["training.max_steps=30"])
     shown = [cell.recipe.training.max_steps * cell.recipe.training.batch for cell in (first, cacr)]
     assert shown == [30 * 256, 30 * 256]
 

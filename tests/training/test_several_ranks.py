@@ -61,7 +61,7 @@ def losses(run) -> list[float]:
 def test_two_ranks_have_the_losses_of_one_process(tmp_path):
     """The learning rate is small: if the input of a ReLU is within rounding of 0, its gradient may be that of either
     side, and the two runs diverge though neither is wrong. The next test checks the arithmetic itself, in float64."""
-    options = [*OPTIONS, "training.lr=0.01"]
+    options = [*OPTIONS, "--recipe", "digits/simclr", "training.lr=0.01"]
     whole, (shared, _) = one(tmp_path, options), two(tmp_path, options)
     assert len(losses(shared)) == 20
     assert losses(shared) == pytest.approx(losses(whole), abs=1e-5, rel=0)

@@ -70,7 +70,7 @@ def test_recipe_with_its_own_start_keeps_its_rate(tmp_path):
     text += "encoder = { name = 'small-conv', width = 32 }"
     (tmp_path / "own.toml").write_text(text)
     run = begin(tmp_path, None, str(tmp_path / "own.toml"))
-    assert run.recipe.training.lr == 0.2 and run.recipe.start.weights
+    assert run.recipe.training.lr == 0.05 and run.recipe.start.weights
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "backbone.", "model.encoder.", "state_dict.module.encoder_q."])

@@ -29,8 +29,8 @@ class Prototypes(nn.Module):
 
     Example:
         >>> prototypes = Prototypes(count=5, width=3)
-        >>> prototypes().norm(dim=1)
-        tensor([1., 1., 1., 1., 1.], grad_fn=<LinalgVectorNormBackward0>)
+        >>> prototypes().shape, prototypes().norm(dim=1).sum().round().item()
+        (torch.Size([5, 3]), 5.0)
     """
 
     def __init__(self, count: int, width: int, kind: str = "unit", learn_scale: bool = False):
