@@ -1,0 +1,1 @@
+"""What the documentation site is built with: one module per kind of page, and the checks."""

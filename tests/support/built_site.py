@@ -1,0 +1,42 @@
+"""The documentation site, built once per test session."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import kontrast
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltSite:
+    """A site and what its build complained about."""
+
+    root: Path
+    problems: list[str]
+    version: str = kontrast.__version__
+
+    @property
+    def pages(self) -> Path:
+        """The folder of this version's pages."""
+        return self.root / self.version
+
+
+@functools.cache
+def build_site() -> BuiltSite:
+    """Build the site as the command does, into a temporary folder that is removed at exit."""
+    folder = tempfile.mkdtemp(prefix="kontrast-site-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    root, work = Path(folder) / "site", Path(folder) / "work"
+    command = [sys.executable, str(ROOT / "docs" / "build.py"), "--out", str(root), "--work", str(work)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    lines = done.stderr.splitlines() or ["the build failed without a message"]
+    return BuiltSite(root, [] if done.returncode == 0 else [line for line in lines if "IPKernelApp" not in line])
