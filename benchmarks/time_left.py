@@ -80,7 +80,8 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     device = describe_device(choose_device(given.device))
-    facts = {"arguments": {k: str(v) for k, v in vars(given).items()}, "device": device, **versions()}
+    arguments = {k: str(v) for k, v in vars(given).items() if k != "out"}
+    facts = {"arguments": arguments, "device": device, **versions()}
     facts |= {"threads": torch.get_num_threads(), "rows": rows}
     if given.out:
         given.out.write_text(json.dumps(facts, indent=1) + "\n")
