@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import kontrast
 from kontrast.errors import Stopped, UsageError
 from kontrast.training import trial
 from kontrast.training.loop import Loop
+from kontrast.training.pretrain import pretrain
 from kontrast.training.splits import Splits
 from kontrast.training.time_budget import REPORT_SECONDS, AfterTraining, fit_work
 
@@ -98,6 +100,20 @@ def test_real_plan_trains_its_epochs(tmp_path, monkeypatch):
     assert last["step"] == (t.max_steps or t.epochs * 6)
 
 
+def test_linear_probe_that_does_not_fit_is_left_out(tmp_path, monkeypatch):
+    """A budget goes to training rather than to the linear probe, the plan says so, and kNN is still measured."""
+    monkeypatch.setattr(trial, "SHORTEST", 0.05)
+    lines: list[str] = []
+    path = pretrain(
+        tiny_run.images(), recipe="quickstart", overrides=BASE, out=tmp_path / "run", device="cpu", minutes=0.02,
+        probed=True, say=lines.append,
+    )  # fmt: skip
+    assert not kontrast.Run(path).recipe.evaluation.linear
+    assert "by kNN (a linear probe takes " in next(line for line in lines if line.startswith("plan:"))
+    assert {result.probe for result in kontrast.probe(path, device="cpu")} == {"knn"}
+    assert {result.probe for result in kontrast.probe(path, "linear", device="cpu")} == {"linear"}
+
+
 def test_minutes_and_epochs_contradict(tmp_path):
     with pytest.raises(UsageError, match="give one of them"):
         train(tmp_path / "run", minutes=1, training={"epochs": 3})
@@ -109,11 +125,13 @@ def test_estimate_of_the_probes_is_a_positive_time():
     train, test = run.data("train"), run.data("test")
     network, parts = run.untrained(), Splits(train, train, train, test)
     probed, alone = (AfterTraining(run.recipe, parts, torch.device("cpu"), probes) for probes in (True, False))
-    seconds, evaluation = probed(network)
-    assert seconds > REPORT_SECONDS and evaluation > 0 and alone(network)[0] == 0
+    seconds, linear, evaluation = probed(network)
+    assert seconds > REPORT_SECONDS + linear > REPORT_SECONDS and evaluation > 0 and alone(network)[:2] == (0, 0)
     ticks = itertools.count()
-    few, _ = probed(network, lambda: next(ticks))
+    few, few_linear, _ = probed(network, lambda: next(ticks))
     probed.counts = (10 * len(train), 10 * len(test))
-    many, _ = probed(network, lambda: next(ticks))
-    assert many > 5 * few
+    many, many_linear, _ = probed(network, lambda: next(ticks))
+    assert many > 5 * few and many_linear > 5 * few_linear
+    probed.recipe = replace(run.recipe, evaluation=replace(run.recipe.evaluation, linear=False))
+    assert probed(network)[1] == 0
     assert fit_work(6000, 128) > 3 * fit_work(1500, 128) and fit_work(6000, 3072) > 4 * fit_work(1500, 3072)

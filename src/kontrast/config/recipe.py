@@ -190,6 +190,7 @@ class EvaluationSettings:
     k: int = 200  # neighbors that vote
     temperature: float = 0.1  # of the votes
     crop: float = 1.0  # side of the center crop that probes see, as a share of the shorter side of the image
+    linear: bool = True  # probe by a linear layer after training too, and not only by kNN
     gallery: int = 1000  # images that the gallery of nearest neighbors draws from; 0: no gallery
 
 

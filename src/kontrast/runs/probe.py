@@ -87,7 +87,8 @@ def probe(
     Args:
         run: A run folder or a `kontrast.Run`.
         kind: "knn", "linear", "few-shot", "finetune" or the name of a linear protocol such as "simclr"; of a run with a
-            text tower also "zero-shot" or "retrieval". Default: kNN and linear, and those two if there is such a tower.
+            text tower also "zero-shot" or "retrieval". Default: kNN, linear unless the recipe has
+            evaluation.linear=false, and those two if there is such a tower.
         data: Labeled images; default: the run's own data.
         labels: A CSV file with the columns name,label; default: the labels of the data.
         device: "auto" (default), "cpu" or "cuda".
@@ -236,7 +237,8 @@ class _Job:
     @property
     def fits(self) -> list[tuple[str, int]]:
         """Each probe at each seed; kNN only once, because nothing in it is random."""
-        probes = (self.kind,) if self.kind else DEFAULT_PROBES
+        default = DEFAULT_PROBES if self.run.recipe.evaluation.linear else ("knn",)
+        probes = (self.kind,) if self.kind else default
         return [(probe, seed) for probe in probes for seed in (self.seeds[:1] if probe == "knn" else self.seeds)]
 
     def progress(self) -> Progress:

@@ -166,7 +166,8 @@ class Loop:
         self.estimated = True
         if not self.step.sharded:
             with self.timing.measure():
-                self.timing.after, self.timing.expected["evaluation"] = after(self.learner.result, self.timing.clock)
+                seconds = after(self.learner.result, self.timing.clock)
+                self.timing.after, self.timing.linear, self.timing.expected["evaluation"] = seconds
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -27,6 +27,7 @@ from kontrast.training.timing import Timing, rest_of
 MARGIN = 0.03  # of the budget is left for what varies
 EVALUATIONS = 0.05  # of the time at most goes to evaluations, unless the user says how often
 WARMUP = 0.2  # of the epochs at most are warm-up
+PROBES = 0.5  # of the time left at most goes to probes and report; otherwise the linear probe is left out
 SAMPLE = 2048  # images that the probes are tried on
 REPORT_SECONDS = 2.0  # to open the images again and to write the page
 MAP_STEPS, MAP_ITERATIONS = 20, 500  # of the report's map, that are tried and that it takes
@@ -78,12 +79,14 @@ class Plan:
     warmup: float
     milestones: tuple[float, ...]
     every: int  # epochs between two evaluations
+    linear: bool  # whether the linear probe fits into the time too
 
     def apply(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these epochs and a schedule to match."""
         training = replace(recipe.training, epochs=self.epochs, max_steps=self.max_steps, warmup=self.warmup)
         training = replace(training, milestones=self.milestones)
-        return replace(recipe, training=training, evaluation=replace(recipe.evaluation, every=self.every))
+        evaluation = replace(recipe.evaluation, every=self.every, linear=self.linear)
+        return replace(recipe, training=training, evaluation=evaluation)
 
 
 def plan_epochs(recipe: Recipe, timing: Timing, per_epoch: int, seconds: float, fixed: bool) -> Plan:
@@ -113,7 +116,7 @@ def plan_epochs(recipe: Recipe, timing: Timing, per_epoch: int, seconds: float, 
         steps = max(1, min(per_epoch, int(free / step)))
     length = steps / per_epoch if steps else epochs
     milestones = tuple(round(m * epochs / max(1, t.epochs), 6) for m in t.milestones)
-    return Plan(epochs, steps, min(t.warmup, WARMUP * length), milestones, every)
+    return Plan(epochs, steps, min(t.warmup, WARMUP * length), milestones, every, recipe.evaluation.linear)
 
 
 def describe_time(recipe: Recipe, timing: Timing, position: Position) -> str:
@@ -155,8 +158,8 @@ class AfterTraining:
         self.labeled = test is not None and train.labels is not None and test.labels is not None
         self.train = train.first(min(len(train), max(256, min(SAMPLE, len(train) // 4))))
 
-    def __call__(self, network: nn.Module, clock: Callable[[], float] = time.monotonic) -> tuple[float, float]:
-        """Return the seconds after training, and the seconds of one evaluation."""
+    def __call__(self, network: nn.Module, clock: Callable[[], float] = time.monotonic) -> tuple[float, float, float]:
+        """Return the seconds after training, those of them for the linear probe, and the seconds of one evaluation."""
         encoder, labeled, train = getattr(network, "encoder", network), self.labeled, self.train
         view = evaluation_view(self.recipe)
         extract_features(encoder, train.first(64), view, device=self.device)  # the first call is slower
@@ -166,17 +169,21 @@ class AfterTraining:
         images, settings = sum(self.counts), self.recipe.evaluation
         evaluation = per_image * 1.2 * (min(images, 60_000) if settings.every else 512)
         if not self.probed:
-            return 0.0, evaluation
+            return 0.0, 0.0, evaluation
         networks = 2 + (self.recipe.start is not None) if labeled else 1
         seconds = REPORT_SECONDS + per_image * images * networks
         if settings.gallery:
             seconds += self._map_seconds(features, clock)
+        linear = 0.0
         if labeled:
-            seconds += networks * self._fit_seconds(features, train, clock)
             begin = clock()
             pixels = extract_features(nn.Flatten(), train, view, device=self.device)
-            seconds += (clock() - begin) / len(train) * images + self._fit_seconds(pixels, train, clock)
-        return seconds, evaluation
+            seconds += (clock() - begin) / len(train) * images
+            for rows, times in ((features, networks), (pixels, 1)):
+                seconds += times * self._nearest_seconds(rows, train, clock)
+                if settings.linear:
+                    linear += times * self._linear_seconds(rows, train, clock)
+        return seconds + linear, linear, evaluation
 
     def _map_seconds(self, features: torch.Tensor, clock: Callable[[], float]) -> float:
         """Return how long the report's map takes: its time grows with the square of its points."""
@@ -189,19 +196,24 @@ class AfterTraining:
         whole = took[0] + max(0.0, took[1] - took[0]) * MAP_ITERATIONS / MAP_STEPS
         return whole * (points / max(1, len(shown))) ** 2
 
-    def _fit_seconds(self, features: torch.Tensor, train: ImageSet, clock: Callable[[], float]) -> float:
-        """Return how long kNN and the linear probe take on all images."""
+    def _nearest_seconds(self, features: torch.Tensor, train: ImageSet, clock: Callable[[], float]) -> float:
+        """Return how long kNN takes on all images."""
         x, labels = features.to(self.device), train.labels
         assert labels is not None
         begin = clock()
         knn(x, labels, x, labels)
-        nearest = (clock() - begin) * self.counts[0] * self.counts[1] / len(x) ** 2
+        return (clock() - begin) * self.counts[0] * self.counts[1] / len(x) ** 2
+
+    def _linear_seconds(self, features: torch.Tensor, train: ImageSet, clock: Callable[[], float]) -> float:
+        """Return how long the linear probe takes on all images."""
+        x, labels = features.to(self.device), train.labels
+        assert labels is not None
         begin = clock()
         logistic(x, labels, x, labels)
         width = features.shape[1]
         growth = fit_work(self.counts[0], width) / fit_work(len(features), width)
         # A GPU waits for each of the many small operations rather than for their numbers.
-        return nearest + (clock() - begin) * (growth if self.device.type == "cpu" else growth**0.5)
+        return (clock() - begin) * (growth if self.device.type == "cpu" else growth**0.5)
 
 
 def fit_work(images: int, width: int) -> float:

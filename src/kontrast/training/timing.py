@@ -112,6 +112,7 @@ class Timing:
         self.spent: dict[str, list[float]] = {"evaluation": [], "checkpoint": []}
         self.expected = {"evaluation": 0.0, "checkpoint": 0.0}  # of those that were not measured yet
         self.after = 0.0  # seconds that the probes and the report will take after training
+        self.linear = 0.0  # those of them that the linear probe will take
         self.rate = Rate(self.working)
 
     def working(self) -> float:

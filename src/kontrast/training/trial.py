@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Generator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from kontrast import distributed
 from kontrast.data import Batch
 from kontrast.sharding import local
 from kontrast.training.loop import Loop
-from kontrast.training.time_budget import MARGIN, AfterTraining, Budget, Plan, minutes_text, plan_epochs
+from kontrast.training.time_budget import MARGIN, PROBES, AfterTraining, Budget, Plan, minutes_text, plan_epochs
 
 LEAST_STEPS, MOST_STEPS = 3, 200
 SHARE = 0.02  # of the budget that is spent on trial steps
@@ -34,9 +34,13 @@ def plan_run(loop: Loop, budget: Budget, after: AfterTraining | None, fixed: boo
     text = ""
     if after is not None:
         loop.estimate(after)
-        seconds = (1 - MARGIN) * budget.left(timing.clock())
-        plan = plan_epochs(loop.recipe, timing, loop.position.per_epoch, seconds, fixed)
-        gone = f"{minutes_text(timing.clock() - budget.began)} gone, {minutes_text(timing.after)} for the probes"
+        seconds, recipe, later = (1 - MARGIN) * budget.left(timing.clock()), loop.recipe, ""
+        if timing.linear and timing.after > PROBES * seconds:
+            timing.after -= timing.linear
+            recipe = replace(recipe, evaluation=replace(recipe.evaluation, linear=False))
+            later = f" by kNN (a linear probe takes {minutes_text(timing.linear)}: `kontrast probe RUN linear`)"
+        plan = plan_epochs(recipe, timing, loop.position.per_epoch, seconds, fixed)
+        gone = f"{minutes_text(timing.clock() - budget.began)} gone, {minutes_text(timing.after)} for the probes{later}"
         rate, batch = timing.rate.expected, loop.recipe.training.batch
         length = f"{plan.epochs} epochs" if not plan.max_steps else f"{plan.max_steps} steps, less than an epoch,"
         images = f"{loop.position.per_epoch * batch:,} images at {rate:,.0f} images/s"
