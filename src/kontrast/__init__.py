@@ -119,7 +119,7 @@ def pretrain(
     from kontrast.engines.ray_cluster import check_engine
     from kontrast.engines.ray_ranks import pretrain_on_ray
     from kontrast.runs.run import Run
-    from kontrast.training.pretrain import default_out
+    from kontrast.training.pretrain import choose_out
     from kontrast.training.pretrain import pretrain as train
 
     work = partial(
@@ -128,7 +128,7 @@ def pretrain(
     )  # fmt: skip
     if not check_engine(engine, workers, max_restarts):
         return Run(work(out=out, say=say))
-    place = default_out(recipe, data) if out is None and not resume else out
+    place = choose_out(data, recipe, overrides, out, resume)
     return Run(pretrain_on_ray(
         work, place, resume=resume, workers=workers, device=device, max_restarts=max_restarts, say=say
     ))  # fmt: skip

@@ -61,7 +61,7 @@ def pretrain(
     from kontrast import distributed
     from kontrast.engines.ray_cluster import check_engine
     from kontrast.engines.ray_ranks import pretrain_on_ray
-    from kontrast.training.pretrain import default_out
+    from kontrast.training.pretrain import choose_out
     from kontrast.training.time_budget import process_start
 
     data, overrides = split_arguments(arguments)
@@ -73,7 +73,7 @@ def pretrain(
     )  # fmt: skip
     began = process_start()
     if check_engine(engine, workers, max_restarts):
-        place = default_out(recipe, data) if out is None and not resume else out
+        place = choose_out(data, recipe or None, overrides, out, resume)
         result = pretrain_on_ray(
             train, place, resume=resume, workers=workers, device=device, max_restarts=max_restarts, began=began, say=say
         )

@@ -29,7 +29,7 @@ GRACE_SECONDS = 10.0
 
 def pretrain_on_ray(
     train: Callable[..., T],
-    out: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
     *,
     resume: bool,
     workers: int | None,
@@ -50,11 +50,8 @@ def pretrain_on_ray(
         began: when the budget of `--minutes` began, by `time.monotonic`. Default: now.
         say: receives messages for people.
     """
-    from kontrast.training.pretrain import NO_OUT
     from kontrast.training.run_folder import RunFolder
 
-    if not out:
-        raise UsageError(NO_OUT)
     folder = RunFolder(os.path.abspath(out))
     if not resume:
         folder.refuse_content()
@@ -155,7 +152,7 @@ def follow(
     messages: Any = None
     has_told = False
     for kind, value in events:
-        if stop.signal is not None and not has_told:
+        if stop.signal is not None and messages is not None and not has_told:
             has_told = True
             messages.stop.remote(stop.signal)
         if kind == "connected":

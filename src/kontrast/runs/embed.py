@@ -18,7 +18,7 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,7 @@ class PartContent(NamedTuple):
 
 Progressed = tuple[int, tuple[int, PartContent] | None]
 """How many images were read since the last time, and the number and content of a part that is complete now."""
-Compute = Callable[[list[int]], Iterator[Progressed]]
+Compute = Callable[[list[int]], Generator[Progressed, None, None]]
 """Computes the parts with these numbers, in any order."""
 
 
@@ -277,7 +277,7 @@ def _finish_parts(stream: Stream, parts: Path, compute: Compute, command: str, s
 
 def compute_parts(
     run: Run, network: Any, stream: Stream, device: torch.device, numbers: list[int]
-) -> Iterator[Progressed]:
+) -> Generator[Progressed, None, None]:
     """Apply a network to the images of some parts of a stream, and yield each part after its last batch.
 
     Args:

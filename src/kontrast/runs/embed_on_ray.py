@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from kontrast.training.device import choose_device
 
 def parts_on_ray(
     pool: Pool, run: Run, data: Any, split: str, max_bad: float | None, facts: dict[str, Any], numbers: list[int]
-) -> Iterator[Progressed]:
+) -> Generator[Progressed, None, None]:
     """Compute parts in the workers of a pool.
 
     Args:
@@ -57,7 +57,7 @@ class PartMaker:
     """Opens the run and the images in a worker: `make = PartMaker(...)(); make(number)` is one part, as bytes."""
 
     run: str
-    float_range: tuple[float, float] | None
+    float_range: Any
     data: str
     split: str
     max_bad: float | None

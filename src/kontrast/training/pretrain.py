@@ -283,6 +283,18 @@ def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tupl
     return folder, resume
 
 
+def choose_out(
+    data: Any, recipe: str | None, overrides: Overrides, out: str | os.PathLike[str] | None, resume: bool
+) -> str | os.PathLike[str]:
+    """Return the run folder of a run that other processes will train, after checking what needs no images."""
+    if out == "" or (resume and out is None):
+        raise UsageError(NO_OUT)
+    if not resume:
+        tree, origin = recipe_tree(data if is_place(data) else None, recipe)
+        read_recipe(apply_overrides(tree, overrides), origin)
+    return default_out(recipe, data) if out is None else out
+
+
 def default_out(recipe: str | None, data: Any) -> str:
     """Return a new folder under runs/, named after the recipe, the data or the quick start."""
     if data is None or is_place(data):
