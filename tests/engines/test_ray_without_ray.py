@@ -285,7 +285,7 @@ def test_workers_with_other_images_are_refused(tmp_path):
         list(parts_on_ray(Pool(), run, str(tiny_run.images()), "all", None, facts, [0]))
 
 
-def test_images_in_memory_can_not_be_sent():
-    run = embed_module.open_run(tiny_run.trained())
+def test_images_in_memory_can_not_be_sent(tmp_path):
+    images = kontrast.data.open_data("digits", "test")
     with pytest.raises(UsageError, match="in memory"):
-        list(parts_on_ray(Pool(), run, kontrast.data.open_data("digits", "test"), "all", None, {}, [0]))
+        embed(tiny_run.trained(), images, tmp_path / "v.npy", engine="ray", workers=2)

@@ -75,8 +75,9 @@ def pretrain(
     if check_engine(engine, workers, max_restarts):
         place = choose_out(data, recipe or None, overrides, out, resume)
         result = pretrain_on_ray(
-            train, place, resume=resume, workers=workers, device=device, max_restarts=max_restarts, began=began, say=say
-        )
+            train, place, resume=resume, workers=workers, device=device, max_restarts=max_restarts, began=began,
+            to_terminal=True, say=say,
+        )  # fmt: skip
     else:
         join_ranks()
         try:

@@ -122,7 +122,7 @@ class Cluster:
         try:
             with folder_of_workers():
                 self.ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises some faults of its start as plain exceptions
             place = f"no Ray cluster answers at RAY_ADDRESS={self.address}" if self.address else "Ray does not start"
             raise EnvironmentFault(f"{place}: {first_line(error)}") from None
 

@@ -95,10 +95,15 @@ class Terminal(io.TextIOBase):
 
 @dataclass
 class Job:
-    """A function for the processes that Ray starts, and what they take over from the command."""
+    """A function for the processes that Ray starts, and what they take over from the command.
+
+    marker: a file that the command made on storage that all processes should see. to_terminal: whether lines for people
+    go to the terminal of the command, where they don't disturb a progress bar, and not to a function.
+    """
 
     function: Callable[..., Any]
     marker: str = ""
+    to_terminal: bool = False
     folder: str = field(default_factory=os.getcwd)
     arguments: list[str] = field(default_factory=lambda: list(sys.argv))
     environment: dict[str, str] = field(default_factory=lambda: own_environment())

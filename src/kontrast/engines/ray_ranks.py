@@ -19,6 +19,7 @@ from kontrast.engines.ray_cluster import Cluster, first_line
 from kontrast.engines.ray_messages import Job, Messages, Send, Terminal, in_thread, pass_on
 from kontrast.errors import EnvironmentFault, KontrastError, LostRank, Stopped, UsageError
 from kontrast.files import disk_faults
+from kontrast.training.progress import tell
 from kontrast.training.signals import Interrupted, StopSignals, request_stop
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ def pretrain_on_ray(
     device: str,
     max_restarts: int | None,
     began: float | None = None,
+    to_terminal: bool = False,
     say: Callable[[str], None],
 ) -> T:
     """Call `train(out=..., began=..., say=...)` in the ranks of a Ray cluster, and return the first rank's result.
@@ -48,6 +50,7 @@ def pretrain_on_ray(
         device: "auto", "cpu" or "cuda".
         max_restarts: how often lost ranks are restarted. Default: 3.
         began: when the budget of `--minutes` began, by `time.monotonic`. Default: now.
+        to_terminal: whether the lines of the ranks go to standard error, and not to `say`.
         say: receives messages for people.
     """
     from kontrast.training.run_folder import RunFolder
@@ -71,7 +74,7 @@ def pretrain_on_ray(
         with disk_faults(storage):
             storage.mkdir(exist_ok=True)
             marker.touch()
-        job = Job(Rank(train, str(folder.path), start), str(marker))
+        job = Job(Rank(train, str(folder.path), start), str(marker), to_terminal)
         return run_ranks(
             job, workers, device, MAX_RESTARTS if max_restarts is None else max_restarts, storage, resume_command, say
         )
@@ -206,13 +209,17 @@ def run_rank(config: dict[str, Any]) -> None:
     threading.Thread(target=lambda: request_stop(ray.get(messages.wait_for_stop.remote())), daemon=True).start()
     if rank == 0:
         sys.stderr = Terminal(messages, config["job"].is_terminal)
+
+    def say(line: str) -> None:
+        messages.put.remote("say", line)
+
     device = ray.train.torch.get_device()
     if device.type == "cuda":
         os.environ["LOCAL_RANK"] = str(device.index)
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)  # after a restart, the run resumes by itself
     try:
         config["job"].enter()
-        value = config["job"].function(say=lambda line: messages.put.remote("say", line))
+        value = config["job"].function(say=tell if config["job"].to_terminal else say)
         if rank == 0:
             ray.get(messages.put.remote("result", value))
     except (Stopped, Interrupted) as error:  # every rank stops at this step, and only the first one still saves it

@@ -122,20 +122,22 @@ def embed(
     if out.suffix == ".parquet":
         import_parquet()
     refuse_existing(out)
+    if on_ray and isinstance(data, ImageSet):
+        raise UsageError("engine='ray' needs a place of images that the workers can read, not images in memory")
+    on = torch.device("cpu") if on_ray else choose_device(device)
+    encoder = run.encoder(on)
+    stream = open_stream(run, data if isinstance(data, ImageSet) else os.fspath(data), split, say, max_bad)
+    command = resume_command(run, stream, out, split, max_bad, device)
+    compute: Compute = partial(compute_parts, run, encoder, stream, on)
+    facts = dependencies(run, encoder, stream, on)
     with contextlib.ExitStack() as stack:
         if on_ray:
             from kontrast.runs.embed_on_ray import parts_on_ray
 
             pool = Pool(stack.enter_context(Cluster(workers)), workers, device, say)
-        on = torch.device(pool.device) if on_ray else choose_device(device)
-        encoder = run.encoder("cpu" if on_ray else on)  # of which only the width is used here, with Ray
-        stream = open_stream(run, data if isinstance(data, ImageSet) else os.fspath(data), split, say, max_bad)
-        facts = dependencies(run, encoder, stream, on)
-        compute: Compute = partial(compute_parts, run, encoder, stream, on)
-        if on_ray:
-            compute = partial(parts_on_ray, pool, run, data, split, max_bad, facts)
-        command = resume_command(run, stream, out, split, max_bad, device)
-        command += f" --engine ray --workers {pool.workers}" if on_ray else ""
+            command += f" --engine ray --workers {pool.workers}"
+            facts["device"] = pool.device
+            compute = partial(parts_on_ray, pool, run, os.fspath(data), split, max_bad, facts)
         images, bad = write_in_parts(run, stream, out, write_embeddings, facts, command, max_bad, compute, say)
     return EmbedResult(out, images, encoder.width, bad)
 

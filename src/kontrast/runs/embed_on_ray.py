@@ -6,7 +6,6 @@ The parts are those of `embed` in one process, of the same images and batches, s
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from typing import Any
 
 import torch
 
-from kontrast.data import ImageSet
 from kontrast.engines.ray_pool import Pool
-from kontrast.errors import DataError, UsageError
+from kontrast.errors import DataError
 from kontrast.runs.embed import PartContent, Progressed, compute_parts, dependencies
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.run import Run, open_run
@@ -24,7 +22,7 @@ from kontrast.training.device import choose_device
 
 
 def parts_on_ray(
-    pool: Pool, run: Run, data: Any, split: str, max_bad: float | None, facts: dict[str, Any], numbers: list[int]
+    pool: Pool, run: Run, data: str, split: str, max_bad: float | None, facts: dict[str, Any], numbers: list[int]
 ) -> Generator[Progressed, None, None]:
     """Compute parts in the workers of a pool.
 
@@ -37,10 +35,8 @@ def parts_on_ray(
         facts: What the vectors depend on, here; that of every worker has to be the same.
         numbers: The numbers of the parts.
     """
-    if isinstance(data, ImageSet):
-        raise UsageError("engine='ray' needs a place of images that the workers can read, not images in memory")
     part_maker = PartMaker(
-        str(run.path), run.recipe.data.float_range, os.fspath(data), split, max_bad, pool.device, pool.threads,
+        str(run.path), run.recipe.data.float_range, data, split, max_bad, pool.device, pool.threads,
         pool.cores, facts,
     )  # fmt: skip
     for finished in pool.apply(part_maker, numbers) if numbers else ():
