@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import kontrast
-from kontrast.engines.ray_cluster import OwnThread, check_engine
+from kontrast.engines.ray_cluster import OwnThread, check_answers, check_engine
 from kontrast.engines.ray_messages import Job, Messages, in_thread
 from kontrast.engines.ray_ranks import follow
 from kontrast.errors import (
@@ -32,6 +33,7 @@ from kontrast.training.signals import StopSignals
 
 from support import command_line, tiny_run
 from support.command_line import one_line
+from support.commands import free_port
 
 
 def silent(line: str) -> None:
@@ -95,6 +97,15 @@ def test_a_worker_without_the_folders_of_the_command_says_which(tmp_path):
         Job(print, folder=str(tmp_path / "gone")).enter()
     with pytest.raises(EnvironmentFault, match=f"does not see {tmp_path / 'storage'}"):
         Job(print, marker=str(tmp_path / "storage" / "command")).enter()
+
+
+def test_an_address_at_which_nothing_answers_is_an_error_at_once():
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(EnvironmentFault, match=f"no Ray cluster answers at RAY_ADDRESS={address}"):
+        check_answers(address)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_answers(f"127.0.0.1:{server.getsockname()[1]}")
+    check_answers("auto")
 
 
 # Messages and errors

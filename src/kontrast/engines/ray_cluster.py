@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -114,6 +115,7 @@ class Cluster:
 
     def _connect(self) -> None:
         if self.address:
+            check_answers(self.address)
             options: dict[str, Any] = {"address": self.address}
         else:
             cores = max(self.workers, os.cpu_count() or 1)
@@ -143,6 +145,17 @@ class Cluster:
         if not self.address:
             raise EnvironmentFault(f"{needs} on this machine: use --workers {max(there, 1)}, or --device cpu")
         say(f"{needs}: waiting until the cluster at {self.address} has more")
+
+
+def check_answers(address: str) -> None:
+    """Raise if nothing listens at `host:port`: Ray itself would try for minutes. Other forms are left to Ray."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            reason = error.strerror or error
+            raise EnvironmentFault(f"no Ray cluster answers at RAY_ADDRESS={address}: {reason}") from None
 
 
 class OwnThread(io.TextIOBase):
