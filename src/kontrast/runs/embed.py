@@ -126,7 +126,8 @@ def embed(
         raise UsageError("engine='ray' needs a place of images that the workers can read, not images in memory")
     on = torch.device("cpu") if on_ray else choose_device(device)
     encoder = run.encoder(on)
-    stream = open_stream(run, data if isinstance(data, ImageSet) else os.fspath(data), split, say, max_bad)
+    place = data if isinstance(data, ImageSet) else os.fspath(data)
+    stream = open_stream(run, place, split, say, max_bad)
     command = resume_command(run, stream, out, split, max_bad, device)
     compute: Compute = partial(compute_parts, run, encoder, stream, on)
     facts = dependencies(run, encoder, stream, on)
@@ -137,7 +138,7 @@ def embed(
             pool = Pool(stack.enter_context(Cluster(workers)), workers, device, say)
             command += f" --engine ray --workers {pool.workers}"
             facts["device"] = pool.device
-            compute = partial(parts_on_ray, pool, run, os.fspath(data), split, max_bad, facts)
+            compute = partial(parts_on_ray, pool, run, str(place), split, max_bad, facts)
         images, bad = write_in_parts(run, stream, out, write_embeddings, facts, command, max_bad, compute, say)
     return EmbedResult(out, images, encoder.width, bad)
 
