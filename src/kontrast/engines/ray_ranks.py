@@ -207,8 +207,7 @@ def run_rank(config: dict[str, Any]) -> None:
     if restarts < 0:
         return
     threading.Thread(target=lambda: request_stop(ray.get(messages.wait_for_stop.remote())), daemon=True).start()
-    if rank == 0:
-        sys.stderr = Terminal(messages, config["job"].is_terminal)
+    terminal = Terminal(messages, config["job"].is_terminal) if rank == 0 else sys.stderr
 
     def say(line: str) -> None:
         messages.put.remote("say", line)
@@ -218,8 +217,9 @@ def run_rank(config: dict[str, Any]) -> None:
         os.environ["LOCAL_RANK"] = str(device.index)
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)  # after a restart, the run resumes by itself
     try:
-        config["job"].enter()
-        value = config["job"].function(say=tell if config["job"].to_terminal else say)
+        with contextlib.redirect_stderr(terminal):  # and back, before Ray prints a traceback
+            config["job"].enter()
+            value = config["job"].function(say=tell if config["job"].to_terminal else say)
         if rank == 0:
             ray.get(messages.put.remote("result", value))
     except (Stopped, Interrupted) as error:  # every rank stops at this step, and only the first one still saves it
