@@ -42,7 +42,8 @@ MAY_IMPORT["probes"] = {"networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["lens"] = {"networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["detection"] = {"config", "data", "networks", "optim", "probes", *BASE}
 MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports", "detection"}
-MAY_IMPORT["runs"] = {*MAY_IMPORT["training"], "training", "detection"}
+MAY_IMPORT["engines"] = {"distributed", "plugins", "registry", "errors", "files", "training"}
+MAY_IMPORT["runs"] = {*MAY_IMPORT["training"], "training", "detection", "engines"}
 MAY_IMPORT["studies"] = {*MAY_IMPORT["runs"], "runs"}
 MAY_IMPORT["papers"] = {*MAY_IMPORT["studies"], "studies"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["papers"], "papers", "reports"}
@@ -52,7 +53,7 @@ EXCEPTIONS = {("lens/__init__.py", "runs")}
 
 NEVER_AT_THE_TOP = {
     "torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton", "tokenizers",
-    "transformers", "faster_coco_eval", "faiss",
+    "transformers", "faster_coco_eval", "faiss", "ray",
 }  # fmt: skip
 """Heavy packages are imported inside the functions that use them, so that a command waits only for what it needs."""
 

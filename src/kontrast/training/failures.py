@@ -11,7 +11,7 @@ import torch
 from kontrast import distributed
 from kontrast.config.recipe import Recipe
 from kontrast.data import Feeder, ImageSet
-from kontrast.errors import EnvironmentFault, NumbersError
+from kontrast.errors import EnvironmentFault, LostRank, NumbersError
 from kontrast.operating_system import peak_memory
 from kontrast.training.build import build_feeder, build_learner, build_views, facts_of, optimizer_of, precision
 from kontrast.training.checkpoints import checkpoints
@@ -34,14 +34,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(t in str(error) for t in texts)
 
 
-def lost_rank(error: BaseException) -> EnvironmentFault | None:
+def lost_rank(error: BaseException) -> LostRank | None:
     """Return an error that names the rank whose loss made a collective fail; None if the error is of another kind."""
     missing = distributed.missing_ranks(error)
     if missing is None:
         return None
     names = " and ".join(f"rank {r}" for r in missing) or "a rank"
     advice = "see its output; run again with --resume, or let torchrun restart it with --max-restarts"
-    return EnvironmentFault(f"{names} of {distributed.world()} ended or does not answer: {advice}")
+    return LostRank(f"{names} of {distributed.world()} ended or does not answer: {advice}")
 
 
 def out_of_memory(recipe: Recipe, train: ImageSet, device: torch.device) -> EnvironmentFault:

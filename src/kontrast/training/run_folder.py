@@ -64,13 +64,13 @@ class RunFolder:
     def create(self) -> None:
         """Create the folder and check that it can be written to, before any data is read."""
         self._is_new = True
-        self._refuse_content()
+        self.refuse_content()
         with disk_faults(self.path):
             self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path, prefix=".tmp-").close()
 
-    def _refuse_content(self) -> None:
+    def refuse_content(self) -> None:
         """Raise if the folder contains a run, or files that a run would overwrite."""
         present = [name for name in WRITTEN if (self / name).exists()]
         if present:
@@ -104,7 +104,7 @@ class RunFolder:
                 os.lseek(self._lock, 0, os.SEEK_SET)
                 os.write(self._lock, f"pid {os.getpid()} on {socket.gethostname()} since {timestamp()}\n".encode())
             if self._is_new:  # another process may have begun a run since `create`
-                self._refuse_content()
+                self.refuse_content()
         except LockHeld:
             holder = ""
             with contextlib.suppress(OSError):  # the other process may remove the folder that it gives up

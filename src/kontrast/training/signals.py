@@ -16,6 +16,17 @@ from kontrast.operating_system import KILL
 
 GRACE_SECONDS = 30.0
 """How long a rank may take to stop after its launcher has died; torchrun itself waits as long before it kills."""
+_requested: int | None = None
+"""The signal that `request_stop` was called with."""
+
+
+def request_stop(number: int) -> None:
+    """Let the work of this process stop after its step as if by this signal, whichever thread it runs in.
+
+    The signal is only recorded, and interrupts nothing: Python can't raise an exception in another thread safely.
+    """
+    global _requested
+    _requested = number
 
 
 def end_with_launcher(launcher: int) -> None:
@@ -68,11 +79,16 @@ class StopSignals:
     """
 
     def __init__(self, unsaved: str = "stopped before training began; run the same command again") -> None:
-        self.signal: int | None = None
+        self._received: int | None = None
         self.patient, self._cutting, self.unsaved = False, False, unsaved
         self._old: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._old_pipe = -1
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that arrived or was requested, if any."""
+        return self._received if self._received is not None else _requested
 
     def __enter__(self) -> StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,7 +123,7 @@ class StopSignals:
         os.close(pipe)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        self._received = number
         if self._cutting or not self.patient:
             raise Cut
 
