@@ -26,7 +26,7 @@ RUN case "$DEVICE" in \
     uv pip install --python /opt/kontrast "$(echo /dist/*.whl)$EXTRAS"
 
 FROM python:${PYTHON}-slim
-RUN useradd --create-home --uid 1000 kontrast && mkdir /work && chown kontrast:kontrast /work
+RUN useradd --create-home kontrast && mkdir -p /work && chown kontrast:kontrast /work
 COPY --from=build /opt/kontrast /opt/kontrast
 ENV PATH=/opt/kontrast/bin:$PATH PYTHONUNBUFFERED=1
 WORKDIR /work

@@ -7,6 +7,7 @@ outside of it. That needs the rights of root and a system that lets them mount o
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
+NETWORK = re.compile(r"SSL_CERT_\w+|REQUESTS_CA_BUNDLE|\w+_proxy|(UV|PIP)_\w+", re.IGNORECASE)
+"""The variables that say how this machine reaches a package index, which every step gets."""
 KNOWN = {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "CMD"}
 
 
@@ -62,7 +65,7 @@ class Builder:
         root: the folder of the Dockerfile.
         work: where the stages are kept.
         arguments: build arguments, as `--build-arg` gives them.
-        path: folders of programs that the base image has first, such as that of its Python.
+        path: the folder of the Python that stands in for that of the base image.
     """
 
     def __init__(self, root: Path, work: Path, arguments: Mapping[str, str], path: str):
@@ -86,8 +89,11 @@ class Builder:
         return printed
 
     def execute(self, stage: Stage) -> str:
-        environment = {"PATH": f"{self.path}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+        environment = {name: value for name, value in os.environ.items() if NETWORK.fullmatch(name)}
+        environment |= {"PATH": f"{self.path}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
         folder, user, printed = "/", "root", ""
+        above = " ".join(f"$ROOT{place}" for place in (Path(self.path), *Path(self.path).parents))
+        self.shell([stage.name], f"chmod o+x {above}")  # the image's Python is in no home folder
         for word, rest in stage.steps:
             self.log.append(f"{word} {rest}")
             if word == "ARG":
