@@ -92,6 +92,7 @@ class Builder:
         environment = {name: value for name, value in os.environ.items() if NETWORK.fullmatch(name)}
         environment |= {"PATH": f"{self.path}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
         folder, user, printed = "/", "root", ""
+        self.log.append(f"FROM {stage.base}")
         above = " ".join(f"$ROOT{place}" for place in (Path(self.path), *Path(self.path).parents))
         self.shell([stage.name], f"chmod o+x {above}")  # the image's Python is in no home folder
         for word, rest in stage.steps:
