@@ -16,20 +16,22 @@ import kontrast
 ROOT = Path(kontrast.__file__).parent
 TESTS = Path(__file__).parent
 
-BASE = {"registry", "errors", "files", "counters", "sharding", "import_path"}
+BASE = {"registry", "errors", "files", "counters", "sharding", "import_path", "operating_system", "float64"}
 MAY_IMPORT = {
     "errors": set(),
     "counters": set(),
     "import_path": set(),
     "sharding": {"errors"},
-    "files": {"errors"},
+    "operating_system": set(),
+    "float64": set(),
+    "files": {"errors", "operating_system"},
     "registry": {"errors"},
     "distributed": {"errors"},
     "plugins": {"registry", "errors"},
     "config": {"registry", "errors", "files"},
     "recipes": set(),
-    "kernels": {"counters"},
-    "objectives": {"kernels", "distributed", "registry", "errors"},
+    "kernels": {"counters", "float64"},
+    "objectives": {"kernels", "distributed", "registry", "errors", "float64"},
     "views": BASE,
     "data": BASE,
     "networks": BASE,

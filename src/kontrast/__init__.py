@@ -92,7 +92,7 @@ def pretrain(
             Default: random weights.
         resume: Continue the run in `out` instead of starting one.
         accept_data_change: Resume even if the images have changed since the run started.
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".
         on_nan: "stop" at the first loss or gradient that is not finite, or "skip" up to ten such steps.
         minutes: How long the training may take; the epochs are planned by the measured speed. Default: the recipe's
             epochs.

@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from kontrast.errors import KontrastError, UsageError
+from kontrast.operating_system import NO_WAIT
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -131,7 +132,7 @@ def _open(path: str, offset: int, length: int, stamp: tuple[int, int] | None = N
     """A regular file of a reasonable size, opened at `offset`; what the system refuses becomes `BadImage`."""
     try:
         # O_NONBLOCK: a named pipe must not wait for a writer, who may never come.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadImage("not a regular file")

@@ -31,7 +31,7 @@ from kontrast.training import checkpoints
 from kontrast.training.auto_recipe import unread_folders
 from kontrast.training.build import algorithms
 from kontrast.training.caption_batches import VOCABULARY
-from kontrast.training.device import choose_device, describe_device
+from kontrast.training.device import MPS_NOTE, choose_device, describe_device
 from kontrast.training.failures import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.ineffective_settings import schedule_warnings
 from kontrast.training.loop import Loop
@@ -77,7 +77,7 @@ def pretrain(
             "hf://OWNER/NAME". Default: random weights. The recipe keeps it as `start.weights`.
         resume: continue the run in `out` from its newest checkpoint. `data` and `recipe` may be left out.
         accept_data_change: resume even if the images changed since the run began.
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".
         on_nan: if the loss or a gradient is not finite, "stop", or "skip" the step, up to ten times per run.
         minutes: a budget for everything, by which the epochs of a new run are planned. Default: the recipe's epochs.
         began: when the budget began, by `time.monotonic`. Default: now.
@@ -191,7 +191,9 @@ class Pretraining:
     def warn(self, recipe: Recipe, epochs: float, train: ImageSet) -> None:
         """Print warnings last, when training is about to begin, so that they never precede an error."""
         if self.device_name == "auto" and self.device.type == "cpu":
-            self.say("no usable NVIDIA GPU: training on the CPU")
+            self.say("no usable GPU of NVIDIA or Apple: training on the CPU")
+        if self.device.type == "mps":
+            self.say(MPS_NOTE)
         schedule = schedule_warnings(recipe.training, epochs).values()
         for line in [*unread_folders(recipe), *schedule, *bank_warnings(recipe, len(train))]:
             self.say(line)
@@ -217,22 +219,29 @@ class Pretraining:
         stop.patient = True
         try:
             steps()
+            encoder = whole_state(loop.learner.result.encoder)  # every rank must take part
+            if distributed.is_main():
+                self.finish(folder, encoder, loop, begin)
+            if stop.signal is None:
+                loop.finish_trackers()
         finally:
+            loop.log.trackers.stop()
             if len(train.bad) > known:  # unpacked images are decoded, and found to be bad, during training
                 self.report_skipped(folder, train)
-        encoder = whole_state(loop.learner.result.encoder)  # every rank must take part
-        if distributed.is_main():
-            digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
-            texts = write_text_tower(folder, loop.learner.result)
-            seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
-            facts = {"finished": timestamp(), "seconds": seconds, "steps": loop.position.step}
-            folder.update_info(**facts, encoder_sha256=digest, **texts)
-            if loop.position.stopped:
-                reason = loop.stopping.reason(loop.best, loop.position.per_epoch)
-                folder.update_info(stopped=reason)
-                self.say(reason)
         if stop.signal is not None:
             raise stop.error("the end of training", shlex.join([*command_start(), "probe", str(folder.path)]))
+
+    def finish(self, folder: RunFolder, encoder: dict[str, torch.Tensor], loop: Loop, begin: float) -> None:
+        """Write the encoder, and into run.json that the run has finished."""
+        digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
+        texts = write_text_tower(folder, loop.learner.result)
+        seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
+        facts = {"finished": timestamp(), "seconds": seconds, "steps": loop.position.step}
+        folder.update_info(**facts, encoder_sha256=digest, **texts)
+        if loop.position.stopped:
+            reason = loop.stopping.reason(loop.best, loop.position.per_epoch)
+            folder.update_info(stopped=reason)
+            self.say(reason)
 
 
 def write_text_tower(folder: RunFolder, student: Student) -> dict[str, str]:

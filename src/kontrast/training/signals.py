@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from kontrast.errors import KontrastError, Stopped
+from kontrast.operating_system import KILL
 
 GRACE_SECONDS = 30.0
 """How long a rank may take to stop after its launcher has died; torchrun itself waits as long before it kills."""
@@ -31,7 +32,7 @@ def end_with_launcher(launcher: int) -> None:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)  # a rank that waits for another inside torch does not notice the signal
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
 
     threading.Thread(target=watch, name="kontrast-launcher-watch", daemon=True).start()
 
@@ -80,7 +81,8 @@ class StopSignals:
             except ValueError:  # not the main thread, which keeps the signals
                 return self
         self._pipe = os.pipe()
-        os.set_blocking(self._pipe[1], False)
+        if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on
+            os.set_blocking(self._pipe[1], False)
         self._old_pipe = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._exit_at_second_interrupt, args=(self._pipe[0],), daemon=True).start()
         return self
