@@ -86,6 +86,12 @@ class DataSettings:
     captions: str = ""  # auto (as with [text]) or a file of captions beside the images; empty: no captions
     max_bad: float = 0.05  # the share of images that may be unreadable
     float_range: tuple[float, ...] = ()  # the values of float images that are black and white, for example [0, 1]
+    depth: Literal["auto", "8-bit", "own"] = "auto"  # own: keep 16 bits, floats and all channels; auto: if all are so
+    files: Literal["auto", "pictures", "arrays", "dicom", "video"] = "auto"  # which files of a folder are images
+    every: float = 1.0  # seconds between two frames of a video
+    layout: Literal["auto", "HWC", "CHW"] = "auto"  # the axes of arrays; auto: the one short axis is the channels
+    pages: Literal["first", "channels"] = "first"  # which pages of a TIFF file are read: one, or all as channels
+    bands: tuple[int, ...] = ()  # the channels that reports show as red, green and blue, from 1; empty: the first three
     pack: bool = True  # decode large folders once, into a store in the cache
     allow_small: bool = False  # shrink the batch if there are fewer images than one batch
     follow_links: bool = False  # follow symbolic links inside a folder of images
@@ -229,7 +235,7 @@ class Recipe:
 AT_LEAST: dict[str, float] = {
     "views.count": 1, "views.size": 1, "bank.size": 1, "prototypes.count": 2, "batch_norm.splits": 1,
     "training.accumulate": 1, "training.log_every": 1, "evaluation.k": 1, "checkpoints.keep": 1, "training.batch": 2,
-    "text.vocabulary": 300,
+    "text.vocabulary": 300, "data.every": 0.001,
     "evaluation.temperature": 1e-6, "evaluation.crop": 1e-3,
 }  # fmt: skip
 """The least value of a number; 0 for all others."""
@@ -294,7 +300,7 @@ def _read_value(hint: Any, value: Any, name: str, origin: str) -> Any:
     if problem:
         raise UsageError(f"{origin}: {name} {problem}")
     if typing.get_origin(hint) is tuple:
-        return tuple(map(float, value)) if typing.get_args(hint)[0] is float else tuple(map(dict, value))
+        return tuple(map(ENTRIES.get(typing.get_args(hint)[0], dict), value))
     return float(value) if hint is float else value
 
 
@@ -316,6 +322,8 @@ def _value_problem(value: Any, depth: int = 0) -> str:
     return ""
 
 
+ENTRIES: dict[Any, Any] = {float: float, int: int}
+"""How the entries of a list are read, by their type; all others are tables."""
 TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -328,9 +336,10 @@ def _type_problem(hint: Any, value: Any) -> str:
         return "" if value in words else f"can't be {value!r}: {nearest(value, words)}"
     if typing.get_origin(hint) is tuple:
         entries = list(value) if isinstance(value, list | tuple) else [None]
-        if typing.get_args(hint)[0] is float:
-            numbers = all(type(one) in (int, float) for one in entries)
-            return "" if numbers else f"must be a list of numbers, not {value!r}"
+        kind = typing.get_args(hint)[0]
+        if kind in (int, float):
+            numbers = all(type(one) in (int, kind) for one in entries)
+            return "" if numbers else f"must be a list of {'whole ' * (kind is int)}numbers, not {value!r}"
         tables = all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in entries)
         return "" if tables else f"must be a list of tables with a name, such as [{{ name = 'koleo' }}], not {value!r}"
     allowed = (int, float) if hint is float else (hint,)
@@ -343,6 +352,8 @@ def _range_problem(hint: Any, value: Any, name: str) -> str:
         return f"must be at least {AT_LEAST.get(name, 0):g}, not {value}"
     if name in AT_MOST and value > AT_MOST[name]:
         return f"must be at most {AT_MOST[name]:g}, not {value}"
+    if name == "data.bands" and value and not (len(value) in (1, 3) and min(value) >= 1):
+        return f"must be one or three numbers of channels, counted from 1, for example [3,2,1], not {list(value)}"
     if name == "training.milestones" and list(value) != sorted({n for n in value if n >= 0}):
         return f"must be growing numbers of epochs, for example [155, 170], not {value}"
     return ""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
+
 from kontrast import distributed
 from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import Changes, ImageSet, LazyImages, file_listing, open_data
@@ -71,6 +73,7 @@ def describe(parts: Splits) -> dict[str, Any]:
         "images": len(trained),
         "classes": None if trained.classes is None else len(trained.classes),
         "channels": trained.channels,
+        **({} if trained.dtype == torch.uint8 else {"dtype": str(trained.dtype).removeprefix("torch.")}),
         "skipped": len(trained.bad),
         **trained.notes,
         **({MENDED: mended} if mended else {}),
@@ -87,7 +90,8 @@ def preview_split(settings: DataSettings) -> Preview:
 
 def _options(settings: DataSettings) -> dict[str, Any]:
     """The arguments of `open_data` that the data section of a recipe sets."""
-    keys = ("test_share", "max_bad", "follow_links", "float_range", "pack", "captions")
+    keys = ("test_share", "max_bad", "follow_links", "float_range", "pack", "captions", "depth", "files", "every",
+            "layout", "pages")  # fmt: skip
     options = {key: getattr(settings, key) for key in keys}
     options |= {"root": settings.root or None, "say": tell, "listed": ListingLine(settings.source)}
     return {**options, "size": settings.size or None, "longest": settings.longest or None}
