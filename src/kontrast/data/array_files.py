@@ -46,7 +46,7 @@ def read_raw(source: BinaryIO, limits: Limits) -> RawImage:
     values = np.frombuffer(content, dtype).reshape(shape[::-1] if fortran else shape)
     values = values.T if fortran else values
     first = values[None] if len(shape) == 2 else np.moveaxis(values, _channel_axis(shape, limits), 0)
-    return RawImage(with_usual_type(np.ascontiguousarray(first)), header.form.color)
+    return RawImage(with_usual_type(np.array(first, order="C")), header.form.color)
 
 
 @contextmanager

@@ -83,10 +83,8 @@ def keep_form(raw: RawImage, limits: Limits) -> np.ndarray:
     form, pixels = limits.made, raw.pixels
     if len(pixels) == 1 and form.channels == 3:
         pixels = np.repeat(pixels, 3, axis=0)
-    if len(pixels) != form.channels:
-        raise BadImage(f"{len(pixels)} channels, the set has {form.channels}")
-    if pixels.dtype.name != form.dtype:
-        raise BadImage(f"{pixels.dtype} values, the set has {form.dtype}; data.depth=8-bit converts both")
+    if (found := Form(pixels.dtype.name, len(pixels), form.color)) != form:
+        raise BadImage(f"{found}, the set has {form}")
     if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
         raise BadImage("NaN or infinite values")
     if (pixels == pixels[:, :1, :1]).all():

@@ -91,7 +91,7 @@ def read_frame(source: BinaryIO, time: float) -> Image.Image:
 def _seek(container: Any, stream: Any, time: float) -> Any:
     """Decode from the last key frame up to a time: the last frame that begins no later, or None if there is none."""
     start = stream.start_time or 0
-    wanted = start + round(time / float(stream.time_base))
+    wanted = start + math.floor(time / float(stream.time_base) + 1e-3)  # times are whole milliseconds
     if time > 0:
         container.seek(wanted, stream=stream)
     found, later = None, False

@@ -73,7 +73,7 @@ def describe(parts: Splits) -> dict[str, Any]:
         "images": len(trained),
         "classes": None if trained.classes is None else len(trained.classes),
         "channels": trained.channels,
-        **({} if trained.dtype == torch.uint8 else {"dtype": str(trained.dtype).removeprefix("torch.")}),
+        **dtype_fact(trained),
         "skipped": len(trained.bad),
         **trained.notes,
         **({MENDED: mended} if mended else {}),
@@ -81,6 +81,11 @@ def describe(parts: Splits) -> dict[str, Any]:
         "all_images": sum(map(len, watched)),
         "all_fingerprint": hashlib.sha256(marks.encode("utf-8", "surrogatepass")).hexdigest(),
     }
+
+
+def dtype_fact(images: ImageSet) -> dict[str, str]:
+    """What run.json records about the type of the values; nothing if it is uint8."""
+    return {} if images.dtype == torch.uint8 else {"dtype": str(images.dtype).removeprefix("torch.")}
 
 
 def preview_split(settings: DataSettings) -> Preview:
