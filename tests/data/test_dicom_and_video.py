@@ -93,7 +93,9 @@ def write_video(path: Path, seconds: int = 4, rate: int = 5, audio: bool = False
     with av.open(str(path), "w") as out:
         if audio:
             sound = out.add_stream("pcm_s16le", rate=8000)
-            for packet in [*sound.encode(av.AudioFrame(format="s16", layout="mono", samples=800)), *sound.encode()]:
+            frame = av.AudioFrame(format="s16", layout="mono", samples=800)
+            frame.sample_rate = 8000
+            for packet in [*sound.encode(frame), *sound.encode()]:
                 out.mux(packet)
             return path
         stream = out.add_stream("mpeg4", rate=rate)
