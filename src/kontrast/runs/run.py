@@ -155,7 +155,7 @@ class Run:
         given, problem = name or images.name, ""
         if images.channels != self.channels:
             problem = f"has images of {images.channels} channels, the run's encoder takes {self.channels}"
-        elif images.dtype != getattr(torch, self.limits.made.dtype):
+        elif self.limits.form is not None and images.dtype != getattr(torch, self.limits.made.dtype):
             problem = f"has {images.dtype} values, the run was trained on {self.limits.made.dtype}"
         if problem:
             raise DataError(f"{given} {problem}: give images like those of its training")
