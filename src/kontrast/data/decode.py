@@ -24,6 +24,7 @@ from kontrast.data.limits import ORDINARY, PLAIN, BadImage, Form, Limits
 from kontrast.data.raw_image import Header, RawImage, as_picture, keep_form, scale_floats
 from kontrast.data.video_frames import frame_size, frame_times, read_frame, split_frame
 from kontrast.errors import KontrastError
+from kontrast.operating_system import NO_WAIT
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -155,7 +156,7 @@ def _open(
     """A regular file of at most `most` bytes, opened at `offset`; what the system refuses becomes `BadImage`."""
     try:
         # O_NONBLOCK: a named pipe must not wait for a writer, who may never come.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadImage("not a regular file")

@@ -29,6 +29,7 @@ from kontrast.data.limits import BadImage
 from kontrast.data.stored_list import STORED_FROM, StoredList, list_into, locked, open_stored
 from kontrast.data.video_frames import frame_name, split_frame
 from kontrast.errors import DataError, EnvironmentFault, UsageError
+from kontrast.operating_system import user_id
 from kontrast.registry import nearest
 
 if TYPE_CHECKING:
@@ -168,10 +169,10 @@ def cache_home() -> Path:
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not user.startswith("~"):
         return Path(user, "kontrast")
-    private = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
+    private = Path(tempfile.gettempdir(), f"kontrast-{user_id()}")
     with contextlib.suppress(OSError):
         private.mkdir(mode=0o700, exist_ok=True)
-        if private.lstat().st_uid == os.getuid():  # another user could put images into theirs
+        if user_id() in (None, private.lstat().st_uid):  # another user could put images into theirs
             return private
     reason = "belongs to another user or can't be created"
     raise EnvironmentFault(f"no cache: this user has no home, and {private} {reason}; set KONTRAST_CACHE")
