@@ -86,6 +86,12 @@ class DataSettings:
     captions: str = ""  # auto (as with [text]) or a file of captions beside the images; empty: no captions
     max_bad: float = 0.05  # the share of images that may be unreadable
     float_range: tuple[float, ...] = ()  # the values of float images that are black and white, for example [0, 1]
+    depth: Literal["auto", "8-bit", "own"] = "auto"  # own: keep 16 bits, floats and all channels; auto: if all are so
+    files: Literal["auto", "pictures", "arrays", "dicom", "video"] = "auto"  # which files of a folder are images
+    every: float = 1.0  # seconds between two frames of a video
+    layout: Literal["auto", "HWC", "CHW"] = "auto"  # the axes of arrays; auto: the one short axis is the channels
+    pages: Literal["first", "channels"] = "first"  # which pages of a TIFF file are read: one, or all as channels
+    bands: tuple[int, ...] = ()  # the channels that reports show as red, green and blue, from 1; empty: the first three
     pack: bool = True  # decode large folders once, into a store in the cache
     allow_small: bool = False  # shrink the batch if there are fewer images than one batch
     follow_links: bool = False  # follow symbolic links inside a folder of images
@@ -229,7 +235,7 @@ class Recipe:
 AT_LEAST: dict[str, float] = {
     "views.count": 1, "views.size": 1, "bank.size": 1, "prototypes.count": 2, "batch_norm.splits": 1,
     "training.accumulate": 1, "training.log_every": 1, "evaluation.k": 1, "checkpoints.keep": 1, "training.batch": 2,
-    "text.vocabulary": 300,
+    "text.vocabulary": 300, "data.every": 0.001,
     "evaluation.temperature": 1e-6, "evaluation.crop": 1e-3,
 }  # fmt: skip
 """The least value of a number; 0 for all others."""
@@ -334,6 +340,7 @@ def _is_named_table(value: Any) -> bool:
 
 ENTRIES: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], bool], str]] = {
     float: (float, lambda one: type(one) in (int, float), "numbers"),
+    int: (int, lambda one: type(one) is int, "whole numbers"),
     str: (str, lambda one: type(one) is str, 'names, such as ["wandb"]'),
     dict[str, Any]: (dict, _is_named_table, "tables with a name, such as [{ name = 'koleo' }]"),
 }
@@ -362,6 +369,8 @@ def _range_problem(hint: Any, value: Any, name: str) -> str:
         return f"must be at least {AT_LEAST.get(name, 0):g}, not {value}"
     if name in AT_MOST and value > AT_MOST[name]:
         return f"must be at most {AT_MOST[name]:g}, not {value}"
+    if name == "data.bands" and value and not (len(value) in (1, 3) and min(value) >= 1):
+        return f"must be one or three numbers of channels, counted from 1, for example [3,2,1], not {list(value)}"
     if name == "training.milestones" and list(value) != sorted({n for n in value if n >= 0}):
         return f"must be growing numbers of epochs, for example [155, 170], not {value}"
     return ""

@@ -23,8 +23,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from kontrast.data.decode import BadImage, ChangedFile, Limits, decode_file
+import numpy as np
+
+from kontrast.data.decode import ChangedFile, decode_file
 from kontrast.data.file_columns import Item
+from kontrast.data.limits import BadImage, Form, Limits
 from kontrast.errors import EnvironmentFault
 from kontrast.import_path import python_environment
 from kontrast.operating_system import blocked_signals, ignore_signals, usable_cores
@@ -45,7 +48,7 @@ class Chunk:
     """Decoded images.
 
     Attributes:
-        pixels: the images end to end, each [3,h,w].
+        pixels: the images end to end, each [C,h,w].
         sizes: (height, width) of each image.
         kept: which items of the chunk were decoded.
         bad: (position, reason) of the items that could not be.
@@ -61,6 +64,14 @@ class Chunk:
     notes: Counter[str] = field(default_factory=Counter)
     lost: list[int] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)
+
+    def arrays(self, form: Form) -> Iterator[np.ndarray]:
+        """The images one by one, [C,h,w] each."""
+        flat, start = np.frombuffer(bytearray(self.pixels), form.dtype), 0
+        for height, width in self.sizes:
+            end = start + form.channels * height * width
+            yield flat[start:end].reshape(form.channels, height, width)
+            start = end
 
 
 def decode_chunk(

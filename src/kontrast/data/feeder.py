@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
     Attributes:
         step: its number in the epoch.
-        images: uint8 [b,C,H,W] on the device.
+        images: [b,C,H,W] on the device, of the type of the set.
         sizes: int64 [b,2], heights and widths, if the images were padded.
         indices: int64 [b], the number of each image in its source.
         labels: int64 [b], or None.
@@ -200,7 +200,7 @@ class Feeder:
             )
         if wanted != "auto" or on_cpu or not possible:
             return wanted != "no" and possible
-        return base.numel() <= RESIDENT_SHARE * free_device_memory(self.device)
+        return base.nbytes <= RESIDENT_SHARE * free_device_memory(self.device)
 
     def _prefetched(self, order: Tensor, steps: range) -> Iterator[Batch]:
         """Iterate over batches that a thread prepares ahead; images are decoded even earlier."""

@@ -68,12 +68,12 @@ class ClassifierTraining:
         pool = pool.first(SEARCHED)
         probabilities = self.outputs(network, pool)
         unsure = entropy(probabilities)
-        entries = []
+        entries, shown = [], self.run.shown(pool)
         for place in unsure.argsort(descending=True, stable=True)[:UNCERTAIN].tolist():
             best = probabilities[place].topk(min(GUESSES, len(sets.classes)))
             guesses = [[sets.classes[i], round(p, 4)] for p, i in zip(best.values.tolist(), best.indices.tolist())]
             entry = {"file": str(pool.names[place]), "uncertainty": round(float(unsure[place]), 4), "guesses": guesses}
-            entries.append({**entry, "image": image_as_data_url(pool.pictures[place])})
+            entries.append({**entry, "image": image_as_data_url(shown.pictures[place])})
         return entries
 
 

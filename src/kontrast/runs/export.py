@@ -43,6 +43,8 @@ TOLERANCE = 1e-3
 """How far an ONNX file may be from torch, as a share of the largest feature."""
 INSTEAD = "not written; export to safetensors instead"
 READ = "a shorter side over {0} px is first resized to {0}, {1}; a JPEG from the next larger scale of its decoder"
+SCALED = "first (value - low) / (high - low) of each channel, clamped to 0 and 1"
+THEN = ", then / 255"
 BOTH = "and a longer side that is then over {0} px to {0}, in one step with Pillow's Hamming window"
 
 
@@ -165,6 +167,7 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
     """Return the card: how the encoder was trained, its input and output, and its probe results."""
     policy, info, data = run.transform().policies[0], run.info, run.recipe.data
     how = BOTH.format(data.longest) if data.longest else "bicubic"
+    deep = {"low": list(policy.low), "high": list(policy.high)} if policy.low and policy.high else {}
     return {
         "version": 1,
         "what": "an image encoder trained without labels by kontrast",
@@ -175,12 +178,13 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
             "size": run.recipe.views.size,
             "layout": "NCHW float32",
             **({"read": READ.format(data.size, how)} if data.size else {}),
-            "resize": f"shorter side and center crop, {policy.interpolation} with antialiasing, then / 255",
+            **({"values": SCALED, "dtype": run.limits.made.dtype} if deep else {}),
+            "resize": f"shorter side and center crop, {policy.interpolation} with antialiasing{'' if deep else THEN}",
             "crop": f"the middle {policy.center_fraction:g} of the shorter side",
             "interpolation": policy.interpolation,
             "center_fraction": policy.center_fraction,
         },
-        "normalisation": {"mean": list(policy.mean), "std": list(policy.std)},
+        "normalisation": {"mean": list(policy.mean), "std": list(policy.std), **deep},
         "data": info["data"],
         "trained": {key: info[key] for key in ("device", "steps", "seconds", "finished") if key in info},
         "versions": {key: info[key] for key in ("kontrast", "torch", "python") if key in info},

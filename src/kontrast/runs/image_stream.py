@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,7 +106,8 @@ def _list_files(run: Run, source: Source, split: str) -> Listing | None:
     folder = source.path if split == "all" else source.path / split
     if not folder.is_dir():
         raise UsageError(f"{source.spec} has no folder {split!r}: leave --split out to embed all of it")
-    return scan_folder(str(folder), run.recipe.data.follow_links)
+    own = run.recipe.data
+    return scan_folder(str(folder), own.follow_links, files=own.files, every=own.every)
 
 
 def _of_listing(run: Run, listed: Listing, spec: str, decoders: int | None) -> Stream:
@@ -124,8 +126,9 @@ def _of_listing(run: Run, listed: Listing, spec: str, decoders: int | None) -> S
 def _image_set(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
     if not names:
         return ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), [])
-    flat = torch.frombuffer(bytearray(chunk.pixels), dtype=torch.uint8)
-    return run.check_channels(ImageSet(shape_images(flat, torch.tensor(chunk.sizes), 3), names), spec)
+    form = run.limits.made
+    flat = torch.from_numpy(np.frombuffer(bytearray(chunk.pixels), form.dtype))
+    return run.check_channels(ImageSet(shape_images(flat, torch.tensor(chunk.sizes), form.channels), names), spec)
 
 
 def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
@@ -159,7 +162,7 @@ def _readable(images: ImageSet, positions: Tensor) -> tuple[Tensor, ImageSet, li
     if not good:
         return positions[:0], ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), []), bad
     sizes = torch.tensor([image.shape[1:] for _, image in good])
-    pixels: Any = shape_images(torch.cat([image.flatten() for _, image in good]), sizes, 3)
+    pixels: Any = shape_images(torch.cat([image.flatten() for _, image in good]), sizes, len(good[0][1]))
     positions = torch.tensor([place for place, _ in good])
     if isinstance(images.pictures, DigitOverlay):
         scans = images.pictures.scans[images.pictures.which[positions]]

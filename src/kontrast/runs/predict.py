@@ -126,16 +126,20 @@ def image_source(classifier: Classifier, images: Any) -> str | ImageSet:
         return images
     if isinstance(images, str | os.PathLike):
         return classifier.read_image(images) if os.path.isfile(images) and is_image(images) else os.fspath(images)
-    if not hasattr(images, "ndim") or images.ndim != 4 or str(images.dtype).rpartition(".")[2] != "uint8":
+    wanted = classifier.limits.made.dtype
+    if not hasattr(images, "ndim") or images.ndim != 4 or str(images.dtype).rpartition(".")[2] != wanted:
         kind = f"{images.dtype} {list(images.shape)}" if hasattr(images, "ndim") else type(images).__name__
-        raise DataError(f"can't classify {kind}: give an image file, a folder, a data set, or uint8 pixels [N,C,H,W]")
+        allowed = f"give an image file, a folder, a data set, or {wanted} pixels [N,C,H,W]"
+        raise DataError(f"can't classify {kind}: {allowed}")
     return ImageSet(torch.as_tensor(images), [str(number) for number in range(len(images))], name="pixels")
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    from kontrast.data.decode import SUFFIXES
+    """Whether a file is a single image by its name; a video is not."""
+    from kontrast.data.file_kinds import FILE_KINDS
 
-    return os.fspath(path).lower().endswith(SUFFIXES)
+    single = [suffix for kind, suffixes in FILE_KINDS.items() if kind != "video" for suffix in suffixes]
+    return os.fspath(path).lower().endswith(tuple(single))
 
 
 def write_predictions(

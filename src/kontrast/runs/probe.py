@@ -180,7 +180,7 @@ def probe_towers(
             found, queries = text_results(towers, kinds, test, templates, bar.advance, run.recipe.seed)
             results += [dataclasses.replace(one, features=features) for one in found]
             if queries and shown and features == "trained":
-                write_examples(run.path, queries, test)
+                write_examples(run.path, queries, run.shown(test))
     return results
 
 
@@ -322,8 +322,8 @@ class _Job:
 
     def _write_gallery(self, fit: Tensor, held: Tensor) -> None:
         recipe, shown = self.run.recipe, self.train if self.test is None else self.test
-        train = None if self.test is None else GallerySplit("train", fit, self.train)
-        test = GallerySplit("test", held, shown)
+        train = None if self.test is None else GallerySplit("train", fit, self.run.shown(self.train))
+        test = GallerySplit("test", held, self.run.shown(shown))
         write_gallery(self.run.path, test, train, points=recipe.evaluation.gallery, seed=recipe.seed)
 
 

@@ -12,7 +12,8 @@ import torch
 
 from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import ImageSet
-from kontrast.data.decode import BadImage, Limits, decode_file
+from kontrast.data.decode import decode_file
+from kontrast.data.limits import MOST_CHANNELS, BadImage, Form, Limits
 from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickle
 from kontrast.files import read_bytes
 from kontrast.networks import Encoder
@@ -27,8 +28,7 @@ from kontrast.training.splits import located, open_split
 from kontrast.training.starting_weights import FILE as START_FILE
 from kontrast.training.starting_weights import load_named, read_start
 from kontrast.views import Views
-
-MOST_CHANNELS = 4096
+from kontrast.views.composite import Composite, ShownImages
 
 
 class Run:
@@ -95,7 +95,11 @@ class Run:
     def limits(self) -> Limits:
         """How the recipe's data settings say that image files are decoded."""
         data = self.recipe.data
-        return Limits(data.size or None, float_range=data.float_range, longest=data.longest or None)
+        form = Form(str(self.info.get("data", {}).get("dtype", "uint8")), self.channels)
+        return Limits(
+            data.size or None, float_range=data.float_range, longest=data.longest or None,
+            form=form if data.depth == "own" else None, layout=data.layout, pages=data.pages,
+        )  # fmt: skip
 
     def untrained(self) -> Student:
         """Return encoder and head with the recipe's random weights."""
@@ -150,11 +154,24 @@ class Run:
         return sha256(read_bytes(path))
 
     def check_channels(self, images: ImageSet, name: str = "") -> ImageSet:
-        """Return the images if they have as many channels as the encoder takes."""
+        """Return the images if they have as many channels as the encoder takes, and values of the same type."""
+        given, problem = name or images.name, ""
         if images.channels != self.channels:
-            given = f"{name or images.name} has images of {images.channels} channels"
-            raise DataError(f"{given}, the run's encoder takes {self.channels}: give images like those of its training")
+            problem = f"has images of {images.channels} channels, the run's encoder takes {self.channels}"
+        elif self.limits.form is not None and images.dtype != getattr(torch, self.limits.made.dtype):
+            problem = f"has {images.dtype} values, the run was trained on {self.limits.made.dtype}"
+        if problem:
+            raise DataError(f"{given} {problem}: give images like those of its training")
         return images
+
+    @property
+    def composite(self) -> Composite:
+        """What shows images of the run on a screen: the bands of data.bands, stretched if they are not 8-bit."""
+        return Composite(self.transform().policies[0], self.recipe.data.bands)
+
+    def shown(self, images: ImageSet) -> ImageSet:
+        """The set with its images as a screen can show them."""
+        return replace(images, images=ShownImages(images.pictures, self.composite))
 
     def transform(self) -> Views:
         """Return the view used outside training: center crop, resized and normalized as in training."""
@@ -164,7 +181,8 @@ class Run:
         """Crop, resize and normalize images as the encoder expects them.
 
         Args:
-            images: One image file or a list of them, of any sizes; or decoded pixels, uint8 [N,C,H,W] or [C,H,W].
+            images: One image file or a list of them, of any sizes; or decoded pixels, [N,C,H,W] or [C,H,W], uint8 or
+                of the type that the run's images have.
 
         Returns:
             float32 [N,C,h,w], the same input that `kontrast.embed` gives the encoder.

@@ -69,8 +69,8 @@ def pretrain(
 
     Args:
         data: what to train on: the path of a folder of images, of tar shards or of a packed store; the name of a data
-            set; a uint8 tensor or array [N,C,H,W]; or a map-style dataset of images (with `len` and `[i]`). Images in
-            memory are packed into the run folder. Default: the recipe's own, or the embedded digits.
+            set; a uint8 or uint16 tensor or array [N,C,H,W]; or a map-style dataset of images (with `len` and `[i]`).
+            Images in memory are packed into the run folder. Default: the recipe's own, or the embedded digits.
         recipe: the name of a recipe (`kontrast recipes` lists them) or the path of a .toml file. Default: `folder`,
             which adapts to the images and the device, or `quickstart` if there is no data.
         overrides: settings that replace the recipe's: `{"training": {"epochs": 5}}`, `{"training.epochs": 5}` or

@@ -156,7 +156,10 @@ def stored_recipe(folder: RunFolder) -> Recipe:
     if known is not None and sha256(text.encode()) not in known:
         advice = "restore it, or, if the edit is intended, remove recipe_sha256 from run.json"
         raise CheckpointError(f"{path} is damaged or was edited since the run wrote it (its SHA-256 differs): {advice}")
-    return read_recipe(parse_toml(text, str(path)), str(path))
+    tree = parse_toml(text, str(path))
+    if isinstance(tree.get("data"), dict):  # runs of earlier versions converted all images to 8 bits
+        tree["data"].setdefault("depth", "8-bit")
+    return read_recipe(tree, str(path))
 
 
 def result_prefix(recipe: Recipe) -> str:

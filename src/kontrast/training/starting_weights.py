@@ -29,6 +29,7 @@ from kontrast.training.build import evaluation_view
 from kontrast.training.hub import fetch, is_hub
 from kontrast.training.learner import Learner, Student
 from kontrast.training.run_folder import RunFolder, result_prefix, sha256, stored_recipe, weights_path
+from kontrast.training.weight_channels import with_channels
 from kontrast.training.weight_files import read_card, read_tensors
 from kontrast.training.weight_matching import fits, match_weights
 
@@ -106,6 +107,8 @@ def run_source(place: str, folder: str) -> WeightSource:
         encoder["stem"] = automatic_stem(recipe.views.size)
     policy = evaluation_view(recipe).policies[0]
     views = {"size": recipe.views.size, "mean": list(policy.mean), "std": list(policy.std)}
+    if policy.low is not None and policy.high is not None:
+        views |= {"low": list(policy.low), "high": list(policy.high)}
     steps = RunFolder(folder).info().get("steps")
     return WeightSource(place, f"a run of {recipe.objective.name}, {steps} steps", encoder, views, folder)
 
@@ -210,7 +213,7 @@ def write_start_weights(folder: RunFolder, recipe: Recipe, learner: Learner, say
         encoder = learner.student.encoder
         if source.is_timm:
             say(f"start: reading {source.place}, which timm downloads unless it is in its cache")
-        tensors = source.tensors(encoder.channels, encoder.size)
+        tensors, adapted = with_channels(source.tensors(encoder.channels, encoder.size), encoder)
         found = match_weights(encoder, tensors, source.place, recipe.encoder.name)
         kept = {f"encoder.{name}": tensor for name, tensor in (known | found.loaded).items()}
         new = ["encoder." + name for name in found.new]
@@ -226,6 +229,7 @@ def write_start_weights(folder: RunFolder, recipe: Recipe, learner: Learner, say
             "left out": listed(found.left_out),
             "new": listed(new),
         }
+        lines |= {"channels": adapted} if adapted else {}
         folder.update_info(start={"weights": source.place, "sha256": digest, **lines})
         for title, text in lines.items():
             say(f"start: {title}: {text}")
