@@ -4,7 +4,7 @@
 #   docker build --build-arg DEVICE=cuda --tag kontrast .     # for NVIDIA GPUs: docker run --gpus all ...
 #   docker build --build-arg EXTRAS="[hub,timm]" ...          # with optional extras
 #   docker run --rm kontrast                                  # the quick start, without data or network
-#   docker run --rm --volume "$PWD:/work" --user "$(id -u):$(id -g)" kontrast kontrast pretrain photos
+#   docker run --rm --volume "$PWD:/data" --user "$(id -u):$(id -g)" kontrast kontrast pretrain photos
 
 ARG PYTHON=3.12
 
@@ -26,9 +26,9 @@ RUN case "$DEVICE" in \
     uv pip install --python /opt/kontrast "$(echo /dist/*.whl)$EXTRAS"
 
 FROM python:${PYTHON}-slim
-RUN useradd --create-home kontrast && mkdir -p /work && chown kontrast:kontrast /work
+RUN useradd --create-home kontrast && mkdir -p /data && chown kontrast:kontrast /data
 COPY --from=build /opt/kontrast /opt/kontrast
 ENV PATH=/opt/kontrast/bin:$PATH PYTHONUNBUFFERED=1
-WORKDIR /work
+WORKDIR /data
 USER kontrast
 CMD ["kontrast", "pretrain", "--out", "run"]
