@@ -53,7 +53,7 @@ EXCEPTIONS = {("lens/__init__.py", "runs")}
 
 NEVER_AT_THE_TOP = {
     "torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton", "tokenizers",
-    "transformers", "faster_coco_eval", "faiss", "ray",
+    "transformers", "faster_coco_eval", "faiss", "ray", "huggingface_hub",
 }  # fmt: skip
 """Heavy packages are imported inside the functions that use them, so that a command waits only for what it needs."""
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kontrast.runs.neighbors import neighbors
     from kontrast.runs.predict import predict
     from kontrast.runs.probe import probe
+    from kontrast.runs.push import push
     from kontrast.runs.run import Run, load
     from kontrast.runs.select import select
     from kontrast.runs.transfer import transfer
@@ -47,7 +48,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Encoder", "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "finetune",
     "index", "kernels", "lens", "load", "neighbors", "networks", "objective", "objectives", "optim", "pack", "predict",
-    "pretrain", "probe", "probes", "report", "reproduce", "select", "transfer", "views",
+    "pretrain", "probe", "probes", "push", "report", "reproduce", "select", "transfer", "views",
 ]  # fmt: skip
 _MODULES = {
     "Encoder": "runs.estimator", "Run": "runs.run", "audit": "studies.audit.audit",
@@ -55,6 +56,7 @@ _MODULES = {
     "duplicates": "runs.duplicates", "embed": "runs.embed", "explain": "cli.explain", "export": "runs.export",
     "finetune": "runs.finetune", "index": "runs.index", "load": "runs.run", "neighbors": "runs.neighbors",
     "objective": "objectives", "pack": "data.pack", "predict": "runs.predict", "probe": "runs.probe",
+    "push": "runs.push",
     "report": "reports.report", "reproduce": "papers.reproduce", "select": "runs.select", "transfer": "runs.transfer",
 }  # fmt: skip
 """The module of each name that is not a room."""
@@ -88,8 +90,9 @@ def pretrain(
             embedded digits, and "folder" for your own images, which chooses its settings from the images.
         out: The run folder to write. Default: a new folder under runs/.
         from_: Weights to start from: an earlier run (its folder or `Run`), a .safetensors, .pt or .pth file of a
-            state dict, which is never unpickled, or "timm:NAME" for timm's pretrained weights. The encoder of a run is
-            the default encoder then. Default: random weights.
+            state dict, which is never unpickled, "timm:NAME" for timm's pretrained weights, or "hf://OWNER/NAME" for
+            a model on the Hugging Face Hub that kontrast made. The encoder of a run is the default encoder then.
+            Default: random weights.
         resume: Continue the run in `out` instead of starting one.
         accept_data_change: Resume even if the images have changed since the run started.
         device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".

@@ -35,7 +35,7 @@ def pretrain(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)] = None,
     recipe: Annotated[str, typer.Option(help="A name from `kontrast recipes`, or a .toml file.")] = "",
     from_: Annotated[
-        str | None, typer.Option("--from", help="Weights to start from: a run, a file or timm:NAME.")
+        str | None, typer.Option("--from", help="Weights to start from: a run, a file, timm:NAME or hf://OWNER/NAME.")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Plan the epochs so that all is done in this time.")] = None,
     out: Annotated[str | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,

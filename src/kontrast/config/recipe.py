@@ -65,7 +65,7 @@ class NetworkSettings:
 class StartSettings:
     """Weights that training starts from, in place of random ones (`--from`)."""
 
-    weights: str = ""  # a run folder, a .safetensors, .pt or .pth file, or timm:NAME
+    weights: str = ""  # a run folder, a .safetensors, .pt or .pth file, timm:NAME or hf://OWNER/NAME
     head: bool = False  # start from the run's head, predictor and prototypes too
     frozen_stages: int = 0  # stages of the encoder, from the input, that are not trained
 

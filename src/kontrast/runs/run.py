@@ -21,8 +21,9 @@ from kontrast.registry import nearest
 from kontrast.training.build import evaluation_view
 from kontrast.training.checkpoints import read_weights, under
 from kontrast.training.device import choose_device
+from kontrast.training.hub import fetch, is_hub
 from kontrast.training.learner import Student, build_student
-from kontrast.training.run_folder import RunFolder, sha256, stored_recipe
+from kontrast.training.run_folder import RunFolder, sha256, stored_recipe, weights_path
 from kontrast.training.splits import located, open_split
 from kontrast.training.starting_weights import FILE as START_FILE
 from kontrast.training.starting_weights import load_named, read_start
@@ -36,7 +37,8 @@ class Run:
     Every function that takes a run takes either the folder's path or a `Run`, and a `Run` can be used as a path.
 
     Args:
-        path: The run folder.
+        path: The run folder, the folder of an exported model (`kontrast export --format hub`), or a model on the
+            Hugging Face Hub, "hf://owner/name" or "hf://owner/name@revision", which is downloaded.
 
     Attributes:
         path: The run folder as a `pathlib.Path`.
@@ -53,8 +55,9 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.folder = RunFolder(path)
-        self.path = Path(path)
+        place = os.fspath(path)
+        self.path = fetch(place) if is_hub(place) else Path(place)
+        self.folder = RunFolder(self.path)
         refuse_pickle(self.path)
         if not (self.path / "recipe.toml").is_file():
             raise UsageError(f"{self.path} is not a run folder: it has no recipe.toml")
@@ -131,7 +134,7 @@ class Run:
 
     def _read_weights(self, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Read encoder.safetensors and check it: the recipe's tensors, finite numbers, the digest in run.json."""
-        path = self.path / "encoder.safetensors"
+        path = weights_path(self.path)
         weights = read_weights(path)
         if {k: (t.shape, t.dtype) for k, t in weights.items()} != {k: (t.shape, t.dtype) for k, t in expected.items()}:
             problem = "does not fit the run's recipe: it has other tensors"
@@ -145,7 +148,7 @@ class Run:
 
     def encoder_digest(self) -> str:
         """Return the SHA-256 of the encoder's file."""
-        path = self.path / "encoder.safetensors"
+        path = weights_path(self.path)
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: the run has not finished; resume it first")
         return sha256(read_bytes(path))
@@ -231,14 +234,16 @@ def load(run: str | os.PathLike[str], device: torch.device | str = "cpu", *, as_
     """Load the trained encoder of a run, in eval mode.
 
     Args:
-        run: A run folder or a `kontrast.Run`.
+        run: A run folder or a `kontrast.Run`; the folder of an exported model; or a model on the Hugging Face Hub,
+            "hf://owner/name" or "hf://owner/name@revision", which needs the extra `hub`.
         device: Where to put the encoder: "cpu" (default), "cuda" or "cuda:N".
         as_: "encoder" (default); or, of a ResNet, the backbone of a detector of your own: "fpn", with a feature pyramid
             whose new layers are random, or "c4", without the last stage. Both have `out_channels`, as torchvision's
             detectors expect, and take images [N,3,H,W] of any size, normalized as in training.
 
     Returns:
-        A `torch.nn.Module` whose `width` is the number of features. `kontrast.Run(run).prepare(files)` makes its input.
+        A `torch.nn.Module` whose `width` is the number of features. Its `prepare(files)` makes its input from image
+        files or from uint8 pixels, as `kontrast.Run(run).prepare` does; backbones have none.
 
     Shape:
         images [N,C,h,w] -> features [N,F].
@@ -246,14 +251,16 @@ def load(run: str | os.PathLike[str], device: torch.device | str = "cpu", *, as_
     Example:
         >>> import kontrast
         >>> encoder = kontrast.load("runs/digits")
-        >>> encoder(kontrast.Run("runs/digits").prepare("photo.png")).shape
+        >>> encoder(encoder.prepare("photo.png")).shape
         torch.Size([1, 32])
     """
     if as_ not in BACKBONES:
         raise UsageError(f"as_ = {as_!r}: {nearest(as_, BACKBONES)}")
     opened, on = Run(run), choose_device(str(device))
     if as_ == "encoder":
-        return opened.encoder(on)
+        encoder: Any = opened.encoder(on)
+        encoder.prepare = opened.prepare
+        return encoder
     from kontrast.detection.backbones import c4_backbone, fpn_backbone
 
     with torch.random.fork_rng(devices=[]):

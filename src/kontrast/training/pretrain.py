@@ -76,8 +76,8 @@ def pretrain(
         overrides: settings that replace the recipe's: `{"training": {"epochs": 5}}`, `{"training.epochs": 5}` or
             `["training.epochs=5"]`.
         out: the run folder. Default: a new one under runs/.
-        from_: weights to start from: an earlier run's folder, a .safetensors, .pt or .pth file, or "timm:NAME".
-            Default: random weights. The recipe keeps it as `start.weights`.
+        from_: weights to start from: an earlier run's folder, a .safetensors, .pt or .pth file, "timm:NAME" or
+            "hf://OWNER/NAME". Default: random weights. The recipe keeps it as `start.weights`.
         resume: continue the run in `out` from its newest checkpoint. `data` and `recipe` may be left out.
         accept_data_change: resume even if the images changed since the run began.
         device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".

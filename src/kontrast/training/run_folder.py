@@ -167,6 +167,12 @@ def result_prefix(recipe: Recipe) -> str:
     return "learner.teacher.module" if recipe.teacher is not None and recipe.teacher.result else "learner.student"
 
 
+def weights_path(folder: Path) -> Path:
+    """Return the file of a run's trained encoder, which `kontrast export --format hub` calls model.safetensors."""
+    of_hub, own = folder / "model.safetensors", folder / "encoder.safetensors"
+    return of_hub if of_hub.is_file() and not own.is_file() else own
+
+
 def timestamp() -> str:
     """Return the local time with its offset, for example 2026-01-31T12:00:00+0000."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
