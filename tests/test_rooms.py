@@ -16,9 +16,10 @@ import kontrast
 ROOT = Path(kontrast.__file__).parent
 TESTS = Path(__file__).parent
 
-BASE = {"registry", "errors", "files", "counters", "sharding", "import_path"}
+BASE = {"registry", "errors", "files", "counters", "sharding", "import_path", "addresses"}
 MAY_IMPORT = {
     "errors": set(),
+    "addresses": {"errors"},
     "counters": set(),
     "import_path": set(),
     "sharding": {"errors"},
@@ -26,7 +27,7 @@ MAY_IMPORT = {
     "registry": {"errors"},
     "distributed": {"errors"},
     "plugins": {"registry", "errors"},
-    "config": {"registry", "errors", "files"},
+    "config": {"registry", "errors", "files", "addresses"},
     "recipes": set(),
     "kernels": {"counters"},
     "objectives": {"kernels", "distributed", "registry", "errors"},
@@ -50,7 +51,7 @@ EXCEPTIONS = {("lens/__init__.py", "runs")}
 
 NEVER_AT_THE_TOP = {
     "torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton", "tokenizers",
-    "transformers", "faster_coco_eval", "faiss",
+    "transformers", "faster_coco_eval", "faiss", "fsspec", "datasets",
 }  # fmt: skip
 """Heavy packages are imported inside the functions that use them, so that a command waits only for what it needs."""
 

@@ -7,10 +7,7 @@ applied, an animation gives its first frame, and floats need a range from the us
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
-import os
-import stat
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +16,9 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps
 
+from kontrast.data.byte_source import BadImage as BadImage
+from kontrast.data.byte_source import ChangedFile as ChangedFile
+from kontrast.data.byte_source import open_bytes
 from kontrast.errors import KontrastError, UsageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -27,7 +27,6 @@ MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535
 ORIENTATION = 0x0112
 """The EXIF tag."""
-MAX_BYTES = 1 << 29
 NO_RANGE = (
     "float or 32-bit values: state their range with data.float_range=[low,high] "
     "(pack, embed, neighbors, probe: --float-range low,high)"
@@ -38,18 +37,6 @@ _MAGIC = (
     (b"<?xml", "XML"), (b"<svg", "SVG"), (b"%PDF", "PDF"), (b"PK\x03\x04", "a zip archive"), (b"\x1f\x8b", "gzip data"),
     (b"\x7fELF", "a program"), (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"), (b"8BPS", "a Photoshop file"),
 )  # fmt: skip
-
-
-class BadImage(Exception):
-    """A file that can't be decoded: the reason, and the errno if the operating system reported one."""
-
-    def __init__(self, reason: str, number: int | None = None):
-        super().__init__(reason)
-        self.reason, self.errno = reason, number
-
-
-class ChangedFile(Exception):
-    """A file whose size or date is not the one that was listed."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +88,7 @@ def decode_file(
 
     stamp: the size and date that the file must have, else `ChangedFile` is raised.
     """
-    with _open(path, offset, length, stamp) as file:
+    with open_bytes(path, offset, length, stamp) as file:
         content = file.read(length)
     return decode(content, limits)
 
@@ -112,39 +99,20 @@ def decode(content: bytes, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
         return pixels_of(image, limits)
 
 
-def read_sides(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[int, int]:
+def read_sides(
+    path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN, stamp: tuple[int, int] | None = None
+) -> tuple[int, int]:
     """The shorter and the longer side that an image will have when it is decoded, from its header alone.
 
     EXIF orientation may swap height and width, and for PNG Pillow decodes the whole image to learn it: so the sides
     come sorted.
     """
-    with _open(path, offset, length) as file:
+    with open_bytes(path, offset, length, stamp) as file:
         source = file if length < 0 else io.BytesIO(file.read(length))
         with _read_image(source, limits) as image:
             _check_size(image, limits)
             shorter, longer = sorted(limits.fit(*image.size))
     return shorter, longer
-
-
-@contextlib.contextmanager
-def _open(path: str, offset: int, length: int, stamp: tuple[int, int] | None = None) -> Iterator[BinaryIO]:
-    """A regular file of a reasonable size, opened at `offset`; what the system refuses becomes `BadImage`."""
-    try:
-        # O_NONBLOCK: a named pipe must not wait for a writer, who may never come.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BadImage("not a regular file")
-            if stamp is not None and stamp != (status.st_size, status.st_mtime_ns):
-                raise ChangedFile
-            if (size := length if length >= 0 else status.st_size) > MAX_BYTES:
-                raise BadImage(f"{size:,} bytes: more than {MAX_BYTES:,}")
-            if offset + size > status.st_size:
-                raise BadImage("the archive ends before the file does")
-            file.seek(offset)
-            yield file
-    except OSError as error:
-        raise BadImage(f"{os.strerror(error.errno or errno.EIO)} ({error.errno})", error.errno) from None
 
 
 @contextlib.contextmanager

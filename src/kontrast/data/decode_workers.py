@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
+from kontrast.data.byte_source import patience
 from kontrast.data.decode import BadImage, ChangedFile, Limits, decode_file
 from kontrast.data.file_columns import Item
 from kontrast.errors import EnvironmentFault
@@ -30,9 +31,6 @@ from kontrast.import_path import python_environment
 
 T = TypeVar("T")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-PATIENCE = 120.0
-"""Seconds in which no worker reads or computes anything, after which the storage is taken to hang.
-KONTRAST_STORAGE_TIMEOUT overrides it."""
 SIGN_EVERY = 1.0
 """Seconds between two signs of life: a chunk of large images may take minutes."""
 IN_PROCESS = 512
@@ -243,13 +241,6 @@ def wait_for(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -
     names = f"{items[0].name} .. {items[-1].name}"
     advice = "KONTRAST_STORAGE_TIMEOUT sets how long to wait"
     raise EnvironmentFault(f"nothing was read in {patience():g} s at {names}: storage hangs? ({advice})")
-
-
-def patience() -> float:
-    """Return after how many seconds without any progress the storage is taken to hang."""
-    with contextlib.suppress(KeyError, ValueError):
-        return max(1.0, float(os.environ["KONTRAST_STORAGE_TIMEOUT"]))
-    return PATIENCE
 
 
 def activity(task: str) -> tuple[object, ...]:

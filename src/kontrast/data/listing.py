@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kontrast.data.cache_folder import cache_home
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.file_columns import ColumnWriter, Items, row_type, to_bytes
 from kontrast.data.file_columns import Item as Item
@@ -151,23 +151,6 @@ def check_split(source: str, split: str, allowed: Sequence[str]) -> None:
     """Raise `UsageError` if a source has no such split."""
     if split not in allowed:
         raise UsageError(f"{source} has no split {split!r}: {nearest(split, allowed)}")
-
-
-def cache_home() -> Path:
-    """The folder for packed stores and shard indexes: KONTRAST_CACHE, else the user's cache, else (for a user without a
-    home folder, as in some containers) a private folder in the temporary directory."""
-    if place := os.environ.get("KONTRAST_CACHE"):
-        return Path(place)
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not user.startswith("~"):
-        return Path(user, "kontrast")
-    private = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
-    with contextlib.suppress(OSError):
-        private.mkdir(mode=0o700, exist_ok=True)
-        if private.lstat().st_uid == os.getuid():  # another user could put images into theirs
-            return private
-    reason = "belongs to another user or can't be created"
-    raise EnvironmentFault(f"no cache: this user has no home, and {private} {reason}; set KONTRAST_CACHE")
 
 
 def scan_folder(

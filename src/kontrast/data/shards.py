@@ -24,11 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from kontrast.data.cache_folder import cache_home
 from kontrast.data.captions import TEXT_COLUMNS, Pair, clean, with_captions
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.file_columns import Columns, Items, Shards, Texts
 from kontrast.data.folder_walk import entries, first_image
-from kontrast.data.listing import Listing, cache_home
+from kontrast.data.listing import Listing
 from kontrast.errors import DataError, EnvironmentFault, UsageError, printable
 from kontrast.files import write_atomic
 

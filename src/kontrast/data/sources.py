@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from kontrast.data.bad_images import check_listing, none_readable
+from kontrast.data.cache_folder import cache_home
 from kontrast.data.decode import BadImage, Limits, read_sides
 from kontrast.data.decode_workers import decode_all
 from kontrast.data.image_set import ImageSet
 from kontrast.data.lazy_images import LazyImages
-from kontrast.data.listing import Listing, cache_home
+from kontrast.data.listing import Listing
 from kontrast.data.named_sets import SOURCES as SOURCES
 from kontrast.data.packing_estimate import announce_packing
 from kontrast.data.paths import Source, describe_source
