@@ -125,7 +125,8 @@ def remember(credentials: dict[str, tuple[str, str]]) -> None:
 def without_secrets(message: str) -> str:
     """Return a message of a library without any address's query and without the secrets that this process was given."""
     for user, query in _credentials.values():
-        for secret in filter(None, (user, query, user.partition(":")[2])):
+        values = (part.partition("=")[2] for part in query.split("&"))
+        for secret in filter(None, (user, query, user.partition(":")[2], *values)):
             message = message.replace(secret, "...")
     return shown(message)
 

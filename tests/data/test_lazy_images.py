@@ -284,7 +284,7 @@ def test_a_shard_is_indexed_once_and_again_after_it_changed(shards, monkeypatch)
     opened = []
     real = tarfile.open
 
-    def count(path, mode, **more):
+    def count(path=None, mode="r", **more):
         opened.extend([path] if mode == "r:" else [])
         return real(path, mode, **more)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kontrast.addresses import is_address
 from kontrast.counters import mix
 
 CHUNK = 65_536
@@ -22,7 +23,10 @@ CHUNK = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One encoded image: a whole file, or `length` bytes of a shard from `offset`. size and mtime reveal a change."""
+    """One encoded image: a whole file, or `length` bytes of a shard from `offset`. size and mtime reveal a change.
+
+    An object at an address has a hash of its version as its mtime.
+    """
 
     name: str
     path: str
@@ -30,6 +34,15 @@ class Item:
     length: int = -1
     size: int = 0
     mtime: int = 0
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the image is at an address."""
+        return is_address(self.path)
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        return self.size, self.mtime
 
 
 def to_bytes(text: str) -> bytes:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kontrast.addresses import is_address
 from kontrast.data.cache_folder import cache_home
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.file_columns import ColumnWriter, Items, row_type, to_bytes
 from kontrast.data.file_columns import Item as Item
 from kontrast.data.folder_walk import Walk
+from kontrast.data.remote_listing import list_images
 from kontrast.data.stored_list import STORED_FROM, StoredList, list_into, locked, open_stored
 from kontrast.errors import DataError, EnvironmentFault, UsageError
 from kontrast.registry import nearest
@@ -167,6 +170,11 @@ def scan_folder(
             reveals every file that is added or removed; each file must then be compared when it is read.
         listed: called with the number of images that have been found so far.
     """
+    if is_address(root):
+        columns, bad, left_out = list_images(root)
+        if not len(columns.folder):
+            raise no_images(root, bad, left_out)
+        return Listing(root, Items(columns), bad=bad, notes=left_out).with_own_classes()
     place = _stored_place(root, follow_links)
     stored = None if place is None else open_stored(place, verify)
     if stored is None:
@@ -204,15 +212,20 @@ def _list_in_memory(root: str, follow_links: bool, place: Path | None) -> Listin
         writer.add(to_bytes(entry.name), number, status.st_size, status.st_mtime_ns)
     bad, notes = walk.bad, walk.notes
     if not writer.count:
-        others = [f"{count} {what}" for what, count in notes.items()]
-        others += [f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})"] if bad else []
-        hint = f", which {LINKS}" if notes["links not followed"] else ""
-        only = f"only {', '.join(others)}{hint}; " if others else ""
-        raise DataError(
-            f"no images in {root}: {only}"
-            f"allowed: {' '.join(s[1:] for s in SUFFIXES)}, in upper or lower case and at any depth"
-        )
+        raise no_images(root, bad, notes)
     return Listing(root, Items(writer.columns(root)), bad=bad, notes=notes)
+
+
+def no_images(root: str, bad: list[tuple[str, str]], notes: Counter[str]) -> DataError:
+    """The error about a folder without images, which says what is there instead."""
+    others = [f"{count} {what}" for what, count in notes.items()]
+    others += [f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})"] if bad else []
+    hint = f", which {LINKS}" if notes["links not followed"] else ""
+    only = f"only {', '.join(others)}{hint}; " if others else ""
+    return DataError(
+        f"no images in {root}: {only}"
+        f"allowed: {' '.join(s[1:] for s in SUFFIXES)}, in upper or lower case and at any depth"
+    )
 
 
 def held_out(names: Iterable[str], labels: np.ndarray, share: float) -> np.ndarray:

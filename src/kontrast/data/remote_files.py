@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from kontrast.addresses import protocol_of, user_of, with_credentials, without_secrets
@@ -36,6 +37,8 @@ VERSION_KEYS = (
     "last_modified", "modified", "updated", "created",
 )  # fmt: skip
 """The entries of fsspec's facts about an object that change if its content does, best first."""
+WEB = ("http", "https")
+"""Protocols of which each request has the credentials in its address."""
 EXTRAS = {"s3": "remote", "s3a": "remote", "hf": "hub"}
 
 
@@ -48,7 +51,7 @@ class Refused(Exception):
 
 
 class State(NamedTuple):
-    """An object's size, and a hash of its version as a number."""
+    """An object's size, and a hash of its version as a number; 0 if the storage doesn't tell versions apart."""
 
     size: int
     mtime: int
@@ -74,7 +77,8 @@ def file_system(address: str) -> tuple[_System, str]:
     with _starting:
         if key not in _systems:
             _systems[key] = _start(address)
-    return _systems[key], str(_systems[key].files._strip_protocol(with_credentials(address)))
+    whole = with_credentials(address) if protocol_of(address) in WEB else address
+    return _systems[key], str(_systems[key].files._strip_protocol(whole))
 
 
 def _start(address: str) -> _System:
@@ -155,6 +159,9 @@ def _gone(address: str, error: Exception) -> StorageFault:
 
 def _refusal(error: BaseException) -> Refused | None:
     """What an error means on which asking again has no influence; None for all others."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause is not None and not hasattr(cause, "response"):
+        return _refusal(cause)  # fsspec's web client says so of every error
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         return Refused("no credentials: see docs/where-data-live.md", errno.EACCES)
@@ -177,10 +184,12 @@ def state_of(address: str) -> State:
 
 def state_in(facts: dict[str, Any]) -> State:
     """The size and version in fsspec's facts about an object."""
-    version = next((str(facts[key]) for key in VERSION_KEYS if facts.get(key) is not None), "")
-    digest = hashlib.sha256(version.encode("utf-8", "surrogatepass")).digest()
-    size = facts.get("size")
-    return State(-1 if size is None else int(size), int.from_bytes(digest[:8], "little", signed=True))
+    size, version = facts.get("size"), next((facts[key] for key in VERSION_KEYS if facts.get(key) is not None), None)
+    if isinstance(version, datetime):  # some file systems list seconds
+        version = version.timestamp()
+    digest = hashlib.sha256(str(version).encode("utf-8", "surrogatepass")).digest()
+    number = 0 if version is None else int.from_bytes(digest[:8], "little", signed=True)
+    return State(-1 if size is None else int(size), number)
 
 
 def read_range(address: str, start: int, stop: int) -> bytes:
@@ -259,7 +268,8 @@ def _own_blocks(address: str, state: State, key: str, numbers: Sequence[int]) ->
     blocks = {number: block for number, block in known.items() if block is not None}
     for first, last in _runs([number for number in numbers if number not in blocks]):
         content = read_range(address, first * BLOCK, min(state.size, (last + 1) * BLOCK))
-        if state_of(address) != state:
+        now = state_of(address)
+        if now.size != state.size or (state.mtime and now.mtime != state.mtime):
             raise ChangedFile
         for number in range(first, last + 1):
             blocks[number] = content[(number - first) * BLOCK : (number + 1 - first) * BLOCK]

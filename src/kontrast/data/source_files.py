@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kontrast.addresses import is_address
 from kontrast.data.captions import find_captions, read_captions, with_captions
 from kontrast.data.decode import Limits
 from kontrast.data.folder_walk import class_folders, entries
@@ -60,25 +61,27 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
     if source.kind == "split folder":
         check_split(source.spec, split, ("train", *TEST_NAMES))
         part = split if split == "train" or split in source.tests else source.tests[0]
-        listed = _scan(source.path / part, options)
+        listed = _scan(source.inner(part), options)
         listed = _with_train_classes(listed, source.train, options.follow_links)
         return _captioned(listed, source, options, f"{part}/", whole=False), True
     if source.kind in ("folder", "train folder"):
         return _divide(_captioned(_scan(source.train, options), source, options, "train/"), split, options)
     if source.kind in ("store", "store split"):
         raise UsageError(f"{source.spec} is a packed store already: give the images that it was made of")
+    if is_address(source.spec):
+        raise DataError(f"nothing is found at {source.spec}: check the address, and whose credentials are used")
     raise DataError(f"no folder {source.spec!r}{_suggestion(source.path)}; or a named set: {', '.join(SOURCES)}")
 
 
-def _scan(folder: Path, options: Options) -> Listing:
-    return scan_folder(str(folder), options.follow_links, verify=options.verify, listed=options.listed)
+def _scan(folder: str, options: Options) -> Listing:
+    return scan_folder(folder, options.follow_links, verify=options.verify, listed=options.listed)
 
 
 def _captioned(listed: Listing, source: Source, options: Options, prefix: str, whole: bool = True) -> Listing:
     """The listing with the captions of its folder, if they are wanted."""
     if not options.captions:
         return listed
-    return with_captions(listed, read_captions(find_captions(source.path, options.captions)), prefix, whole)
+    return with_captions(listed, read_captions(find_captions(source.spec, options.captions)), prefix, whole)
 
 
 def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
@@ -113,9 +116,9 @@ def options_of(origin: dict[str, Any], options: Options) -> Options:
     raise DataError("its manifest does not say how it was packed")
 
 
-def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Listing:
+def _with_train_classes(listed: Listing, train: str, follow_links: bool) -> Listing:
     """The listing with the class numbers of the train folder, even if this folder lacks some of the classes."""
-    classes = class_folders(str(train), follow_links)
+    classes = class_folders(train, follow_links)
     folders = set(listed.items.top_folders().values())
     if listed.labels is None and ("" in folders or len(classes) < 2):
         return listed

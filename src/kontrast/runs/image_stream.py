@@ -14,7 +14,7 @@ from kontrast.data import ImageSet, LazyImages, open_data
 from kontrast.data.added_features import DigitOverlay, ExtraChannels
 from kontrast.data.decode_workers import Chunk, decode_all
 from kontrast.data.listing import Listing, check_split, scan_folder
-from kontrast.data.paths import Source, describe_source
+from kontrast.data.paths import Source, describe_source, is_folder
 from kontrast.data.shards import scan_shards
 from kontrast.data.store import shape_images
 from kontrast.errors import UsageError
@@ -100,10 +100,10 @@ def _list_files(run: Run, source: Source, split: str) -> Listing | None:
         return None
     if split == "all" and source.kind == "shards":
         return scan_shards(source.spec)
-    folder = source.path if split == "all" else source.path / split
-    if not folder.is_dir():
+    folder = source.spec if split == "all" else source.inner(split)
+    if not is_folder(folder):
         raise UsageError(f"{source.spec} has no folder {split!r}: leave --split out to embed all of it")
-    return scan_folder(str(folder), run.recipe.data.follow_links)
+    return scan_folder(folder, run.recipe.data.follow_links)
 
 
 def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:

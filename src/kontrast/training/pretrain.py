@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kontrast import distributed
+from kontrast.addresses import shown
 from kontrast.config.overrides import Overrides, apply_overrides, override_keys, override_layers
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
@@ -321,7 +322,7 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, c
     budget: Budget | None = None,
 ) -> None:  # fmt: skip
     """Write run.json and then recipe.toml, whose presence marks a run; a resumed run updates what changed."""
-    argv = shlex.join(["kontrast", *sys.argv[1:]])
+    argv = shlex.join(["kontrast", *map(shown, sys.argv[1:])])
     text = to_toml(recipe, argv)
     digest = sha256(text.encode("utf-8", "surrogateescape"))
     if resume:

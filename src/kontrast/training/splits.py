@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kontrast import distributed
+from kontrast.addresses import is_address
 from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import Changes, ImageSet, LazyImages, file_listing, open_data
 from kontrast.data.changes import changes
@@ -143,6 +144,8 @@ def located(settings: DataSettings, info: dict[str, Any]) -> DataSettings:
     else in another working directory."""
     known = info.get("data_place") or {}
     if known.get("source") != settings.source or not isinstance(known.get("place"), str):
+        return settings
+    if is_address(known["place"]):
         return settings
     prefix, pattern, _ = known["place"].partition("{")
     exists = os.path.exists(os.path.dirname(prefix) if pattern else prefix)

@@ -1,0 +1,54 @@
+"""The same images in several places: a folder, tars, a store, and the same under an address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kontrast.training.pretrain import pretrain
+
+from support.made_images import encoded, picture, write_tar
+
+COUNT = 48
+TINY = [
+    "training.max_steps=6", "training.batch=16", "training.log_every=1", "encoder.name=small-conv", "encoder.width=8",
+    "views.size=16", "head.outputs=8", "evaluation.every=0", "data.test_share=0", "checkpoints.every=0.01",
+]  # fmt: skip
+"""Overrides of a run of a fraction of a second. Without a test share, since it is decided by the images' names."""
+
+
+def contents(count: int = COUNT) -> dict[str, bytes]:
+    """Encoded images by their names: two classes, in the order in which every place lists them."""
+    return {f"{'ab'[i * 2 // count]}/{i:04d}.png": encoded(picture(i), "PNG") for i in range(count)}
+
+
+def write_folder(place: Path, count: int = COUNT) -> Path:
+    for name, content in contents(count).items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    return place
+
+
+def write_shards(place: Path, count: int = COUNT, shards: int = 3) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    images = list(contents(count).items())
+    each = -(-count // shards)
+    for number in range(shards):
+        members = []
+        for name, content in images[number * each : (number + 1) * each]:
+            label, _, base = name.partition("/")
+            members += [(base, content), (base.replace(".png", ".cls"), label.encode())]
+        write_tar(place / f"train-{number:03d}.tar", members)
+    return place
+
+
+def upload(files, source: Path, target: str) -> None:
+    """Copy a folder into one of fsspec's file systems."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            files.pipe(f"{target}/{path.relative_to(source).as_posix()}", path.read_bytes())
+
+
+def train(data, out: Path, *overrides: str) -> bytes:
+    """The encoder of a tiny run."""
+    run = pretrain(data, overrides=[*TINY, *overrides], out=out, device="cpu", say=lambda line: None)
+    return (run / "encoder.safetensors").read_bytes()
