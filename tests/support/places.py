@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from kontrast.training.pretrain import pretrain
@@ -38,6 +39,28 @@ def write_shards(place: Path, count: int = COUNT, shards: int = 3) -> Path:
             label, _, base = name.partition("/")
             members += [(base, content), (base.replace(".png", ".cls"), label.encode())]
         write_tar(place / f"train-{number:03d}.tar", members)
+    return place
+
+
+def write_parquet(place: Path, count: int = COUNT, files: int = 2, rows: int = 10) -> Path:
+    """Parquet files as Hugging Face writes them, with structs {bytes, path} and class names."""
+    import pyarrow
+    import pyarrow.parquet
+
+    place.mkdir(parents=True, exist_ok=True)
+    images = list(contents(count).items())
+    each = -(-count // files)
+    features = {"image": {"_type": "Image"}, "label": {"names": ["a", "b"], "_type": "ClassLabel"}}
+    about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    for number in range(files):
+        some = images[number * each : (number + 1) * each]
+        columns = {
+            "image": [{"bytes": content, "path": name} for name, content in some],
+            "label": ["ab".index(name[0]) for name, _ in some],
+            "caption": [f"picture {name}" for name, _ in some],
+        }
+        table = pyarrow.table(columns).replace_schema_metadata(about)
+        pyarrow.parquet.write_table(table, place / f"{number:03d}.parquet", row_group_size=rows)
     return place
 
 

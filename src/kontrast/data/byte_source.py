@@ -53,12 +53,17 @@ def open_bytes(
     """Open a file of a reasonable size at `offset`; what the system or the storage refuses becomes `BadImage`.
 
     Args:
-        path: the path of a regular file, or an address.
+        path: the path of a regular file, an address, or what `table_cells.cell_path` makes.
         offset: where the image begins.
         length: how many bytes it has; -1 for all that follow.
         stamp: the size and date (of an object: a hash of its version) that were listed; `ChangedFile` is raised if
             they are others now.
     """
+    if "\0" in path:
+        from kontrast.data.table_cells import read_cell
+
+        yield io.BytesIO(read_cell(path, offset, stamp))
+        return
     if is_address(path):
         from kontrast.data.remote_files import read_object
 

@@ -103,6 +103,11 @@ def decode_chunk(
 
 def _decoders_of(items: Sequence[Item], limits: Limits, compare: bool) -> Iterator[Callable[[], Decoded]]:
     """For each item, a function that decodes it. Objects at addresses are read ahead by threads meanwhile."""
+    if any(item.in_table for item in items):
+        from kontrast.data.table_cells import read_cells
+
+        yield from (partial(_decode_cell, content, limits) for content in read_cells(items))
+        return
     if not any(item.is_remote for item in items):
         for item in items:
             yield partial(decode_file, item.path, item.offset, item.length, limits, item.stamp if compare else None)
@@ -116,6 +121,12 @@ def _decoders_of(items: Sequence[Item], limits: Limits, compare: bool) -> Iterat
 
 def _decode_read(content: Future[bytes], limits: Limits) -> Decoded:
     return decode(content.result(), limits)
+
+
+def _decode_cell(content: bytes | Exception, limits: Limits) -> Decoded:
+    if isinstance(content, Exception):
+        raise content
+    return decode(content, limits)
 
 
 def serve() -> None:

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Literal
 
 from kontrast.addresses import absolute, bare, is_address
-from kontrast.data.folder_walk import class_folders
+from kontrast.data.folder_walk import class_folders, entries, first_image
 from kontrast.data.listing import TEST_NAMES
 from kontrast.data.named_sets import SOURCES
 from kontrast.data.shards import both_kinds, is_shards, names_shards
 from kontrast.data.store import MANIFEST, is_store
+from kontrast.data.table_listing import PREFIX, absolute_dataset, names_tables
 from kontrast.errors import DataError
 
-Kind = Literal["named", "store", "store split", "shards", "folder", "train folder", "split folder", "missing"]
+Kind = Literal[
+    "named", "store", "store split", "shards", "tables", "dataset", "folder", "train folder", "split folder", "missing"
+]
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Source:
     Attributes:
         spec: the source as the user wrote it; an address without credentials.
         kind: "named" (a registered data set), "store" (a packed store with its splits), "store split" (one split of a
-            store), "shards" (tar files), "folder" (images, perhaps in class sub-folders), "train folder" (a folder
-            whose sub-folder `train` holds the images), "split folder" (sub-folders `train` and `test`, `val`, ...), or
-            "missing" (nothing that can be opened).
+            store), "shards" (tar files), "tables" (Parquet files), "dataset" (of Hugging Face), "folder" (images,
+            perhaps in class sub-folders), "train folder" (a folder whose sub-folder `train` holds the images), "split
+            folder" (sub-folders `train` and `test`, `val`, ...), or "missing" (nothing that can be opened).
         tests: the names of the sub-folders of a "split folder" that hold test images.
     """
 
@@ -46,6 +49,8 @@ class Source:
     @property
     def place(self) -> str | None:
         """The absolute path, or the address; None for a named data set."""
+        if self.kind == "dataset":
+            return absolute_dataset(self.spec)
         return None if self.kind == "named" else absolute(self.spec)
 
     def inner(self, name: str) -> str:
@@ -77,6 +82,8 @@ def describe_source(spec: str | os.PathLike[str] | None) -> Source:
         ('named', 'shards')
     """
     spec = "digits" if spec is None else bare(os.fspath(spec))
+    if spec.startswith(PREFIX):
+        return Source(spec, "dataset")
     if is_address(spec):
         return _describe_address(spec)
     path = Path(spec)
@@ -86,6 +93,8 @@ def describe_source(spec: str | os.PathLike[str] | None) -> Source:
         return Source(spec, "store")
     if spec in SOURCES:
         return Source(spec, "named")
+    if names_tables(spec) or (path.is_dir() and _contains_tables(spec)):
+        return Source(spec, "tables")
     if is_shards(spec):
         return Source(spec, "shards")
     if not path.is_dir():
@@ -94,6 +103,12 @@ def describe_source(spec: str | os.PathLike[str] | None) -> Source:
         return Source(spec, "folder")
     tests = tuple(name for name in TEST_NAMES if (path / name).is_dir())
     return Source(spec, "split folder" if tests else "train folder", tests)
+
+
+def _contains_tables(spec: str) -> bool:
+    """Whether a folder contains Parquet files, itself or in `data`, and no images, which they might describe."""
+    places = [place for place in (spec, os.path.join(spec, "data")) if os.path.isdir(place)]
+    return any(names_tables(entry.name) for place in places for entry in entries(place)) and first_image(spec) is None
 
 
 def is_folder(place: str) -> bool:
@@ -109,6 +124,8 @@ def _describe_address(spec: str) -> Source:
     """The same for an address, by the names of the objects there."""
     from kontrast.data.remote_listing import image_folders, is_image, list_objects
 
+    if names_tables(spec):
+        return Source(spec, "tables")
     if names_shards(spec):
         return Source(spec, "shards")
     names = list_objects(spec).names
@@ -122,6 +139,8 @@ def _describe_address(spec: str) -> Source:
         raise both_kinds(spec, archive, picture)
     if archive is not None:
         return Source(spec, "shards")
+    if picture is None and any(map(names_tables, names)):
+        return Source(spec, "tables")
     folders = image_folders(spec)
     if "train" not in folders:
         return Source(spec, "folder" if names else "missing")

@@ -130,7 +130,7 @@ def scan_shards(spec: str, captions: bool = False) -> Listing:
         notes.update(found.notes)
     if not labels:
         raise DataError(f"no images in the {len(shards)} shards of {spec}: {dict(notes) or bad or 'they are empty'}")
-    listing = Listing(spec, Items(_columns(shards, prefixes, indexed)), *_number_labels(labels), bad, notes)
+    listing = Listing(spec, Items(_columns(shards, prefixes, indexed)), *number_labels(labels), bad, notes)
     return with_captions(listing, pairs) if captions else listing
 
 
@@ -253,7 +253,7 @@ def _key(name: str) -> str:
     return folder + slash + last.split(".", 1)[0]
 
 
-def _number_labels(given: list[str | None]) -> tuple[np.ndarray | None, list[str] | None]:
+def number_labels(given: list[str | None]) -> tuple[np.ndarray | None, list[str] | None]:
     """Labels and class names, if every image has a label: numbers stay, words are numbered alphabetically."""
     if any(label is None for label in given) or len(set(given)) < 2:
         return None, None

@@ -21,6 +21,7 @@ from kontrast.data.listing import TEST_NAMES, Listing, check_split, scan_folder
 from kontrast.data.named_sets import CAPTIONED, SOURCES, data_root
 from kontrast.data.paths import Source
 from kontrast.data.shards import scan_shards
+from kontrast.data.table_listing import scan_dataset, scan_tables, split_of_file, table_files
 from kontrast.errors import DataError, UsageError
 from kontrast.registry import nearest
 
@@ -58,6 +59,11 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
         return found, found.has_test if isinstance(found, ImageSet) else True
     if source.kind == "shards":
         return _divide(scan_shards(source.spec, bool(options.captions)), split, options)
+    if source.kind == "tables":
+        return _find_in_tables(source, split, options)
+    if source.kind == "dataset":
+        found, is_split = scan_dataset(source.spec, split, bool(options.captions))
+        return (found, True) if is_split else _divide(found, split, options)
     if source.kind == "split folder":
         check_split(source.spec, split, ("train", *TEST_NAMES))
         part = split if split == "train" or split in source.tests else source.tests[0]
@@ -71,6 +77,18 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
     if is_address(source.spec):
         raise DataError(f"nothing is found at {source.spec}: check the address, and whose credentials are used")
     raise DataError(f"no folder {source.spec!r}{_suggestion(source.path)}; or a named set: {', '.join(SOURCES)}")
+
+
+def _find_in_tables(source: Source, split: str, options: Options) -> tuple[Listing, bool]:
+    """The images in Parquet files, which may be of several splits by their names."""
+    files = table_files(source.spec)
+    parts = {part: [path for path in files if split_of_file(path) == part] for part in ("train", *TEST_NAMES)}
+    tests = [name for name in TEST_NAMES if parts[name]]
+    if not (parts["train"] and tests):
+        return _divide(scan_tables(source.spec, files, bool(options.captions)), split, options)
+    check_split(source.spec, split, ("train", *TEST_NAMES))
+    part = split if parts.get(split) else tests[0]
+    return scan_tables(source.spec, parts[part], bool(options.captions)), True
 
 
 def _scan(folder: str, options: Options) -> Listing:
@@ -88,6 +106,8 @@ def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
     """The folder inside the source that image names are relative to; "" for the source itself."""
     if isinstance(found, ImageSet) or source.kind == "named":
         return split
+    if source.kind in ("tables", "dataset"):
+        return split if split != "all" else ""
     inner = os.path.relpath(found.root, source.spec)
     return "" if inner == "." else inner
 

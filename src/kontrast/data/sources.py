@@ -163,7 +163,7 @@ def _sample_sides(found: Listing, limits: Limits, count: int) -> list[tuple[int,
 
     def look(item: Item) -> tuple[int, int] | BadImage:
         try:
-            return read_sides(item.path, item.offset, item.length, limits, item.stamp if item.is_remote else None)
+            return read_sides(item.path, item.offset, item.length, limits, item.stamp_to_check())
         except BadImage as error:
             return error
         except ChangedFile:

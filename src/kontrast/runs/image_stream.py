@@ -17,6 +17,7 @@ from kontrast.data.listing import Listing, check_split, scan_folder
 from kontrast.data.paths import Source, describe_source, is_folder
 from kontrast.data.shards import scan_shards
 from kontrast.data.store import shape_images
+from kontrast.data.table_listing import scan_tables, table_files
 from kontrast.errors import UsageError
 from kontrast.runs.run import Run
 from kontrast.training.progress import tell
@@ -96,8 +97,10 @@ def open_stream(
 
 def _list_files(run: Run, source: Source, split: str) -> Listing | None:
     """The files of a folder (a split is a sub-folder) or of shards; None for a named set or a packed store."""
-    if source.kind in ("named", "store", "store split", "missing"):
+    if source.kind in ("named", "store", "store split", "missing", "dataset"):
         return None
+    if source.kind == "tables":
+        return scan_tables(source.spec, table_files(source.spec)) if split == "all" else None
     if split == "all" and source.kind == "shards":
         return scan_shards(source.spec)
     folder = source.spec if split == "all" else source.inner(split)
