@@ -45,6 +45,21 @@ def test_the_same_training_from_every_place(memory, tmp_path):
     assert train("memory://bucket/shards", tmp_path / "remote", "data.pack=false") == streamed
 
 
+def test_other_verbs_read_addresses_too(memory, tmp_path):
+    import numpy as np
+
+    from kontrast.runs.embed import embed
+
+    folder = write_folder(tmp_path / "folder")
+    upload(memory, folder, "/bucket/folder")
+    train(folder, tmp_path / "run")
+    for name, place in (("here", str(folder)), ("there", "memory://bucket/folder")):
+        embed(tmp_path / "run", place, tmp_path / f"{name}.npy", device="cpu")
+    assert np.array_equal(np.load(tmp_path / "here.npy"), np.load(tmp_path / "there.npy"))
+    pack("memory://bucket/folder", tmp_path / "store")
+    assert same_images(open_data(tmp_path / "store"), open_data(folder))
+
+
 def test_folders_splits_labels_and_captions_are_read_as_on_disk(memory, tmp_path):
     for split in ("train", "test"):
         write_folder(tmp_path / "split" / split)
@@ -216,7 +231,9 @@ def test_credentials_are_neither_recorded_nor_shown(tmp_path):
     assert "word" not in without_secrets(f"401 for {web}, user word") and "abc" not in without_secrets("got abc")
     assert bare("sftp://user@host/photos") == "sftp://user@host/photos"
     from kontrast.config.recipe import DataSettings
+    from kontrast.training.pretrain import default_out
 
+    assert default_out(None, "https://example.org/photos?token=abc").startswith("runs/photos")
     assert DataSettings(source=secret).source == "s3://bucket/photos"
 
 

@@ -24,7 +24,7 @@ def test_what_names_tables(tmp_path):
     """A folder of images with a Parquet file beside them stays a folder of images."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "train-00000-of-00001.parquet").touch()
-    (write_folder(tmp_path / "photos", 4) / "captions.parquet").touch()
+    (write_folder(tmp_path / "photos", contents(4)) / "captions.parquet").touch()
     assert describe_source(tmp_path / "tables").kind == "tables"
     assert describe_source(tmp_path / "photos").kind == "folder"
     assert describe_source("train-{00..09}.parquet").kind == describe_source("data/*.parquet").kind == "tables"

@@ -22,38 +22,38 @@ def contents(count: int = COUNT) -> dict[str, bytes]:
     return {f"{'ab'[i * 2 // count]}/{i:04d}.png": encoded(picture(i), "PNG") for i in range(count)}
 
 
-def write_folder(place: Path, count: int = COUNT) -> Path:
-    for name, content in contents(count).items():
+def write_folder(place: Path, images: dict[str, bytes] | None = None) -> Path:
+    for name, content in (images or contents()).items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(content)
     return place
 
 
-def write_shards(place: Path, count: int = COUNT, shards: int = 3) -> Path:
+def write_shards(place: Path, images: dict[str, bytes] | None = None, shards: int = 3) -> Path:
     place.mkdir(parents=True, exist_ok=True)
-    images = list(contents(count).items())
-    each = -(-count // shards)
+    found = list((images or contents()).items())
+    each = -(-len(found) // shards)
     for number in range(shards):
         members = []
-        for name, content in images[number * each : (number + 1) * each]:
+        for name, content in found[number * each : (number + 1) * each]:
             label, _, base = name.partition("/")
             members += [(base, content), (base.replace(".png", ".cls"), label.encode())]
         write_tar(place / f"train-{number:03d}.tar", members)
     return place
 
 
-def write_parquet(place: Path, count: int = COUNT, files: int = 2, rows: int = 10) -> Path:
+def write_parquet(place: Path, images: dict[str, bytes] | None = None, files: int = 2, rows: int = 10) -> Path:
     """Parquet files as Hugging Face writes them, with structs {bytes, path} and class names."""
     import pyarrow
     import pyarrow.parquet
 
     place.mkdir(parents=True, exist_ok=True)
-    images = list(contents(count).items())
-    each = -(-count // files)
+    found = list((images or contents()).items())
+    each = -(-len(found) // files)
     features = {"image": {"_type": "Image"}, "label": {"names": ["a", "b"], "_type": "ClassLabel"}}
     about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
     for number in range(files):
-        some = images[number * each : (number + 1) * each]
+        some = found[number * each : (number + 1) * each]
         columns = {
             "image": [{"bytes": content, "path": name} for name, content in some],
             "label": ["ab".index(name[0]) for name, _ in some],

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kontrast import distributed
-from kontrast.addresses import shown
+from kontrast.addresses import absolute, bare, shown
 from kontrast.config.overrides import Overrides, apply_overrides, override_keys, override_layers
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
@@ -274,7 +274,7 @@ def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tupl
 def default_out(recipe: str | None, data: Any) -> str:
     """Return a new folder under runs/, named after the recipe, the data or the quick start."""
     if data is None or is_place(data):
-        name = "quickstart" if data in (None, "digits") else os.path.basename(os.path.abspath(str(data)))
+        name = "quickstart" if data in (None, "digits") else os.path.basename(absolute(bare(str(data))))
     else:
         name = "in-memory"
     stem = (recipe or name or "folder").replace("/", "-").removesuffix(".toml") or "run"
