@@ -115,13 +115,13 @@ class FullTraining(ClassifierTraining):
         folds: int,
     ):
         super().__init__(run, sets, device)
-        self.settings, self.searching, seed = settings, search, run.recipe.seed
+        self.settings, self.searching, seed = settings.suited_to(self.encoder), search, run.recipe.seed
         repeated = 1 + search * len(RATES) * len(DECAYS) * (HELD_OUT - 1) / HELD_OUT
         repeated += (folds - 1) if sets.test is None and folds else 0
         self.bar = Progress("finetune", round(settings.epochs * len(sets.train) * repeated))
         augment = None if cached else fine_tuning_crops(run, seed)
         self.tuner = FineTuner(self.encoder, len(sets.classes), self.view, augment, self.bar.advance, seed)
-        self.protocol = asdict(settings) | {"augmented": not cached}
+        self.protocol = asdict(self.settings) | {"augmented": not cached}
 
     def __enter__(self) -> ClassifierTraining:
         super().__enter__()

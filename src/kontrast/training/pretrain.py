@@ -295,7 +295,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
                 sweep(place)
         yield
     finally:
-        if distributed.is_main():
+        if folder.is_held:  # without the lock, they are what another process is writing
             with contextlib.suppress(OSError):  # checkpoints that the file system refused to remove
                 sweep(folder / "checkpoints")
         folder.abandon()

@@ -84,7 +84,7 @@ class RunFolder:
         Only the process that has the lock may do this: without it, the files may be those of another process. The lock
         is removed last, because another process can take a new one from then on.
         """
-        if self._lock is not None and self._made and not self.holds_run:
+        if self.is_held and self._made and not self.holds_run:
             with contextlib.suppress(OSError):
                 for name in ("run.json", "start.safetensors"):
                     (self / name).unlink(missing_ok=True)
@@ -110,6 +110,11 @@ class RunFolder:
                 holder = (self / ".lock").read_text(errors="replace").strip()
             holder = holder or "another process"
             raise EnvironmentFault(f"{self.path} is in use by {holder}: wait for it to finish, or stop it") from None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has the lock."""
+        return self._lock is not None
 
     def release(self) -> None:
         """Release the lock, if this process holds it."""
