@@ -117,8 +117,8 @@ def report(chosen: argparse.Namespace, hashes: dict[str, str], rates: dict[str, 
         "seed 0, on a",
         "machine that was busy with other work). The S3 server is moto's, in Python on the same machine: its rate says",
         "nothing about an object store. Rates are of one decoding process with `data.pack=false`, relative to the",
-        "folder's median of the later epochs. In the first epoch nothing is in the cache; of the later ones, the median "
-        "of",
+        "folder's median of the later epochs. In the first epoch nothing is in the cache; of the later ones, the "
+        "median of",
         f"{WARM} is given with the slowest and the fastest, which tell how much the busy machine changes.",
         "",
         "| place | SHA-256 of the encoder | first epoch | later epochs |",

@@ -11,7 +11,7 @@ import typer
 
 import kontrast
 from kontrast.addresses import shown
-from kontrast.cli.output import Device, FloatRange, Json, MaxBad, emit, say, two_numbers, write_page
+from kontrast.cli.output import Device, Engine, FloatRange, Json, MaxBad, Workers, emit, say, two_numbers, write_page
 from kontrast.errors import UsageError, refuse_pickle
 from kontrast.training.signals import StopSignals
 
@@ -93,12 +93,15 @@ def embed(
     max_bad: MaxBad = None,
     float_range: FloatRange = "",
     device: Device = "auto",
+    engine: Engine = "local",
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Write the vectors of all images of DATA, with id and path; run it again to continue after a kill."""
     result = kontrast.embed(
-        run, data, out, split=split, device=device, max_bad=max_bad, float_range=two_numbers(float_range), say=say
-    )
+        run, data, out, split=split, device=device, max_bad=max_bad, float_range=two_numbers(float_range),
+        engine=engine, workers=workers, say=say,
+    )  # fmt: skip
     emit(result.to_dict(), str(result).splitlines(), as_json)
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -183,7 +183,7 @@ class TrainingSettings:
     stop: Literal["end", "auto"] = "end"  # auto: end when RankMe, conditional entropy and LiDAR's signal are flat
     max_steps: int = 0  # stop after this many steps if that is before the last epoch; 0: no limit
     log_every: int = 10  # steps between two lines of metrics.jsonl
-    tensorboard: bool = False  # also log to RUN/tensorboard
+    track: tuple[str, ...] = ()  # trackers that get every number: tensorboard, wandb, mlflow or your own
 
 
 @dataclass(frozen=True)
@@ -250,10 +250,22 @@ def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         tree: sections and their settings.
         origin: how errors name the recipe.
     """
-    recipe = typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
+    recipe = typing.cast(Recipe, _read_section(Recipe, _with_new_names(tree), "", origin))
     if recipe.text is None or recipe.data.captions:
         return recipe
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, captions="auto"))
+
+
+def _with_new_names(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tree with `training.tensorboard`, as kontrast 0.2 wrote it, as an entry of `training.track`."""
+    training = tree.get("training")
+    if not isinstance(training, Mapping) or type(training.get("tensorboard")) is not bool:
+        return tree
+    training = dict(training)
+    names = training.get("track", [])
+    if training.pop("tensorboard") and isinstance(names, list | tuple) and "tensorboard" not in names:
+        training["track"] = [*names, "tensorboard"]
+    return {**tree, "training": training}
 
 
 Settings = typing.TypeVar("Settings")
@@ -298,7 +310,7 @@ def _read_value(hint: Any, value: Any, name: str, origin: str) -> Any:
     if problem:
         raise UsageError(f"{origin}: {name} {problem}")
     if typing.get_origin(hint) is tuple:
-        return tuple(map(float, value)) if typing.get_args(hint)[0] is float else tuple(map(dict, value))
+        return tuple(map(ENTRIES[typing.get_args(hint)[0]][0], value))
     return float(value) if hint is float else value
 
 
@@ -320,6 +332,16 @@ def _value_problem(value: Any, depth: int = 0) -> str:
     return ""
 
 
+def _is_named_table(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("name"), str)
+
+
+ENTRIES: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], bool], str]] = {
+    float: (float, lambda one: type(one) in (int, float), "numbers"),
+    str: (str, lambda one: type(one) is str, 'names, such as ["wandb"]'),
+    dict[str, Any]: (dict, _is_named_table, "tables with a name, such as [{ name = 'koleo' }]"),
+}
+"""How an entry of a list is converted and checked, and what errors call the entries, by the type of the entry."""
 TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -332,11 +354,8 @@ def _type_problem(hint: Any, value: Any) -> str:
         return "" if value in words else f"can't be {value!r}: {nearest(value, words)}"
     if typing.get_origin(hint) is tuple:
         entries = list(value) if isinstance(value, list | tuple) else [None]
-        if typing.get_args(hint)[0] is float:
-            numbers = all(type(one) in (int, float) for one in entries)
-            return "" if numbers else f"must be a list of numbers, not {value!r}"
-        tables = all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in entries)
-        return "" if tables else f"must be a list of tables with a name, such as [{{ name = 'koleo' }}], not {value!r}"
+        _, is_entry, allowed_entries = ENTRIES[typing.get_args(hint)[0]]
+        return "" if all(map(is_entry, entries)) else f"must be a list of {allowed_entries}, not {value!r}"
     allowed = (int, float) if hint is float else (hint,)
     return "" if type(value) in allowed else f"must be {TYPE_NAMES.get(hint, 'a table')}, not {value!r}"
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from kontrast.addresses import is_address
+from kontrast.operating_system import NO_WAIT
 
 MAX_BYTES = 1 << 29
 PATIENCE = 120.0
@@ -70,8 +71,8 @@ def open_bytes(
         yield io.BytesIO(read_object(path, offset, length, stamp))
         return
     try:
-        # O_NONBLOCK: a named pipe must not wait for a writer, who may never come.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        # NO_WAIT: a named pipe must not wait for a writer, who may never come.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadImage("not a regular file")

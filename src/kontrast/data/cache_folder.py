@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from kontrast.errors import EnvironmentFault
+from kontrast.operating_system import user_id
 
 
 def cache_home() -> Path:
@@ -18,10 +19,10 @@ def cache_home() -> Path:
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not user.startswith("~"):
         return Path(user, "kontrast")
-    private = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
+    private = Path(tempfile.gettempdir(), f"kontrast-{user_id()}")
     with contextlib.suppress(OSError):
         private.mkdir(mode=0o700, exist_ok=True)
-        if private.lstat().st_uid == os.getuid():  # another user could put images into theirs
+        if user_id() in (None, private.lstat().st_uid):  # another user could put images into theirs
             return private
     reason = "belongs to another user or can't be created"
     raise EnvironmentFault(f"no cache: this user has no home, and {private} {reason}; set KONTRAST_CACHE")

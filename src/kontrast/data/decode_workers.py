@@ -32,6 +32,7 @@ from kontrast.data.decode import BadImage, ChangedFile, Limits, decode, decode_f
 from kontrast.data.file_columns import Item
 from kontrast.errors import DataError, EnvironmentFault, StorageFault, printable
 from kontrast.import_path import python_environment
+from kontrast.operating_system import blocked_signals, ignore_signals, usable_cores
 
 T = TypeVar("T")
 Decoded = tuple[np.ndarray, str]
@@ -131,9 +132,7 @@ def _decode_cell(content: bytes | Exception, limits: Limits) -> Decoded:
 
 def serve() -> None:
     """Decode one task per line until stdin ends: the main function of a decoding process."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    ignore_signals(STOPPING)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the protocol
     last = time.monotonic()
@@ -164,17 +163,13 @@ class Worker:
     """One decoding process, used by one thread at a time."""
 
     def __init__(self) -> None:
-        # Block signals until the worker ignores them: one may arrive while it still imports.
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
+        with blocked_signals(STOPPING):  # until the worker ignores them: one may arrive while it still imports
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from kontrast.data.decode_workers import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**python_environment("numpy", "PIL"), "OMP_NUM_THREADS": "1"},
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
     def decode(
         self, items: Sequence[Item], limits: Limits, note_life: Callable[[], None], compare: bool = False
@@ -343,8 +338,3 @@ def run_ahead(items: Iterable[T], count: int) -> Iterator[T]:
         if len(waiting) > count:
             yield waiting.popleft()
     yield from waiting
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -82,7 +82,7 @@ class Journal:
         images.touch()
         os.truncate(images, end)
         self.pixels = open(images, "ab")
-        self.text = open(self.work / "journal.jsonl", "w")
+        self.text = open(self.work / "journal.jsonl", "w", encoding="ascii", newline="\n")
         self.text.writelines(json.dumps(line) + "\n" for line in [{"key": self.key}, *self.lines])
         self.text.flush()
         return self

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from kontrast.data.decode import BadImage, Limits, decode_file
-from kontrast.data.decode_workers import usable_cores
 from kontrast.data.listing import Listing
 from kontrast.data.source_files import Options
 from kontrast.errors import EnvironmentFault
+from kontrast.operating_system import usable_cores
 
 SAMPLED = 24
 """Images that are decoded to learn rate and size."""

@@ -31,6 +31,7 @@ from kontrast.data.source_files import Options, ProgressCallback, find_images, n
 from kontrast.data.store import MANIFEST, DamagedStore, is_store, open_store, read_manifest, shape_images
 from kontrast.data.store_writer import CHUNK, pack_split
 from kontrast.errors import DataError, UsageError
+from kontrast.operating_system import free_memory as _free_memory
 from kontrast.registry import nearest
 
 T = TypeVar("T")
@@ -185,15 +186,6 @@ def _exceeds_memory(found: Listing, limits: Limits) -> bool:
     sides = _sample_sides(found, limits, 16)
     each = sum(3 * shorter * longer for shorter, longer in sides) / len(sides)
     return each * len(found.items) > 0.5 * _free_memory()
-
-
-def _free_memory() -> int:
-    """Bytes that are available without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _open_cached(source: Source, found: Listing, options: Options) -> ImageSet:

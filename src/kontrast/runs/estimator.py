@@ -38,7 +38,7 @@ class ImageEncoder:
         settings: Settings that replace the recipe's, such as {"training.epochs": 5}.
         random_state: The seed, a whole number; default: 0.
         out: A run folder to write and keep; default: none, everything stays in memory.
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".
         verbose: Whether to print progress.
 
     Attributes:
@@ -171,8 +171,8 @@ class ImageEncoder:
             (place / "encoder.safetensors").write_bytes(content)
             info |= {"encoder_sha256": sha256(content)}
             kept = {name: value for name, value in self.get_params().items() if name != "out"}
-            (place / "estimator.json").write_text(json.dumps({"version": 1, "parameters": kept}, default=str))
-        (place / "run.json").write_text(json.dumps(info))
+            (place / "estimator.json").write_text(json.dumps({"version": 1, "parameters": kept}, default=str), "ascii")
+        (place / "run.json").write_text(json.dumps(info), "ascii")
         return Run(place)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def open_stream(
     split: str = "all",
     say: Callable[[str], None] = tell,
     max_bad: float | None = None,
+    decoders: int | None = None,
 ) -> Stream:
     """Open a source as a stream of images that are prepared for a run.
 
@@ -78,6 +79,7 @@ def open_stream(
         split: "all" for every image; "train" or "test" for a split of a named set or a store, or a sub-folder.
         say: called with a line if a damaged store was packed again.
         max_bad: share of the images of a named set that may be unreadable; default: the run's.
+        decoders: how many processes decode files; default: one per core.
     """
     if isinstance(data, ImageSet):
         return _of_images(run, [data])
@@ -85,7 +87,7 @@ def open_stream(
     check_split(source.spec, split, SPLITS)
     listed = _list_files(run, source, split)
     if listed is not None:
-        return _of_listing(run, listed, source.spec)
+        return _of_listing(run, listed, source.spec, decoders)
     own = run.recipe.data
     options: dict[str, Any] = {"root": own.root or None, "size": own.size or None, "say": say}
     options |= {"max_bad": own.max_bad if max_bad is None else max_bad, "follow_links": own.follow_links}
@@ -109,10 +111,10 @@ def _list_files(run: Run, source: Source, split: str) -> Listing | None:
     return scan_folder(folder, run.recipe.data.follow_links)
 
 
-def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
+def _of_listing(run: Run, listed: Listing, spec: str, decoders: int | None) -> Stream:
     def batches(first: int, last: int) -> Iterator[StreamBatch]:
         items = listed.items[: last * BATCH]
-        for number, chunk in decode_all(items, run.limits, BATCH, start=first):
+        for number, chunk in decode_all(items, run.limits, BATCH, decoders, first):
             start = number * BATCH
             bad = [(listed.items[start + place].name, reason) for place, reason in chunk.bad]
             ids = [start + place for place in chunk.kept]

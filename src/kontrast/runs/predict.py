@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kontrast.errors import DataError, UsageError, printable
 from kontrast.files import atomic_path
 from kontrast.registry import nearest
 from kontrast.runs.classifier import Classifier
-from kontrast.runs.embed import dependencies, refuse_existing, resume_command, write_in_parts
+from kontrast.runs.embed import compute_parts, dependencies, refuse_existing, resume_command, write_in_parts
 from kontrast.runs.embeddings_file import Part
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.run import open_run
@@ -109,12 +110,13 @@ def predict(
     facts |= {"classifier": classifier.classifier_digest(), "labels": labels}
     command = resume_command(classifier, stream, out, split, max_bad, device, verb="predict")
     command += " --probabilities" * probabilities
+    compute = partial(compute_parts, classifier, network, stream, on)
     counts: Counter[str] = Counter()
 
     def write(path: Path, parts: Sequence[Part], facts: dict[str, Any]) -> None:
         write_predictions(path, parts, labels, counts, probabilities)
 
-    done, bad = write_in_parts(classifier, network, stream, out, write, facts, command, max_bad, on, say)
+    done, bad = write_in_parts(classifier, stream, out, write, facts, command, max_bad, compute, say)
     return PredictResult(out, done, dict(counts.most_common()), bad)
 
 

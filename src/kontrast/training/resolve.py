@@ -27,7 +27,7 @@ from kontrast.training.splits import located, open_split, preview_split
 from kontrast.training.starting_weights import choices, start_reasons, starting_source
 
 MAY_CHANGE = (
-    "title", "training.log_every", "training.tensorboard", "training.max_steps", "training.compile", "data.resident",
+    "title", "training.log_every", "training.track", "training.max_steps", "training.compile", "data.resident",
     "data.max_bad", "checkpoints.",
 )  # fmt: skip
 """Settings that a resumed run may change; those that end with a dot are whole sections."""

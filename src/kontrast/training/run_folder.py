@@ -29,7 +29,7 @@ from kontrast.files import LockHeld, disk_faults, read_json, take_lock, write_at
 VERSION = 1
 KINDS: dict[str, Any] = {
     "version": int, "data": dict, "data_before": dict, "seconds": int | float, "steps": int, "resumed": list,
-    "recipe_sha256": list, "fingerprint": str, "data_place": dict | None, "start": dict,
+    "recipe_sha256": list, "fingerprint": str, "data_place": dict | None, "start": dict, "tracker_id": str,
 }  # fmt: skip
 """The types of entries of run.json."""
 WRITTEN = (
@@ -64,13 +64,13 @@ class RunFolder:
     def create(self) -> None:
         """Create the folder and check that it can be written to, before any data is read."""
         self._is_new = True
-        self._refuse_content()
+        self.refuse_content()
         with disk_faults(self.path):
             self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path, prefix=".tmp-").close()
 
-    def _refuse_content(self) -> None:
+    def refuse_content(self) -> None:
         """Raise if the folder contains a run, or files that a run would overwrite."""
         present = [name for name in WRITTEN if (self / name).exists()]
         if present:
@@ -101,13 +101,14 @@ class RunFolder:
             with disk_faults(self / ".lock"):
                 self._lock = take_lock(self / ".lock", wait=False)
                 os.ftruncate(self._lock, 0)
-                os.pwrite(self._lock, f"pid {os.getpid()} on {socket.gethostname()} since {timestamp()}\n".encode(), 0)
+                os.lseek(self._lock, 0, os.SEEK_SET)
+                os.write(self._lock, f"pid {os.getpid()} on {socket.gethostname()} since {timestamp()}\n".encode())
             if self._is_new:  # another process may have begun a run since `create`
-                self._refuse_content()
+                self.refuse_content()
         except LockHeld:
             holder = ""
             with contextlib.suppress(OSError):  # the other process may remove the folder that it gives up
-                holder = (self / ".lock").read_text(errors="replace").strip()
+                holder = (self / ".lock").read_text(encoding="utf-8", errors="replace").strip()
             holder = holder or "another process"
             raise EnvironmentFault(f"{self.path} is in use by {holder}: wait for it to finish, or stop it") from None
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import EnvironmentFault, UsageError
+from kontrast.float64 import where_float64_is
 from kontrast.views import reference
 from kontrast.views.draws import Draws, draw_rows, table
 from kontrast.views.policies import Policy, policies_of_views
@@ -93,7 +94,14 @@ class Views:
 
     def draw(self, keys: Tensor, sizes: Tensor) -> Draws:
         """Return the random draws of the global views of images with `sizes` int64 [B, 2]."""
-        return draw_rows(self._table(keys.device)[: self.count], keys, sizes, self.size)
+        return self._draw(keys, sizes, 0, self.count, self.size)
+
+    def _draw(self, keys: Tensor, sizes: Tensor, first: int, count: int, size: int) -> Draws:
+        """Return the draws of some views, on the device of the keys; they are the same bits on every device."""
+        device, keys = keys.device, where_float64_is(keys)
+        rows = self._table(keys.device)[first : first + count]
+        drawn = draw_rows(rows, keys, sizes.to(keys.device), size, first)
+        return Draws._make(field.to(device) for field in drawn)
 
     def __repr__(self) -> str:
         local = f", local_count={self.local_count}, local_size={self.local_size}" if self.local_count else ""
@@ -107,7 +115,6 @@ class Views:
     def _make(
         self, images: Tensor, keys: Tensor, sizes: Tensor | None, chosen: tuple[Policy, ...], size: int, first: int
     ) -> Tensor:
-        rows = self._table(keys.device)[first : first + len(chosen)]
         batch, channels = images.shape[:2]
         shape = (size, size, channels) if self.channels_last else (channels, size, size)
         out = images.new_empty((len(chosen), batch, *shape), dtype=self.dtype)
@@ -115,12 +122,13 @@ class Views:
         if self._use_triton(images):
             from kontrast.views import triton_views
 
+            rows = self._table(keys.device)[first : first + len(chosen)]
             parameters = triton_views.draw(rows, keys, sizes, images.shape[2:], size, first)
             triton_views.render(images, sizes, parameters, chosen, out)
         else:
             if sizes is None:
                 sizes = torch.stack([torch.full_like(keys, side) for side in images.shape[2:]], 1)
-            reference.render(images, sizes, draw_rows(rows, keys, sizes, size, first), chosen, out)
+            reference.render(images, sizes, self._draw(keys, sizes, first, len(chosen), size), chosen, out)
         return out
 
     def _use_triton(self, images: Tensor) -> bool:
@@ -146,7 +154,7 @@ def find_problem(images: Tensor, keys: Tensor, sizes: Tensor | None) -> str:
     if sizes.dtype != torch.int64 or sizes.shape != (len(images), 2):
         return f"sizes as int64 [{len(images)}, 2], got {describe(sizes)}"
     if not sizes.is_cuda:  # on a GPU, looking at them would wait for the device
-        most = torch.tensor(images.shape[2:])
+        most = torch.tensor(images.shape[2:], device=sizes.device)
         if bool((sizes < 1).any()) or bool((sizes > most).any()):
             return f"sizes from 1 to the padded {most.tolist()}, got {sizes.tolist()[:4]}"
     return ""
