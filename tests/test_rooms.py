@@ -16,9 +16,12 @@ import kontrast
 ROOT = Path(kontrast.__file__).parent
 TESTS = Path(__file__).parent
 
-BASE = {"registry", "errors", "files", "counters", "sharding", "import_path", "operating_system", "float64"}
+BASE = {
+    "registry", "errors", "files", "counters", "sharding", "import_path", "operating_system", "float64", "addresses",
+}  # fmt: skip
 MAY_IMPORT = {
     "errors": set(),
+    "addresses": {"errors"},
     "counters": set(),
     "import_path": set(),
     "sharding": {"errors"},
@@ -28,7 +31,7 @@ MAY_IMPORT = {
     "registry": {"errors"},
     "distributed": {"errors"},
     "plugins": {"registry", "errors"},
-    "config": {"registry", "errors", "files"},
+    "config": {"registry", "errors", "files", "addresses"},
     "recipes": set(),
     "kernels": {"counters", "float64"},
     "objectives": {"kernels", "distributed", "registry", "errors", "float64"},

@@ -64,14 +64,16 @@ def read_bytes(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path, needed: int = 0) -> Iterator[Path]:
-    """Yield a temporary path; if no error occurs, sync the file that was written there and rename it to `path`."""
+def atomic_path(path: Path, needed: int = 0, synced: bool = True) -> Iterator[Path]:
+    """Yield a temporary path; if no error occurs, sync the file that was written there (unless `synced` is false) and
+    rename it to `path`."""
     temporary = _temporary(path)
     with disk_faults(path, needed):
         try:
             temporary.unlink(missing_ok=True)  # in a folder of others, it may be a link to a file elsewhere
             yield temporary
-            sync(temporary)
+            if synced:
+                sync(temporary)
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error is the one to report
@@ -193,10 +195,13 @@ def _warn_of_no_locks(path: Path, device: int, error: OSError) -> None:
             print(printable(f"warning: {problem}: {advice}"), file=sys.stderr, flush=True)
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or the new one, never a part."""
+def write_atomic(path: Path, content: str | bytes, synced: bool = True) -> None:
+    """Write a file so that a reader sees the old content or the new one, never a part.
+
+    synced: wait until it is on the disk. Otherwise a crash of the machine may leave a part of it.
+    """
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    with atomic_path(path, needed=len(data)) as temporary:
+    with atomic_path(path, len(data), synced) as temporary:
         temporary.write_bytes(data)
 
 

@@ -166,7 +166,7 @@ def test_a_killed_decoding_process_is_an_error_that_names_its_files(shards):
 
 def test_hanging_storage_is_an_error_that_names_the_files(shards, monkeypatch):
     images = undecoded(shards)
-    monkeypatch.setattr("kontrast.data.decode_workers.PATIENCE", 0.05)
+    monkeypatch.setattr("kontrast.data.byte_source.PATIENCE", 0.05)
     monkeypatch.setattr("kontrast.data.decode_workers.decode_chunk", lambda *_: time.sleep(0.5))
     with pytest.raises(EnvironmentFault, match=r"nothing was read in 0.05 s at train-.*: storage hangs"):
         next(Feeder(images, 24).batches(0))
@@ -175,7 +175,7 @@ def test_hanging_storage_is_an_error_that_names_the_files(shards, monkeypatch):
 def test_a_chunk_may_take_longer_than_the_timeout_if_the_worker_shows_signs_of_life(make_folder, tmp_path, monkeypatch):
     """Signs come every 0.2 s and may take ten times as long on a busy machine."""
     items = scan_folder(str(make_folder(classes=1, each=12))).items
-    monkeypatch.setattr("kontrast.data.decode_workers.PATIENCE", 2.0)
+    monkeypatch.setattr("kontrast.data.byte_source.PATIENCE", 2.0)
     script = tmp_path / "slow.sh"
     head = '{"pixels": 0, "sizes": [], "kept": [], "bad": [[0, "slow"]], "notes": {}, "lost": []}'
     signs = "sleep 0.2; echo; " * 12
@@ -284,7 +284,7 @@ def test_a_shard_is_indexed_once_and_again_after_it_changed(shards, monkeypatch)
     opened = []
     real = tarfile.open
 
-    def count(path, mode, **more):
+    def count(path=None, mode="r", **more):
         opened.extend([path] if mode == "r:" else [])
         return real(path, mode, **more)
 
@@ -297,7 +297,7 @@ def test_a_shard_is_indexed_once_and_again_after_it_changed(shards, monkeypatch)
     os.utime(shards / "train-0003.tar", ns=(5, 5))
     changed = undecoded(shards)
     assert len(opened) == SHARDS + 1 and len(changed) == 237 and torch.equal(changed[36], expected(500))
-    from kontrast.data.listing import cache_home
+    from kontrast.data.cache_folder import cache_home
 
     indexes = sorted((cache_home() / "indexes").iterdir())
     assert len(indexes) == SHARDS

@@ -53,7 +53,7 @@ def test_a_folder_with_images_and_an_archive_is_refused(shards):
 def test_missing_shards_and_commands_are_refused(tmp_path):
     with pytest.raises(DataError, match="2 of 2 shards"):
         open_data(f"{tmp_path}/x-{{0..1}}.tar")
-    with pytest.raises(UsageError, match="not run or fetched"):
+    with pytest.raises(UsageError, match="commands are not run"):
         open_data("pipe:touch owned; cat x.tar")
     assert expand("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     with pytest.raises(UsageError, match=r"0\.\.99999999999"):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from kontrast.data import open_data, read_labels
 from kontrast.data.bad_images import check_bad
-from kontrast.data.listing import cache_home
+from kontrast.data.cache_folder import cache_home
 from kontrast.errors import DataError, EnvironmentFault, UsageError
 
 

@@ -12,7 +12,7 @@ import torch
 
 from kontrast.data import open_data
 from kontrast.data import store_writer as packing_module
-from kontrast.data.listing import cache_home
+from kontrast.data.cache_folder import cache_home
 from kontrast.data.pack import pack
 from kontrast.data.store import DamagedStore, open_store
 from kontrast.errors import DataError, EnvironmentFault

@@ -14,9 +14,10 @@ from PIL import Image
 
 from kontrast.data import Feeder, open_data
 from kontrast.data import stored_list as stored
+from kontrast.data.cache_folder import cache_home
 from kontrast.data.file_columns import Texts
 from kontrast.data.folder_walk import Walk
-from kontrast.data.listing import cache_home, held_out, scan_folder
+from kontrast.data.listing import held_out, scan_folder
 from kontrast.errors import DataError
 
 from support.made_images import picture

@@ -130,14 +130,15 @@ def test_labels_in_a_tar_are_only_text(tmp_path):
     [
         ("pipe:touch owned", 2),
         ("pipe:touch owned; cat x.tar", 2),
-        ("http://127.0.0.1:9/x.tar", 2),
+        ("simplecache::http://127.0.0.1:9/x.tar", 2),
+        ("reference://x.tar", 2),
         ("x-{0..99999999999}.tar", 2),
         ("x-{9..0}.tar", 2),
         ("x-{0..999}-{0..999}-{0..999}.tar", 2),
         ("x-{000..002}.tar", 3),
     ],
 )
-def test_shards_are_files_never_commands_or_addresses(tmp_path, monkeypatch, spec, code):
+def test_shards_are_never_commands_or_chained_addresses(tmp_path, monkeypatch, spec, code):
     """Exit 2 (3 for missing shards) and one line; no command runs, and nothing is downloaded or allocated."""
     monkeypatch.chdir(tmp_path)
     done = kontrast("pretrain", spec, "--device", "cpu", "--out", str(tmp_path / "run"))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from kontrast.cli import main as cli
+from kontrast.data import byte_source
 from kontrast.data import decode_workers as workers
 from kontrast.data import store_writer as packing
 from kontrast.data.decode import PLAIN
@@ -137,7 +138,7 @@ def test_a_decoding_process_that_computes_does_not_hang(shards, tmp_path, monkey
     (tmp_path / "busy.py").write_text(BUSY)
     (tmp_path / "busy.py").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "busy.py"))
-    monkeypatch.setattr(workers, "PATIENCE", 1.0)
+    monkeypatch.setattr(byte_source, "PATIENCE", 1.0)
     decoders = workers.Decoders(PLAIN, 2)
     assert workers.wait_for(decoders.submit(items), items, decoders).bad == [[0, "slow"]]
     decoders.close()
@@ -155,7 +156,7 @@ def test_a_thread_that_computes_does_not_hang(shards, tmp_path, monkeypatch):
         return np.zeros((3, 1, 1), np.uint8), ""
 
     monkeypatch.setattr(workers, "decode_file", compute)
-    monkeypatch.setattr(workers, "PATIENCE", 0.5)
+    monkeypatch.setattr(byte_source, "PATIENCE", 0.5)
     decoders = workers.Decoders(PLAIN, 1)
     assert workers.wait_for(decoders.submit(items), items, decoders).kept == [0]
     decoders.close()
@@ -163,7 +164,7 @@ def test_a_thread_that_computes_does_not_hang(shards, tmp_path, monkeypatch):
 
 def stop_longer_than_the_patience(items: list[Item]) -> int:
     """Stop this process, as Ctrl-Z does, while a worker that is stopped too has work."""
-    workers.PATIENCE = 2.0
+    byte_source.PATIENCE = 2.0
     decoders = workers.Decoders(PLAIN, 2)
     decoders.submit(items).result()
     worker = decoders._started[0].process

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import kontrast
+from kontrast.addresses import shown
 from kontrast.cli.output import Device, FloatRange, Json, MaxBad, emit, say, two_numbers, write_page
 from kontrast.training.signals import StopSignals
 
@@ -42,7 +43,7 @@ def finetune(
     as_json: Json = False,
 ) -> None:
     """Train a classifier from the encoder of RUN and labeled images; save it with its labels, a card and a report."""
-    again = shlex.join(["kontrast", *sys.argv[1:]])
+    again = shlex.join(["kontrast", *map(shown, sys.argv[1:])])
     with StopSignals(f"stopped before the classifier was saved; start again with: {again}"):
         result = kontrast.finetune(
             run, data or None, labels=labels, linear=linear, protocol=protocol, epochs=epochs, search=search,

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kontrast.addresses import shown
 from kontrast.errors import EnvironmentFault, UsageError, printable, shorten
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
@@ -36,8 +37,8 @@ def say(text: str) -> None:
 
 
 def fail(text: str, code: int) -> int:
-    """Print the error of a failed command as one line, and return its exit code."""
-    say(f"kontrast: {' '.join(str(text).split())}")
+    """Print the error of a failed command as one line without credentials, and return its exit code."""
+    say(f"kontrast: {shown(' '.join(str(text).split()))}")
     return code
 
 

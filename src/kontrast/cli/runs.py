@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import kontrast
+from kontrast.addresses import shown
 from kontrast.cli.output import Device, Engine, FloatRange, Json, MaxBad, Workers, emit, say, two_numbers, write_page
 from kontrast.errors import UsageError, refuse_pickle
 from kontrast.training.signals import StopSignals
@@ -48,7 +49,7 @@ def probe(
     as_json: Json = False,
 ) -> None:
     """Measure what the frozen encoder of RUN can do, next to raw pixels and the untrained encoder."""
-    again = shlex.join(["kontrast", *sys.argv[1:]])
+    again = shlex.join(["kontrast", *map(shown, sys.argv[1:])])
     with StopSignals(f"stopped before the probe was done; finished probes are saved; continue with: {again}"):
         results = kontrast.probe(
             run, linear_protocol(kind, protocol), data=data or None, labels=labels, device=device, seeds=seeds,

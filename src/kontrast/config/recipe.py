@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kontrast.addresses import bare
 from kontrast.config.overrides import DEEPEST
 from kontrast.config.suggest import FILLED_IN, nearest_key
 from kontrast.config.toml import parse_toml as parse_toml
@@ -74,7 +75,7 @@ class StartSettings:
 class DataSettings:
     """Which images are trained on, and how they are read."""
 
-    source: str = "digits"  # the name of a data set, or the path of a folder, of shards or of a packed store
+    source: str = "digits"  # the name of a data set, or the path or address of a folder, of shards or of a packed store
     root: str = ""  # the folder of named data sets; empty: KONTRAST_DATA, else ./data
     split: str = "train"  # the split that is trained on; probes always use train and test
     size: int = 0  # larger images are reduced to this shorter side, in pixels; 0: none; not given: what views need
@@ -96,6 +97,9 @@ class DataSettings:
     allow_small: bool = False  # shrink the batch if there are fewer images than one batch
     follow_links: bool = False  # follow symbolic links inside a folder of images
     resident: Literal["auto", "yes", "no"] = "auto"  # keep all images on the device; auto: if they fit
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", bare(self.source))  # recipes and run folders contain no credentials
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kontrast.addresses import is_address
 from kontrast.data.listing import Listing
 from kontrast.errors import DataError, EnvironmentFault
 from kontrast.files import read_bytes, read_faults
@@ -147,25 +148,36 @@ def with_captions(found: Listing, pairs: Iterable[Pair], prefix: str = "", whole
     return replace(found.take(np.array(kept)), captions=Captions.of(captions[i] for i in kept), bad=listed)
 
 
-def find_captions(folder: Path, chosen: str) -> Path:
-    """Return the file of captions of a folder of images.
+def find_captions(folder: str, chosen: str) -> Path:
+    """Return the file of captions of a folder of images; of one at an address, a copy of the file.
 
     Args:
         folder: the source.
         chosen: the file, absolute or inside the folder; "auto" for the first of `NAMES` in the folder.
     """
+    if is_address(folder) and not os.path.isabs(chosen):
+        from kontrast.data.remote_copies import copy_file
+        from kontrast.data.remote_listing import list_objects
+
+        name = _choose(folder, chosen, set(list_objects(folder).names).__contains__)
+        return copy_file(f"{folder}/{name}")
+    return Path(folder, _choose(folder, chosen, lambda name: os.path.isfile(os.path.join(folder, name))))
+
+
+def _choose(folder: str, chosen: str, exists: Callable[[str], bool]) -> str:
+    """The file of captions, if it exists: the chosen one or, with "auto", the first of `NAMES`."""
     if chosen != "auto":
-        path = folder / chosen
-        if not path.is_file():
+        if not exists(chosen):
+            path = os.path.join(folder, chosen)
             raise DataError(f"data.captions: there is no file {path}: give a path inside {folder}, or an absolute one")
-        return path
-    path = next((folder / name for name in NAMES if (folder / name).is_file()), folder)
-    if path == folder:
+        return chosen
+    name = next(filter(exists, NAMES), None)
+    if name is None:
         raise DataError(
             f"{folder} has no captions: put captions.csv with the columns file,caption beside the images, or name the "
             "file with data.captions=FILE"
         )
-    return path
+    return name
 
 
 def read_captions(path: Path) -> Iterator[Pair]:

@@ -8,10 +8,7 @@ keeps its own channels and depth, as `raw_image.keep_form` says.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
-import os
-import stat
 import warnings
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -20,17 +17,17 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from kontrast.data import array_files, dicom_files, png_files, tiff_files
+from kontrast.data.byte_source import MAX_BYTES, open_bytes
+from kontrast.data.byte_source import ChangedFile as ChangedFile
 from kontrast.data.limits import ORDINARY, PLAIN, BadImage, Form, Limits
 from kontrast.data.raw_image import Header, RawImage, as_picture, keep_form, scale_floats
 from kontrast.data.video_frames import frame_size, frame_times, read_frame, split_frame
 from kontrast.errors import KontrastError
-from kontrast.operating_system import NO_WAIT
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 ORIENTATION = 0x0112
 """The EXIF tag."""
-MAX_BYTES = 1 << 29
 HEAD = 132
 """Bytes from which the kind of a file is known."""
 GRAY = ("1", "L", "LA", "La")
@@ -40,10 +37,6 @@ _MAGIC = (
     (b"<?xml", "XML"), (b"<svg", "SVG"), (b"%PDF", "PDF"), (b"PK\x03\x04", "a zip archive"), (b"\x1f\x8b", "gzip data"),
     (b"\x7fELF", "a program"), (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"), (b"8BPS", "a Photoshop file"),
 )  # fmt: skip
-
-
-class ChangedFile(Exception):
-    """A file whose size or date is not the one that was listed."""
 
 
 def decode_file(
@@ -56,9 +49,9 @@ def decode_file(
     """
     path, time = split_frame(path)
     if time is not None:
-        with _open(path, offset, length, stamp, most=None) as file, _bad_if_damaged(file, limits):
+        with open_bytes(path, offset, length, stamp, most=None) as file, _bad_if_damaged(file, limits):
             return pixels_of(read_frame(file, time), limits)
-    with _open(path, offset, length, stamp) as file:
+    with open_bytes(path, offset, length, stamp) as file:
         content = file.read(length)
     return decode(content, limits)
 
@@ -94,25 +87,35 @@ def _read_raw(source: BinaryIO, head: bytes, limits: Limits, deep: bool) -> RawI
     return raw
 
 
-def read_sides(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[int, int]:
+def read_sides(
+    path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN, stamp: tuple[int, int] | None = None
+) -> tuple[int, int]:
     """The shorter and the longer side that an image will have when it is decoded, from its header alone.
 
     EXIF orientation may swap height and width, and for PNG Pillow decodes the whole image to learn it: so the sides
     come sorted.
     """
-    header = read_header(path, offset, length, limits, deep=limits.form is not None)
+    header = read_header(path, offset, length, limits, stamp, deep=limits.form is not None)
     limits.check_size(header.width, header.height)
     shorter, longer = sorted(limits.fit(header.width, header.height))
     return shorter, longer
 
 
-def read_header(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN, deep: bool = True) -> Header:
+def read_header(
+    path: str,
+    offset: int = 0,
+    length: int = -1,
+    limits: Limits = PLAIN,
+    stamp: tuple[int, int] | None = None,
+    *,
+    deep: bool = True,
+) -> Header:
     """Size, type and channels of an image file or of the frames of a video. Raises `BadImage`.
 
     deep: what the file has; False: what Pillow makes of a TIFF or PNG file.
     """
     path, time = split_frame(path)
-    with _open(path, offset, length, most=MAX_BYTES if time is None else None) as file:
+    with open_bytes(path, offset, length, stamp, MAX_BYTES if time is None else None) as file:
         source = file if length < 0 else io.BytesIO(file.read(length))
         with _bad_if_damaged(source, limits):
             if time is not None:
@@ -129,7 +132,7 @@ def read_header(path: str, offset: int = 0, length: int = -1, limits: Limits = P
 
 def list_frames(path: str, every: float) -> list[float]:
     """The times of the frames of a video that are images, in seconds. Raises `BadImage`."""
-    with _open(path, 0, -1, most=None) as file, _bad_if_damaged(file, PLAIN):
+    with open_bytes(path, most=None) as file, _bad_if_damaged(file, PLAIN):
         return frame_times(file, every)
 
 
@@ -147,30 +150,6 @@ def _header_of(image: Image.Image) -> Header:
     if image.mode in ("I", "F"):
         return Header(width, height, Form("float32", 1))
     return Header(width, height, Form("uint8", 1 if image.mode in GRAY else 3), True)
-
-
-@contextlib.contextmanager
-def _open(
-    path: str, offset: int, length: int, stamp: tuple[int, int] | None = None, most: int | None = MAX_BYTES
-) -> Iterator[BinaryIO]:
-    """A regular file of at most `most` bytes, opened at `offset`; what the system refuses becomes `BadImage`."""
-    try:
-        # O_NONBLOCK: a named pipe must not wait for a writer, who may never come.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BadImage("not a regular file")
-            if stamp is not None and stamp != (status.st_size, status.st_mtime_ns):
-                raise ChangedFile
-            size = length if length >= 0 else status.st_size
-            if most is not None and size > most:
-                raise BadImage(f"{size:,} bytes: more than {most:,}")
-            if offset + size > status.st_size:
-                raise BadImage("the archive ends before the file does")
-            file.seek(offset)
-            yield file
-    except OSError as error:
-        raise BadImage(f"{os.strerror(error.errno or errno.EIO)} ({error.errno})", error.errno) from None
 
 
 @contextlib.contextmanager

@@ -21,22 +21,24 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from kontrast.data.decode import ChangedFile, decode_file
+from kontrast.addresses import known_credentials, remember
+from kontrast.data.byte_source import patience
+from kontrast.data.decode import ChangedFile, decode, decode_file
 from kontrast.data.file_columns import Item
 from kontrast.data.limits import BadImage, Form, Limits
-from kontrast.errors import EnvironmentFault
+from kontrast.errors import DataError, EnvironmentFault, StorageFault, printable
 from kontrast.import_path import python_environment
 from kontrast.operating_system import blocked_signals, ignore_signals, usable_cores
 
 T = TypeVar("T")
+Decoded = tuple[np.ndarray, str]
+"""uint8 [3,h,w], and a note on what was done to the image."""
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-PATIENCE = 120.0
-"""Seconds in which no worker reads or computes anything, after which the storage is taken to hang.
-KONTRAST_STORAGE_TIMEOUT overrides it."""
 SIGN_EVERY = 1.0
 """Seconds between two signs of life: a chunk of large images may take minutes."""
 IN_PROCESS = 512
@@ -55,6 +57,7 @@ class Chunk:
         notes: how often something noteworthy was done.
         lost: positions of the bad items that the operating system could not read.
         changed: positions of the items whose file is not the one that was listed.
+        fault: why the storage does not answer, which ends the work; or "".
     """
 
     pixels: bytes = b""
@@ -64,6 +67,7 @@ class Chunk:
     notes: Counter[str] = field(default_factory=Counter)
     lost: list[int] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)
+    fault: str = ""
 
     def arrays(self, form: Form) -> Iterator[np.ndarray]:
         """The images one by one, [C,h,w] each."""
@@ -82,12 +86,14 @@ def decode_chunk(
     compare: check that each file still has the size and date that were listed.
     """
     chunk, parts = Chunk(), []
-    for position, item in enumerate(items):
+    for position, decoded in enumerate(_decoders_of(items, limits, compare)):
         if position:
             show_life()
         try:
-            stamp = (item.size, item.mtime) if compare else None
-            pixels, note = decode_file(item.path, item.offset, item.length, limits, stamp)
+            pixels, note = decoded()
+        except StorageFault as error:
+            chunk.fault = str(error)
+            break
         except ChangedFile:
             chunk.changed.append(position)
             continue
@@ -103,6 +109,34 @@ def decode_chunk(
             chunk.notes[note] += 1
     chunk.pixels = b"".join(parts)
     return chunk
+
+
+def _decoders_of(items: Sequence[Item], limits: Limits, compare: bool) -> Iterator[Callable[[], Decoded]]:
+    """For each item, a function that decodes it. Objects at addresses are read ahead by threads meanwhile."""
+    if any(item.in_table for item in items):
+        from kontrast.data.table_cells import read_cells
+
+        yield from (partial(_decode_cell, content, limits) for content in read_cells(items))
+        return
+    if not any(item.is_remote for item in items):
+        for item in items:
+            yield partial(decode_file, item.path, item.offset, item.length, limits, item.stamp if compare else None)
+        return
+    from kontrast.data.remote_files import READERS, read_object, readers
+
+    reading = (readers().submit(read_object, item.path, item.offset, item.length, item.stamp) for item in items)
+    for content in run_ahead(reading, READERS):
+        yield partial(_decode_read, content, limits)
+
+
+def _decode_read(content: Future[bytes], limits: Limits) -> Decoded:
+    return decode(content.result(), limits)
+
+
+def _decode_cell(content: bytes | Exception, limits: Limits) -> Decoded:
+    if isinstance(content, Exception):
+        raise content
+    return decode(content, limits)
 
 
 def serve() -> None:
@@ -128,6 +162,7 @@ def serve() -> None:
     for line in sys.stdin.buffer:
         task = json.loads(line)
         items = [Item(*fields) for fields in task["items"]]
+        remember(task.get("credentials", {}))
         chunk = decode_chunk(items, Limits(**task["limits"]), show_life, task.get("compare", False))
         head = {**vars(chunk), "pixels": len(chunk.pixels)}
         send(json.dumps(head).encode() + b"\n", chunk.pixels)
@@ -153,6 +188,7 @@ class Worker:
         assert stdin is not None and stdout is not None
         fields = [(i.name, i.path, i.offset, i.length, i.size, i.mtime) for i in items]
         task = {"items": fields, "limits": asdict(limits), "compare": compare}
+        task["credentials"] = known_credentials()
         head, pixels = {"pixels": 1}, b""  # stays so if the process has died
         with contextlib.suppress(OSError):
             stdin.write(json.dumps(task).encode() + b"\n")
@@ -232,6 +268,13 @@ def _kill(pool: ThreadPoolExecutor, workers: list[Worker]) -> None:
             worker.process.wait(timeout=1)
 
 
+def checked(chunk: Chunk) -> Chunk:
+    """The chunk, unless the storage did not answer while it was read."""
+    if chunk.fault:
+        raise StorageFault(chunk.fault)
+    return chunk
+
+
 def wait_for(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -> Chunk:
     """Wait for a decoded chunk. If no worker reads or computes anything for long, kill them and name the files.
 
@@ -242,20 +285,13 @@ def wait_for(future: Future[Chunk], items: Sequence[Item], decoders: Decoders) -
     while silence < patience():
         wait = min(1.0, patience() / 10)
         with contextlib.suppress(TimeoutError):
-            return future.result(timeout=wait)
+            return checked(future.result(timeout=wait))
         now = decoders.progress()
         silence, before = silence + wait if now == before else 0.0, now
     decoders.kill()
     names = f"{items[0].name} .. {items[-1].name}"
     advice = "KONTRAST_STORAGE_TIMEOUT sets how long to wait"
     raise EnvironmentFault(f"nothing was read in {patience():g} s at {names}: storage hangs? ({advice})")
-
-
-def patience() -> float:
-    """Return after how many seconds without any progress the storage is taken to hang."""
-    with contextlib.suppress(KeyError, ValueError):
-        return max(1.0, float(os.environ["KONTRAST_STORAGE_TIMEOUT"]))
-    return PATIENCE
 
 
 def activity(task: str) -> tuple[object, ...]:
@@ -285,14 +321,22 @@ def decode_all(
     workers = workers or usable_cores()
     if workers == 1 or len(items) - start * chunk < IN_PROCESS:
         for n in numbers:
-            yield n, decode_chunk(pieces(n), limits)
+            yield n, _unchanged(checked(decode_chunk(pieces(n), limits)), pieces(n))
         return
     decoders = Decoders(limits, min(workers, len(numbers)))
     try:
         for n, future in run_ahead(((n, decoders.submit(pieces(n))) for n in numbers), 2 * decoders.workers - 1):
-            yield n, wait_for(future, pieces(n), decoders)
+            yield n, _unchanged(wait_for(future, pieces(n), decoders), pieces(n))
     finally:
         decoders.close()
+
+
+def _unchanged(chunk: Chunk, items: Sequence[Item]) -> Chunk:
+    """The chunk, unless an object at an address is another one than was listed."""
+    if chunk.changed:
+        name = printable(items[chunk.changed[0]].name)
+        raise DataError(f"{name} was modified after it was listed; repeat the command, which lists the images anew")
+    return chunk
 
 
 def run_ahead(items: Iterable[T], count: int) -> Iterator[T]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections import Counter
 
-from kontrast.data.decode import read_header
+from kontrast.data.decode import ChangedFile, read_header
 from kontrast.data.limits import ORDINARY, BadImage, Form
 from kontrast.data.listing import Listing
 from kontrast.data.raw_image import Header
@@ -42,8 +42,8 @@ def _sample_headers(found: Listing, options: Options) -> list[tuple[str, Header]
     count, headers = min(SAMPLED, len(found.items)), []
     for number in range(count):
         item = found.items[number * len(found.items) // count]
-        with contextlib.suppress(BadImage):
-            header = read_header(item.path, item.offset, item.length, options.limits)
+        with contextlib.suppress(BadImage, ChangedFile):
+            header = read_header(item.path, item.offset, item.length, options.limits, item.stamp_to_check())
             headers.append((item.name, header))
             if header.ordinary and options.depth == "auto":
                 break

@@ -14,15 +14,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kontrast.addresses import is_address
 from kontrast.counters import mix
 
 CHUNK = 65_536
 """Images whose names and numbers are made at once when all of them are visited."""
 
 
+TABLE = "\0"
+"""Separates the parts of the path of an image in a table; no file's path contains it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One encoded image: a whole file, or `length` bytes of a shard from `offset`. size and mtime reveal a change."""
+    """One encoded image: a whole file, or `length` bytes of a shard from `offset`. size and mtime reveal a change.
+
+    An object at an address has a hash of its version as its mtime.
+    """
 
     name: str
     path: str
@@ -30,6 +38,25 @@ class Item:
     length: int = -1
     size: int = 0
     mtime: int = 0
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the image is an object at an address, or a part of one."""
+        return is_address(self.path)
+
+    def stamp_to_check(self, compare: bool = False) -> tuple[int, int] | None:
+        """What is compared when the image is read: always of objects and tables, which need it to find their bytes in
+        the cache; of files if `compare` is set."""
+        return self.stamp if compare or self.is_remote or self.in_table else None
+
+    @property
+    def in_table(self) -> bool:
+        """Whether the image is in a cell of a table."""
+        return TABLE in self.path
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        return self.size, self.mtime
 
 
 def to_bytes(text: str) -> bytes:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from kontrast.addresses import is_address
 from kontrast.data.decode import SUFFIXES
 from kontrast.errors import DataError, printable
 
@@ -132,6 +133,10 @@ def images_and_folders(folder: str) -> list[os.DirEntry[str]]:
 
 def class_folders(root: str, follow_links: bool = False, suffixes: tuple[str, ...] = SUFFIXES) -> list[str]:
     """The names of the sub-folders that contain an image: the classes of a labelled folder."""
+    if is_address(root):
+        from kontrast.data.remote_listing import image_folders
+
+        return image_folders(root, suffixes)
     folders = [e for e in images_and_folders(root) if e.is_dir(follow_symlinks=follow_links)]
     return sorted((e.name for e in folders if first_image(e.path, follow_links, suffixes)), key=os.fsencode)
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kontrast.addresses import is_address
 from kontrast.data.bad_images import check_listing, none_readable
 from kontrast.data.decode import ChangedFile, decode_file
 from kontrast.data.decode_workers import Chunk, Decoders, wait_for
-from kontrast.data.file_columns import Item, Items
+from kontrast.data.file_columns import TABLE, Item, Items
 from kontrast.data.image_set import VariedImages
 from kontrast.data.limits import BadImage, Limits
 from kontrast.data.listing import Listing
@@ -43,7 +44,9 @@ class Reader:
         self.checked = len(self.bad)
         self.decoders = Decoders(limits, workers, compare=listing.unverified)
         self.failed: dict[int, list[str]] = {}
-        shards = {os.path.dirname(path) for path in listing.items.shard_paths}
+        shards = {
+            os.path.dirname(path) for path in listing.items.shard_paths if not (is_address(path) or TABLE in path)
+        }
         self.mounts = {place: os.stat(place or ".").st_dev for place in shards}  # a folder counts as one mount, 0
 
     def record(self, item: Item, reason: str, lost: bool = False) -> None:
@@ -155,7 +158,7 @@ class LazyImages(VariedImages):
         if item.name in self.reader.known:
             return None
         try:
-            stamp = (item.size, item.mtime) if self.reader.compare else None
+            stamp = item.stamp_to_check(self.reader.compare)
             pixels, _ = decode_file(item.path, item.offset, item.length, self.reader.limits, stamp)
         except ChangedFile:
             self.reader.refuse_changed(item)

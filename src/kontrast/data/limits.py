@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kontrast.data.byte_source import BadImage as BadImage
 from kontrast.errors import UsageError
 
 MAX_PIXELS = 64_000_000
@@ -17,14 +18,6 @@ PAGES = ("first", "channels")
 DTYPES = ("uint8", "uint16", "float32")
 """The types of values that images are kept in."""
 MOST_CHANNELS = 4096
-
-
-class BadImage(Exception):
-    """A file that can't be decoded: the reason, and the errno if the operating system reported one."""
-
-    def __init__(self, reason: str, number: int | None = None):
-        super().__init__(reason)
-        self.reason, self.errno = reason, number
 
 
 class Form(NamedTuple):

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kontrast.addresses import is_address
+from kontrast.data.cache_folder import cache_home
 from kontrast.data.decode import list_frames
 from kontrast.data.dicom_files import require_pydicom
 from kontrast.data.file_columns import ColumnWriter, Items, row_type, to_bytes
@@ -26,10 +27,10 @@ from kontrast.data.file_columns import Item as Item
 from kontrast.data.file_kinds import FILE_KINDS, kinds_to_try
 from kontrast.data.folder_walk import Walk
 from kontrast.data.limits import BadImage
+from kontrast.data.remote_listing import list_images
 from kontrast.data.stored_list import STORED_FROM, StoredList, list_into, locked, open_stored
 from kontrast.data.video_frames import frame_name, split_frame
 from kontrast.errors import DataError, EnvironmentFault, UsageError
-from kontrast.operating_system import user_id
 from kontrast.registry import nearest
 
 if TYPE_CHECKING:
@@ -161,23 +162,6 @@ def check_split(source: str, split: str, allowed: Sequence[str]) -> None:
         raise UsageError(f"{source} has no split {split!r}: {nearest(split, allowed)}")
 
 
-def cache_home() -> Path:
-    """The folder for packed stores and shard indexes: KONTRAST_CACHE, else the user's cache, else (for a user without a
-    home folder, as in some containers) a private folder in the temporary directory."""
-    if place := os.environ.get("KONTRAST_CACHE"):
-        return Path(place)
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not user.startswith("~"):
-        return Path(user, "kontrast")
-    private = Path(tempfile.gettempdir(), f"kontrast-{user_id()}")
-    with contextlib.suppress(OSError):
-        private.mkdir(mode=0o700, exist_ok=True)
-        if user_id() in (None, private.lstat().st_uid):  # another user could put images into theirs
-            return private
-    reason = "belongs to another user or can't be created"
-    raise EnvironmentFault(f"no cache: this user has no home, and {private} {reason}; set KONTRAST_CACHE")
-
-
 def scan_folder(
     root: str, follow_links: bool = False, *, verify: bool = True, listed: Callable[[int], None] = lambda count: None,
     files: str = "auto", every: float = 1.0,
@@ -217,6 +201,9 @@ def _scan_kind(
     root: str, follow_links: bool, verify: bool, listed: Callable[[int], None], kind: str, every: float
 ) -> Listing:
     """List the files of one kind; there may be none."""
+    if is_address(root):
+        columns, bad, others = list_images(root, FILE_KINDS[kind], every if kind == "video" else None)
+        return _readable(Listing(root, Items(columns), bad=bad, notes=others, kind=kind))
     place = None if kind == "video" else _stored_place(root, follow_links, kind)
     stored = None if place is None else open_stored(place, verify)
     if stored is None:

@@ -49,7 +49,7 @@ def sample_decoding(found: Listing, limits: Limits) -> tuple[float, float]:
     for number in range(count):
         item = found.items[number * len(found.items) // count]
         with contextlib.suppress(BadImage):
-            total += decode_file(item.path, item.offset, item.length, limits)[0].nbytes
+            total += decode_file(item.path, item.offset, item.length, limits, item.stamp_to_check())[0].nbytes
             read += 1
     return (read / max(time.thread_time() - start, 1e-9), total / read) if read else (0.0, 0.0)
 

@@ -2,12 +2,13 @@
 `000042.cls`, and if captions are wanted `000042.txt` or `000042.json`.
 
 A shard is indexed once, in the cache, and read by offset. Nothing is extracted or unpickled, no member's name becomes a
-path, and shards are files, never commands or addresses.
+path, and shards are files or objects at addresses, never commands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -20,15 +21,19 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 
+from kontrast.addresses import absolute, is_address
+from kontrast.data.cache_folder import cache_home
 from kontrast.data.captions import TEXT_COLUMNS, Pair, clean, with_captions
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.file_columns import Columns, Items, Shards, Texts
 from kontrast.data.folder_walk import entries, first_image
-from kontrast.data.listing import Listing, cache_home
+from kontrast.data.listing import Listing
+from kontrast.data.remote_files import HeaderFile, Refused, State, state_of
+from kontrast.data.remote_listing import list_objects
 from kontrast.errors import DataError, EnvironmentFault, UsageError, printable
 from kontrast.files import write_atomic
 
@@ -57,24 +62,40 @@ class ShardIndex:
 def is_shards(spec: str) -> bool:
     """Whether a source is tar files. A folder with tar files and images is refused: it may be a set of images beside
     the archive that they came in."""
-    path = Path(spec)
-    if path.is_dir():
+    if os.path.isdir(spec):
         tar = next((entry.name for entry in entries(spec) if entry.name.endswith(".tar")), None)
         if tar is not None and (picture := first_image(spec)) is not None:
-            raise DataError(
-                f"{spec} contains both shards ({printable(tar)}) and images ({printable(picture)}): name the shards "
-                f"themselves ({spec}/NAME-{{000..099}}.tar), or move the .tar files elsewhere"
-            )
+            raise both_kinds(spec, tar, picture)
         return tar is not None
+    return names_shards(spec)
+
+
+def names_shards(spec: str) -> bool:
+    """Whether a source that is no folder names tar files."""
     return spec.endswith(".tar") or spec.startswith("pipe:") or bool(_BRACES.search(spec))
 
 
+def both_kinds(spec: str, tar: str, picture: str) -> DataError:
+    """The error about a folder with a tar file and a picture."""
+    return DataError(
+        f"{spec} contains both shards ({printable(tar)}) and images ({printable(picture)}): name the shards "
+        f"themselves ({spec}/NAME-{{000..099}}.tar), or move the .tar files elsewhere"
+    )
+
+
 def expand(spec: str) -> list[str]:
-    """The paths of the shards that a tar file, a folder of tar files or `train-{0000..0099}.tar` means, in order."""
-    if spec.startswith("pipe:") or "://" in spec:
-        raise UsageError(f"{spec!r}: shards are files; commands and addresses are not run or fetched")
+    """The shards that a tar file, a folder of tar files or `train-{0000..0099}.tar` means, in order."""
+    if spec.startswith("pipe:"):
+        raise UsageError(f"{spec!r}: shards are files or addresses; commands are not run")
     if os.path.isdir(spec):
         return sorted(entry.path for entry in entries(spec) if entry.name.endswith(".tar") and entry.is_file())
+    if is_address(spec) and not names_shards(spec):
+        return [f"{spec}/{name}" for name in list_objects(spec).names if name.endswith(".tar") and "/" not in name]
+    return expand_braces(spec)
+
+
+def expand_braces(spec: str) -> list[str]:
+    """What a pattern such as `train-{0000..0099}.tar` means, in order."""
     total = math.prod(max(0, int(high) - int(low) + 1) for low, high in _BRACES.findall(spec))
     if not 0 < total <= MAX_SHARDS:
         raise UsageError(f"the ranges in {spec!r}: give increasing ones, and at most {MAX_SHARDS:,} shards in all")
@@ -89,11 +110,12 @@ def expand(spec: str) -> list[str]:
 def scan_shards(spec: str, captions: bool = False) -> Listing:
     """List all images of all shards with their labels, and with their captions if they are wanted."""
     shards = expand(spec)
-    missing = [shard for shard in shards if not os.path.isfile(shard)]
-    if missing:
-        raise DataError(f"{len(missing)} of {len(shards)} shards of {spec} are missing, the first {missing[0]}")
     with ThreadPoolExecutor(SCANNERS) as pool:  # they mostly wait for storage
-        indexed = list(pool.map(partial(_load_index, captions=captions), shards))
+        states = list(pool.map(_state, shards))
+        missing = [shard for shard, state in zip(shards, states) if state is None]
+        if missing:
+            raise DataError(f"{len(missing)} of {len(shards)} shards of {spec} are missing, the first {missing[0]}")
+        indexed = list(pool.map(partial(_load_index, captions=captions), shards, cast(list[State], states)))
     prefixes = _name_prefixes(shards)
     pairs: list[Pair] = []
     labels: list[str | None] = []
@@ -108,18 +130,18 @@ def scan_shards(spec: str, captions: bool = False) -> Listing:
         notes.update(found.notes)
     if not labels:
         raise DataError(f"no images in the {len(shards)} shards of {spec}: {dict(notes) or bad or 'they are empty'}")
-    listing = Listing(spec, Items(_columns(shards, prefixes, indexed)), *_number_labels(labels), bad, notes)
+    listing = Listing(spec, Items(_columns(shards, prefixes, indexed)), *number_labels(labels), bad, notes)
     return with_captions(listing, pairs) if captions else listing
 
 
-def _columns(shards: list[str], prefixes: list[str], indexed: list[tuple[os.stat_result, ShardIndex]]) -> Columns:
+def _columns(shards: list[str], prefixes: list[str], indexed: list[tuple[State, ShardIndex]]) -> Columns:
     """Where the members that are images lie."""
     stems = [len(os.path.basename(shard)) for shard in shards]
     base = Texts.of(name[stem:] for stem, (_, found) in zip(stems, indexed) for name, _, _ in found.items)
     counts = [len(found.items) for _, found in indexed]
     folder = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
     places = np.array([member[1:] for _, found in indexed for member in found.items], np.int64)
-    states = np.array([(status.st_size, status.st_mtime_ns) for status, _ in indexed], np.int64)
+    states = np.array([state for state, _ in indexed], np.int64)
     archives = Shards(shards, states[:, 0], states[:, 1])
     return Columns(base, folder, places[:, 0].copy(), places[:, 1].copy(), prefixes, shards=archives)
 
@@ -130,38 +152,58 @@ def _name_prefixes(shards: list[str]) -> list[str]:
     names = [os.path.basename(shard) for shard in shards]
     if len(set(names)) == len(names):
         return names
-    places = [os.path.abspath(shard) for shard in shards]
+    places = [os.path.abspath(shard.rpartition("://")[2]) for shard in shards]
     top = os.path.commonpath(places)
     return [os.path.relpath(place, top).replace(os.sep, "/") for place in places]
 
 
-def _load_index(shard: str, captions: bool) -> tuple[os.stat_result, ShardIndex]:
+def _state(shard: str) -> State | None:
+    """The size and date of a shard, or the version of one at an address; None if there is no such file."""
+    if not is_address(shard):
+        status = os.stat(shard) if os.path.isfile(shard) else None
+        return None if status is None else State(status.st_size, status.st_mtime_ns)
+    try:
+        return state_of(shard)
+    except Refused as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise DataError(f"can't read {shard}: {error.reason}") from None
+
+
+def _load_index(shard: str, state: State, captions: bool) -> tuple[State, ShardIndex]:
     """The index of a shard, from the cache if the shard has not changed since; else it is made and cached."""
-    status = os.stat(shard)
-    digest = hashlib.sha256(os.path.abspath(shard).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    digest = hashlib.sha256(absolute(shard).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     place = cache_home() / "indexes" / f"{digest}{'-captions' * captions}.json.gz"
-    stamp = [VERSION, status.st_size, status.st_mtime_ns]
+    stamp = [VERSION, *state]
     try:
         with gzip.open(place, "rb") as file:
             cached = json.load(file)
         if cached["stamp"] == stamp:
             bad = [(name, reason) for name, reason in cached["bad"]]
             texts = {key: [(text, why) for text, why in all_of] for key, all_of in cached.get("captions", {}).items()}
-            return status, ShardIndex(cached["items"], cached["labels"], bad, cached["notes"], texts)
+            return state, ShardIndex(cached["items"], cached["labels"], bad, cached["notes"], texts)
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         pass  # there is none yet, or it is damaged
-    found = _index(shard, captions)
+    with _open_shard(shard, state) as file:
+        found = _index(os.path.basename(shard), file, state.size, captions)
     with contextlib.suppress(OSError, EnvironmentFault):  # without a cache, shards are only indexed every time
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(place, gzip.compress(json.dumps({"stamp": stamp, **vars(found)}).encode(), 1))
-    return status, found
+    return state, found
 
 
-def _index(shard: str, captions: bool) -> ShardIndex:
-    """Index the members of a shard. An archive that is cut short gives what comes before the cut, and one bad entry."""
-    found, stem, whole = ShardIndex(), os.path.basename(shard), os.path.getsize(shard)
+def _open_shard(shard: str, state: State) -> BinaryIO:
+    return cast(BinaryIO, HeaderFile(shard, state)) if is_address(shard) else open(shard, "rb")
+
+
+def _index(stem: str, file: BinaryIO, whole: int, captions: bool) -> ShardIndex:
+    """Index the members of a shard from its headers and labels alone; their names begin with `stem`.
+
+    An archive that is cut short gives what comes before the cut, and one bad entry.
+    """
+    found = ShardIndex()
     try:
-        with tarfile.open(shard, "r:") as tar:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps every header in memory
                 suffix = os.path.splitext(member.name)[1].lower()
@@ -183,10 +225,9 @@ def _index(shard: str, captions: bool) -> ShardIndex:
                 elif suffix not in IGNORED_SUFFIXES:
                     found.notes["members of other kinds"] += 1
             # tarfile takes a damaged header for the end of the archive; the real end is a block of zeros.
-            with open(shard, "rb") as file:
-                file.seek(tar.offset)
-                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                    found.bad.append((stem, "the archive is cut or damaged: it has no end"))
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                found.bad.append((stem, "the archive is cut or damaged: it has no end"))
     except (tarfile.TarError, OSError, EOFError) as error:
         found.bad.append((stem, f"the archive is cut or damaged: {error}"))
     return found
@@ -212,7 +253,7 @@ def _key(name: str) -> str:
     return folder + slash + last.split(".", 1)[0]
 
 
-def _number_labels(given: list[str | None]) -> tuple[np.ndarray | None, list[str] | None]:
+def number_labels(given: list[str | None]) -> tuple[np.ndarray | None, list[str] | None]:
     """Labels and class names, if every image has a label: numbers stay, words are numbered alphabetically."""
     if any(label is None for label in given) or len(set(given)) < 2:
         return None, None

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kontrast.addresses import is_address
 from kontrast.data.captions import find_captions, read_captions, with_captions
 from kontrast.data.file_kinds import FILE_KINDS
 from kontrast.data.folder_walk import class_folders, entries
@@ -21,6 +22,7 @@ from kontrast.data.listing import TEST_NAMES, Listing, check_split, scan_folder
 from kontrast.data.named_sets import CAPTIONED, SOURCES, data_root
 from kontrast.data.paths import Source
 from kontrast.data.shards import scan_shards
+from kontrast.data.table_listing import scan_dataset, scan_tables, split_of_file, table_files
 from kontrast.errors import DataError, UsageError
 from kontrast.registry import nearest
 
@@ -61,22 +63,41 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
         return found, found.has_test if isinstance(found, ImageSet) else True
     if source.kind == "shards":
         return _divide(scan_shards(source.spec, bool(options.captions)), split, options)
+    if source.kind == "tables":
+        return _find_in_tables(source, split, options)
+    if source.kind == "dataset":
+        found, is_split = scan_dataset(source.spec, split, bool(options.captions))
+        return (found, True) if is_split else _divide(found, split, options)
     if source.kind == "split folder":
         check_split(source.spec, split, ("train", *TEST_NAMES))
         part = split if split == "train" or split in source.tests else source.tests[0]
-        listed = _scan(source.path / part, options)
+        listed = _scan(source.inner(part), options)
         listed = _with_train_classes(listed, source.train, options.follow_links)
         return _captioned(listed, source, options, f"{part}/", whole=False), True
     if source.kind in ("folder", "train folder"):
         return _divide(_captioned(_scan(source.train, options), source, options, "train/"), split, options)
     if source.kind in ("store", "store split"):
         raise UsageError(f"{source.spec} is a packed store already: give the images that it was made of")
+    if is_address(source.spec):
+        raise DataError(f"nothing is found at {source.spec}: check the address, and whose credentials are used")
     raise DataError(f"no folder {source.spec!r}{_suggestion(source.path)}; or a named set: {', '.join(SOURCES)}")
 
 
-def _scan(folder: Path, options: Options) -> Listing:
+def _find_in_tables(source: Source, split: str, options: Options) -> tuple[Listing, bool]:
+    """The images in Parquet files, which may be of several splits by their names."""
+    files = table_files(source.spec)
+    parts = {part: [path for path in files if split_of_file(path) == part] for part in ("train", *TEST_NAMES)}
+    tests = [name for name in TEST_NAMES if parts[name]]
+    if not (parts["train"] and tests):
+        return _divide(scan_tables(source.spec, files, bool(options.captions)), split, options)
+    check_split(source.spec, split, ("train", *TEST_NAMES))
+    part = split if parts.get(split) else tests[0]
+    return scan_tables(source.spec, parts[part], bool(options.captions)), True
+
+
+def _scan(folder: str, options: Options) -> Listing:
     return scan_folder(
-        str(folder), options.follow_links, verify=options.verify, listed=options.listed,
+        folder, options.follow_links, verify=options.verify, listed=options.listed,
         files=options.files, every=options.every,
     )  # fmt: skip
 
@@ -85,13 +106,15 @@ def _captioned(listed: Listing, source: Source, options: Options, prefix: str, w
     """The listing with the captions of its folder, if they are wanted."""
     if not options.captions:
         return listed
-    return with_captions(listed, read_captions(find_captions(source.path, options.captions)), prefix, whole)
+    return with_captions(listed, read_captions(find_captions(source.spec, options.captions)), prefix, whole)
 
 
 def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
     """The folder inside the source that image names are relative to; "" for the source itself."""
     if isinstance(found, ImageSet) or source.kind == "named":
         return split
+    if source.kind in ("tables", "dataset"):
+        return split if split != "all" else ""
     inner = os.path.relpath(found.root, source.spec)
     return "" if inner == "." else inner
 
@@ -122,9 +145,9 @@ def options_of(origin: dict[str, Any], options: Options) -> Options:
     raise DataError("its manifest does not say how it was packed")
 
 
-def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Listing:
+def _with_train_classes(listed: Listing, train: str, follow_links: bool) -> Listing:
     """The listing with the class numbers of the train folder, even if this folder lacks some of the classes."""
-    classes = class_folders(str(train), follow_links, FILE_KINDS[listed.kind])
+    classes = class_folders(train, follow_links, FILE_KINDS[listed.kind])
     folders = set(listed.items.top_folders().values())
     if listed.labels is None and ("" in folders or len(classes) < 2):
         return listed

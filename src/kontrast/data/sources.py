@@ -7,31 +7,36 @@ import hashlib
 import json
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
+from kontrast.addresses import absolute, is_address
 from kontrast.data.bad_images import check_listing, none_readable
-from kontrast.data.decode import read_sides
+from kontrast.data.cache_folder import cache_home
+from kontrast.data.decode import ChangedFile, read_sides
 from kontrast.data.decode_workers import decode_all
 from kontrast.data.depth import with_form
+from kontrast.data.file_columns import Item
 from kontrast.data.image_set import ImageSet
 from kontrast.data.lazy_images import LazyImages
 from kontrast.data.limits import BadImage, Form, Limits
-from kontrast.data.listing import Listing, cache_home
+from kontrast.data.listing import Listing
 from kontrast.data.named_sets import SOURCES as SOURCES
 from kontrast.data.packing_estimate import announce_packing
 from kontrast.data.paths import Source, describe_source
+from kontrast.data.remote_files import readers
 from kontrast.data.source_files import Options, ProgressCallback, find_images, names_folder, options_of, origin_of
-from kontrast.data.store import DamagedStore, is_store, open_store, read_manifest, shape_images
+from kontrast.data.store import MANIFEST, DamagedStore, is_store, open_store, read_manifest, shape_images
 from kontrast.data.store_writer import CHUNK, pack_split
 from kontrast.errors import DataError, UsageError
 from kontrast.operating_system import free_memory as _free_memory
 from kontrast.registry import nearest
 
+T = TypeVar("T")
 IN_MEMORY = 1024
 """Fewer files than this are decoded into memory; more are decoded once, into a packed store."""
 ANNOUNCED = 20_000
@@ -170,12 +175,22 @@ def preview_data(spec: str | os.PathLike[str] | None, split: str = "train", *, s
 def _sample_sides(found: Listing, limits: Limits, count: int) -> list[tuple[int, int]]:
     """The shorter and longer sides of at most `count` images, evenly spaced over the listing, from their headers."""
     count, sides, bad = min(count, len(found.items)), [], []
-    for number in range(count):
-        item = found.items[number * len(found.items) // count]
+    items = [found.items[number * len(found.items) // count] for number in range(count)]
+
+    def look(item: Item) -> tuple[int, int] | BadImage:
         try:
-            sides.append(read_sides(item.path, item.offset, item.length, limits))
+            return read_sides(item.path, item.offset, item.length, limits, item.stamp_to_check())
         except BadImage as error:
-            bad.append((item.name, error.reason))
+            return error
+        except ChangedFile:
+            return BadImage("it was modified after it was listed")
+
+    look_at = readers().map if any(item.is_remote for item in items) else map
+    for item, result in zip(items, look_at(look, items)):
+        if isinstance(result, BadImage):
+            bad.append((item.name, result.reason))
+        else:
+            sides.append(result)
     if not sides:
         raise none_readable(bad, found.root)
     return sides
@@ -206,7 +221,7 @@ def _open_cached(source: Source, found: Listing, options: Options) -> ImageSet:
 
 
 def _cache_folder(found: Listing, limits: Limits) -> Path:
-    root, first = os.path.abspath(found.root), [item.name for item in found.items[:1]]
+    root, first = absolute(found.root), [item.name for item in found.items[:1]]
     captioned = ["captions"] if found.captions is not None else []
     key = json.dumps([root, first, len(found.items), list(limits.facts().values()), *captioned])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -221,7 +236,7 @@ _recent: OrderedDict[tuple[str, str, Limits], ImageSet] = OrderedDict()
 
 def _open_in_memory(found: Listing, options: Options) -> ImageSet:
     """Decode a listing into memory, unless this process has just done so."""
-    key = (os.path.abspath(found.root), found.fingerprint, options.limits)
+    key = (absolute(found.root), found.fingerprint, options.limits)
     images = _recent.pop(key) if key in _recent else _decode(found, options)
     _recent[key] = images
     while sum(one.images.nbytes for one in _recent.values()) > RECENT_BYTES:
@@ -280,14 +295,34 @@ def _from_listing(
 
 def _open_store(source: Source, split: str, options: Options) -> ImageSet:
     """Open a split of a packed store. A path to a single split has no test split, whatever lies beside it."""
+    if is_address(source.spec):
+        return _open_remote_store(source, split)
     if source.kind == "store":
         folders = {name: source.path / name for name in ("train", "test") if is_store(source.path / name)}
     else:
         folders = dict.fromkeys((read_manifest(source.path)["split"], "all"), source.path)
+    images = _open_or_repair(_split_of(source, split, folders), options)
+    return dataclasses.replace(images, has_test=False) if source.kind == "store split" else images
+
+
+def _open_remote_store(source: Source, split: str) -> ImageSet:
+    """Open a copy of a split of a packed store that is at an address."""
+    from kontrast.data.remote_copies import copy_store
+    from kontrast.data.remote_listing import list_objects
+
+    if source.kind == "store split":
+        folder = copy_store(source.spec)
+        _split_of(source, split, dict.fromkeys((read_manifest(folder)["split"], "all"), folder))
+        return dataclasses.replace(open_store(folder), has_test=False)
+    names = list_objects(source.spec).names
+    folders = {name: source.inner(name) for name in ("train", "test") if f"{name}/{MANIFEST}" in names}
+    return open_store(copy_store(_split_of(source, split, folders)))
+
+
+def _split_of(source: Source, split: str, folders: Mapping[str, T]) -> T:
     if split not in folders:
         raise DataError(f"the packed store {source.spec} has no split {split!r}: {nearest(split, folders)}")
-    images = _open_or_repair(folders[split], options)
-    return dataclasses.replace(images, has_test=False) if source.kind == "store split" else images
+    return folders[split]
 
 
 def _open_or_repair(folder: Path, options: Options) -> ImageSet:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kontrast.config.recipe import toml_value
 from kontrast.data import ImageSet
-from kontrast.data.listing import cache_home
+from kontrast.data.cache_folder import cache_home
 from kontrast.data.named_sets import data_root
 from kontrast.data.paths import describe_source
 from kontrast.errors import DataError

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kontrast.addresses import shown
 from kontrast.counters import permutation, uniform, words
 from kontrast.data.annotated import AnnotatedImages, Objects, crop, flip
 from kontrast.detection import DetectionProtocol, Detections
@@ -96,7 +97,7 @@ class DetectorJob:
                         self._save(model, optimizer, step)
                         saved = time.monotonic()
                     if stop.signal is not None and step < total:
-                        raise stop.error(f"step {step} of {total}", shlex.join(["kontrast", *sys.argv[1:]]))
+                        raise stop.error(f"step {step} of {total}", shlex.join(["kontrast", *map(shown, sys.argv[1:])]))
         finally:
             log.close()
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.addresses import shown
 from kontrast.config.recipe import DataSettings, fingerprint, to_toml
 from kontrast.errors import UsageError, printable
 from kontrast.files import atomic_folder, disk_faults
@@ -249,7 +250,7 @@ def save(job: Saving) -> None:
     if job.onnx is not None:
         files["classifier.onnx"] = job.onnx
     facts = job.facts | {"sha256": sha256(files["classifier.safetensors"])}
-    argv = shlex.join(["kontrast", *sys.argv[1:]])
+    argv = shlex.join(["kontrast", *map(shown, sys.argv[1:])])
     recipe = replace(job.run.recipe, data=job.settings)
     text = to_toml(recipe, argv)
     info = run_info(job, argv) | {"fingerprint": fingerprint(recipe), "data_place": place_of(job.settings.source)}

@@ -15,9 +15,10 @@ from kontrast.data import ImageSet, LazyImages, open_data
 from kontrast.data.added_features import DigitOverlay, ExtraChannels
 from kontrast.data.decode_workers import Chunk, decode_all
 from kontrast.data.listing import Listing, check_split, scan_folder
-from kontrast.data.paths import Source, describe_source
+from kontrast.data.paths import Source, describe_source, is_folder
 from kontrast.data.shards import scan_shards
 from kontrast.data.store import shape_images
+from kontrast.data.table_listing import scan_tables, table_files
 from kontrast.errors import UsageError
 from kontrast.runs.run import Run
 from kontrast.training.progress import tell
@@ -99,15 +100,17 @@ def open_stream(
 
 def _list_files(run: Run, source: Source, split: str) -> Listing | None:
     """The files of a folder (a split is a sub-folder) or of shards; None for a named set or a packed store."""
-    if source.kind in ("named", "store", "store split", "missing"):
+    if source.kind in ("named", "store", "store split", "missing", "dataset"):
         return None
+    if source.kind == "tables":
+        return scan_tables(source.spec, table_files(source.spec)) if split == "all" else None
     if split == "all" and source.kind == "shards":
         return scan_shards(source.spec)
-    folder = source.path if split == "all" else source.path / split
-    if not folder.is_dir():
+    folder = source.spec if split == "all" else source.inner(split)
+    if not is_folder(folder):
         raise UsageError(f"{source.spec} has no folder {split!r}: leave --split out to embed all of it")
     own = run.recipe.data
-    return scan_folder(str(folder), own.follow_links, files=own.files, every=own.every)
+    return scan_folder(folder, own.follow_links, files=own.files, every=own.every)
 
 
 def _of_listing(run: Run, listed: Listing, spec: str, decoders: int | None) -> Stream:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kontrast.data.listing import cache_home
+from kontrast.data.cache_folder import cache_home
 from kontrast.errors import EnvironmentFault
 
 LISTS = (nn.Sequential, nn.ModuleList)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kontrast import distributed
+from kontrast.addresses import absolute, bare, shown
 from kontrast.config.overrides import Overrides, apply_overrides, override_keys, override_layers
 from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
@@ -307,7 +308,7 @@ def choose_out(
 def default_out(recipe: str | None, data: Any) -> str:
     """Return a new folder under runs/, named after the recipe, the data or the quick start."""
     if data is None or is_place(data):
-        name = "quickstart" if data in (None, "digits") else os.path.basename(os.path.abspath(str(data)))
+        name = "quickstart" if data in (None, "digits") else os.path.basename(absolute(bare(str(data))))
     else:
         name = "in-memory"
     stem = (recipe or name or "folder").replace("/", "-").removesuffix(".toml") or "run"
@@ -355,7 +356,7 @@ def write_start(folder: RunFolder, loop: Loop, recipe: Recipe, splits: Splits, c
     budget: Budget | None = None,
 ) -> None:  # fmt: skip
     """Write run.json and then recipe.toml, whose presence marks a run; a resumed run updates what changed."""
-    argv = shlex.join(["kontrast", *sys.argv[1:]])
+    argv = shlex.join(["kontrast", *map(shown, sys.argv[1:])])
     text = to_toml(recipe, argv)
     digest = sha256(text.encode("utf-8", "surrogateescape"))
     if resume:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kontrast import distributed
+from kontrast.addresses import is_address
 from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import Changes, ImageSet, LazyImages, file_listing, open_data
 from kontrast.data.changes import changes
@@ -153,6 +154,8 @@ def located(settings: DataSettings, info: dict[str, Any]) -> DataSettings:
     known = info.get("data_place") or {}
     if known.get("source") != settings.source or not isinstance(known.get("place"), str):
         return settings
+    if is_address(known["place"]) or describe_source(settings.source).kind == "dataset":
+        return replace(settings, source=known["place"])
     prefix, pattern, _ = known["place"].partition("{")
     exists = os.path.exists(os.path.dirname(prefix) if pattern else prefix)
     return replace(settings, source=known["place"]) if exists else settings
