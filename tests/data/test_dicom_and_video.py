@@ -132,6 +132,20 @@ def test_a_folder_of_videos_is_divided_by_clip(tmp_path):
     assert train.channels == 3 and train.dtype == torch.uint8
 
 
+def test_frames_of_videos_at_an_address_are_those_on_disk(tmp_path, monkeypatch):
+    import fsspec
+
+    monkeypatch.setenv("KONTRAST_CACHE", str(tmp_path / "cache"))
+    files = fsspec.filesystem("memory")
+    for name in ("a", "b"):
+        (tmp_path / "clips" / name).mkdir(parents=True)
+        clip = write_video(tmp_path / "clips" / name / f"{name}.mp4")
+        files.pipe(f"/clips-of-a-test/{name}/{name}.mp4", clip.read_bytes())
+    here, there = (open_data(place, "all") for place in (tmp_path / "clips", "memory://clips-of-a-test"))
+    assert list(here.names) == list(there.names) and len(here) == 8 and here.classes == there.classes == ["a", "b"]
+    assert torch.equal(here.images, there.images)
+
+
 def test_bad_videos(tmp_path):
     whole = write_video(tmp_path / "whole.avi").read_bytes()
     (tmp_path / "cut.avi").write_bytes(whole[: len(whole) // 2])

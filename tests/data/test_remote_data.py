@@ -45,6 +45,19 @@ def test_the_same_training_from_every_place(memory, tmp_path):
     assert train("memory://bucket/shards", tmp_path / "remote", "data.pack=false") == streamed
 
 
+def test_arrays_at_an_address_keep_their_depth(memory, tmp_path):
+    import numpy as np
+
+    for number in range(4):
+        values = np.random.default_rng(number).integers(0, 10_000, (20, 20, 5))
+        values[0, 0] = 10_000 * (number + 1)
+        np.save(tmp_path / f"{number}.npy", values.astype(np.uint16))
+        memory.pipe(f"/bucket/bands/{number}.npy", (tmp_path / f"{number}.npy").read_bytes())
+    found = open_data("memory://bucket/bands", "all")
+    assert found.images.dtype == torch.uint16 and found.images.shape == (4, 5, 20, 20)
+    assert found.images.int().amax((1, 2, 3)).tolist() == [10_000, 20_000, 30_000, 40_000]
+
+
 def test_other_verbs_read_addresses_too(memory, tmp_path):
     import numpy as np
 

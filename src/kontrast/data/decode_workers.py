@@ -31,6 +31,7 @@ from kontrast.data.byte_source import patience
 from kontrast.data.decode import ChangedFile, decode, decode_file
 from kontrast.data.file_columns import Item
 from kontrast.data.limits import BadImage, Form, Limits
+from kontrast.data.video_frames import is_frame
 from kontrast.errors import DataError, EnvironmentFault, StorageFault, printable
 from kontrast.import_path import python_environment
 from kontrast.operating_system import blocked_signals, ignore_signals, usable_cores
@@ -118,9 +119,10 @@ def _decoders_of(items: Sequence[Item], limits: Limits, compare: bool) -> Iterat
 
         yield from (partial(_decode_cell, content, limits) for content in read_cells(items))
         return
-    if not any(item.is_remote for item in items):
+    if not any(item.is_remote and not is_frame(item.path) for item in items):  # of a video only parts are read
         for item in items:
-            yield partial(decode_file, item.path, item.offset, item.length, limits, item.stamp if compare else None)
+            stamp = item.stamp_to_check(compare)
+            yield partial(decode_file, item.path, item.offset, item.length, limits, stamp)
         return
     from kontrast.data.remote_files import READERS, read_object, readers
 

@@ -31,6 +31,11 @@ def split_frame(name: str) -> tuple[str, float | None]:
     return (found[1], float(found[2])) if found else (name, None)
 
 
+def is_frame(name: str) -> bool:
+    """Whether a name or path is that of a frame."""
+    return split_frame(name)[1] is not None
+
+
 def require_av() -> Any:
     """PyAV, or an error that says how to install it."""
     try:
