@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 from kontrast.papers.result_pages import PROBE_NAMES, interval_text, markdown_row, mean_text
-from kontrast.papers.results_file import find_entry, finished_runs, read_results
+from kontrast.papers.results_file import Record, find_entry, finished_runs, read_results
 from kontrast.papers.tables import Table, TableCell, load_table, table_names
 
 MOST = 12
@@ -23,21 +24,27 @@ def measured(name: str, results: Path) -> str:
         results: The folder with the tables.
     """
     parts = []
-    for table in map(load_table, table_names()):
-        rows = list(rows_of(name, table, results))
+    for table, tree in tables(results):
+        rows = list(rows_of(name, table, tree))
         if rows:
             parts += [f"[{table.title}](../results/{table.name}.md)", "\n".join(table_of(rows[:MOST]))]
             parts += [f"The table has {len(rows) - MOST} more rows of this objective."] * (len(rows) > MOST)
     return "\n\n".join(parts) or NOTHING
 
 
+@functools.cache
+def tables(results: Path) -> list[tuple[Table, Record]]:
+    """Return the tables of which something was measured, with what the results folder has of them."""
+    read = [(table, read_results(results, table)) for table in map(load_table, table_names())]
+    return [(table, tree) for table, tree in read if tree["cells"]]
+
+
 def table_of(rows: list[list[str]]) -> list[str]:
     return [markdown_row(HEAD), markdown_row(["---"] * len(HEAD)), *map(markdown_row, rows)]
 
 
-def rows_of(name: str, table: Table, results: Path) -> Iterator[list[str]]:
+def rows_of(name: str, table: Table, tree: Record) -> Iterator[list[str]]:
     """Yield the rows of the cells that were trained with this objective and finished."""
-    tree = read_results(results, table)
     for cell in table.run_cells:
         entry = find_entry(tree, cell, {})
         runs = finished_runs(entry)
