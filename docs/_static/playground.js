@@ -266,8 +266,9 @@
     }
 
     drawPoints() {
-      const all = [["anchor", 0, this.anchor]];
+      const all = [];
       for (const kind of ["positives", "negatives"]) this[kind].forEach((angle, k) => all.push([kind, k, angle]));
+      all.push(["anchor", 0, this.anchor]); // the last is on top
       const old = [...this.front.children];
       const same = old.length === all.length && all.every(([kind, k], n) => old[n].dataset.point === `${kind} ${k}`);
       if (!same) this.front.replaceChildren(...all.map(([kind, k]) => this.point(kind, k)));

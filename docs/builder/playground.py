@@ -49,9 +49,9 @@ def static_picture(start: dict[str, Any]) -> str:
         end, width = place(angle), 0.5 + 9 * abs(pull)
         line = f'x1="{x:.1f}" y1="{y:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}" stroke-width="{width:.1f}"'
         parts.append(f'<line class="{"pull" if pull > 0 else "push"}" {line}/>')
-    marked = [("anchor", "q", start["anchor"])]
-    marked += [("positives", f"+{n}", angle) for n, angle in enumerate(positives, 1)]
+    marked = [("positives", f"+{n}", angle) for n, angle in enumerate(positives, 1)]
     marked += [("negatives", f"−{n}", angle) for n, angle in enumerate(negatives, 1)]
+    marked.append(("anchor", "q", start["anchor"]))
     for kind, mark, angle in marked:
         at = ",".join(f"{value:.1f}" for value in place(angle))
         parts.append(f'<g class="point {kind}" transform="translate({at})"><circle r="13"/><text>{mark}</text></g>')

@@ -112,8 +112,8 @@ def test_the_numbers_are_those_of_kontrast_after_drags_keys_and_new_points(page,
     choose(page, name, SETTINGS[name])
     before = state(page)
     compare(before)
-    drag(page, "anchor 0", 100)
     drag(page, "positives 0", -170)
+    drag(page, "anchor 0", 100)
     page.find_element("css selector", "[aria-label='more positives']").click()
     page.find_element("css selector", "[aria-label='fewer negatives']").click()
     page.find_element("css selector", "[data-point='negatives 1']").send_keys("\ue012\ue012")  # the left arrow key

@@ -94,6 +94,8 @@ def test_a_page_can_be_read_in_both_themes(site, browser, name, scheme):
     contrast, where = browser.execute_script(LEAST_CONTRAST)
     assert contrast >= 4.5, (name, scheme, contrast, where)
     assert browser.execute_script(TOO_WIDE) == []
+    loaded = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert [url for url in loaded if not url.startswith(("file:", "data:"))] == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
