@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 
 import torch
 
@@ -15,10 +16,15 @@ Curve = list[float]
 
 
 def weight_pictures() -> dict[str, str]:
-    """Return the pictures of all objectives by name, computed on all cores."""
+    """Return the pictures of all objectives by name, computed by a few processes of one thread each."""
     names = sorted(OBJECTIVES)
-    with ProcessPoolExecutor(initializer=partial(torch.set_num_threads, 1)) as pool:
+    fresh = multiprocessing.get_context("spawn")  # torch's threads don't survive a fork
+    with ProcessPoolExecutor(min(4, os.cpu_count() or 1), mp_context=fresh, initializer=use_one_thread) as pool:
         return dict(zip(names, pool.map(weight_picture, names)))
+
+
+def use_one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def weight_picture(name: str) -> str:
