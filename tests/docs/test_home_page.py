@@ -49,3 +49,11 @@ def test_the_three_results_have_the_figures_of_the_pages_that_they_link_to(page)
 def test_the_number_of_objectives_is_right(page):
     (count,) = re.findall(r"(\d+) (?:\[objectives\]|losses)", page.read_text(encoding="utf-8"))
     assert int(count) == len(OBJECTIVES)
+
+
+def test_the_page_of_rooms_has_every_folder_and_file():
+    text = (ROOT / "docs" / "rooms.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "kontrast"
+    names = [path.name + "/" for path in source.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    names += [path.name for path in source.glob("*.py") if not path.name.startswith("__")]
+    assert [name for name in names if f"`{name}`" not in text] == []
