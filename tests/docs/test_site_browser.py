@@ -136,10 +136,15 @@ def test_the_menu_leads_to_another_version_without_a_server(site, browser):
     assert until(lambda: browser.title == "old", "the other version")
 
 
-def test_the_playground_runs_on_its_page(site, browser):
-    show(browser, site.pages / "concepts" / "law.html", 390, "dark")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_playground_runs_on_its_page_and_fits_its_frame(site, browser, width):
+    show(browser, site.pages / "concepts" / "law.html", width, "dark")
     assert until(lambda: browser.find_elements("css selector", "#playground .controls"), "the playground")
     assert "attraction" in browser.find_element("css selector", "#playground .numbers").text
+    for name in ("cacr", "jcl", "nt-xent"):
+        browser.find_element("css selector", f"#playground option[value='{name}']").click()
+        assert browser.execute_script("const root = document.getElementById('playground');"
+                                      "return root.scrollWidth <= root.clientWidth"), (name, width)  # fmt: skip
 
 
 def test_without_scripts_the_playground_is_a_picture_with_a_sentence(site):
