@@ -33,7 +33,7 @@ def build(out: Path, work: Path, *, fresh: bool = False) -> list[str]:
     """Build the site of this version below `out`, and return what is wrong with it.
 
     Args:
-        out: The site: one folder per version, `switcher.json`, and `index.html`, which leads to the newest version.
+        out: The site: one folder per version, `versions.js`, and `index.html`, which leads to the newest version.
         work: Where the sources are gathered and where the outputs of the tutorials are kept between builds.
         fresh: Forget the kept outputs and execute every tutorial again.
     """
@@ -49,9 +49,7 @@ def build(out: Path, work: Path, *, fresh: bool = False) -> list[str]:
     if subprocess.run([*command, "-d", work / "doctrees", sources, html], env=kept, check=False).returncode:
         return ["Sphinx reported the warnings above"]
     shutil.rmtree(pages, ignore_errors=True)
-    shutil.copytree(
-        html, pages, ignore=shutil.ignore_patterns("*.map", "webpack-macros.html", ".buildinfo", "_sources")
-    )
+    shutil.copytree(html, pages, ignore=shutil.ignore_patterns(*LEFT_OUT))
     write_versions(out, __version__)
     return check_site(pages)
 

@@ -1,4 +1,4 @@
-"""Checks of a built site: its links and anchors, the size of each page, and requests to other hosts."""
+"""Checks of a built site: links and anchors, headings, pictures, the size of each page, requests to other hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOADED_LINKS = {"stylesheet", "icon", "shortcut icon", "preload", "modulepreload
 
 
 class Page(HTMLParser):
-    """The links, anchors and loaded files of an HTML page.
+    """The links, anchors, loaded files, headings and pictures of an HTML page.
 
     Args:
         text: the HTML.
@@ -32,10 +32,15 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.anchors: set[str] = set()
+        self.titles = 0
+        self.unnamed: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
+        self.titles += tag == "h1"
+        if tag == "img" and "alt" not in given:
+            self.unnamed.append(given.get("src", ""))
         if "id" in given:
             self.anchors.add(given["id"])
         if tag == "a" and "name" in given:
@@ -59,6 +64,9 @@ def check_site(pages: Path) -> list[str]:
     for path, page in parsed.items():
         name = path.relative_to(pages.resolve())
         problems += [f"{name}: broken link {link}" for link in page.links if not reachable(link, path, parsed)]
+        problems += [f"{name}: the picture {source} has no alt text" for source in page.unnamed]
+        if page.titles != 1:
+            problems.append(f"{name}: {page.titles} headings of the first level; give one")
         problems += [f"{name}: requests another host: {url}" for url in page.loaded if urlsplit(url).netloc]
         local = [url for url in page.loaded if not urlsplit(url).netloc and not url.startswith("data:")]
         problems += [f"{name}: loads {url}, which does not exist" for url in local if not resolve(url, path).is_file()]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+
+WORD = re.compile(r"\\mathrm\{(\w\w+)\}")
 
 
 def to_mathml(latex: str, display: str = "inline") -> str:
@@ -16,7 +19,8 @@ def to_mathml(latex: str, display: str = "inline") -> str:
         latex: The equation, without dollar signs.
         display: "inline" or "block".
     """
-    return convert(latex.strip(), display=display)
+    whole_words = WORD.sub(r"\\operatorname{\1}", latex.strip())  # one element per word instead of one per letter
+    return convert(whole_words, display=display)
 
 
 def visit_inline(writer: Any, node: nodes.math) -> None:

@@ -1,4 +1,4 @@
-"""The root of the site: the list of versions for the switcher, and a page that leads to the newest."""
+"""The root of the site: the list of versions for the menu, and a page that leads to the newest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REDIRECT = """<!doctype html>
 
 
 def write_versions(site: Path, built: str) -> None:
-    """Write `switcher.json` and `index.html` for all versions whose folders are in the site.
+    """Write `versions.js` and `index.html` for all versions whose folders are in the site.
 
     Args:
         site: The folder that has one folder per version.
@@ -28,11 +28,9 @@ def write_versions(site: Path, built: str) -> None:
     names = {built, *(p.name for p in site.iterdir() if (p / "index.html").is_file())}
     versions = sorted(names, key=version_order, reverse=True)
     newest = versions[0]
-    entries = [
-        {"name": f"{name} (newest)" if name == newest else name, "version": name, "url": f"../{name}/"}
-        for name in versions
-    ]
-    (site / "switcher.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    entries = [{"name": f"{name} (newest)" if name == newest else name, "version": name} for name in versions]
+    text = f"window.kontrastVersions = {json.dumps(entries, indent=2)};\n"  # a script, because pages can't fetch files
+    (site / "versions.js").write_text(text, encoding="utf-8")
     (site / "index.html").write_text(REDIRECT.format(newest=newest), encoding="utf-8")
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
-from support.built_site import build_site
+from support.built_site import build_site, sphinx_is_missing
 
-pytestmark = pytest.mark.docs
-if importlib.util.find_spec("sphinx") is None:
-    pytestmark = [pytestmark, pytest.mark.skip(reason="needs the dependency group docs")]
+pytestmark = [pytest.mark.docs, *sphinx_is_missing()]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import kontrast.objectives
-from kontrast.cli.explain import objective_page
+from kontrast.cli.explain import equations, objective_index, objective_page, split_docstring
 from kontrast.objectives import OBJECTIVES, Objective, objective
 from kontrast.objectives.inputs import all_finite
 
@@ -75,11 +76,20 @@ def test_file_class_and_repr(name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_page_has_equations_and_says_when_to_use_it(name) -> None:
+    lines = equations(OBJECTIVES[name].equation)
+    assert lines and all(line.count("{") == line.count("}") for line in lines)
+    assert all(len(re.findall(r"\\left(?![a-z])", line)) == line.count(r"\right") for line in lines)
+    text, arguments = split_docstring(inspect.cleandoc(OBJECTIVES[name].__doc__))
+    assert 2 <= text.use.count(". ") + 1 <= 4
+    assert "Reference:" in text.details and "Shape:" in arguments
+
+
+@pytest.mark.parametrize("name", [*NAMES, "index"])
 def test_page_is_generated_from_the_docstring(name) -> None:
     page = Path(__file__).parents[2] / "docs" / "objectives" / f"{name}.md"
-    assert page.read_text(encoding="utf-8") == objective_page(name), (
-        "run python -m kontrast.cli.explain docs/objectives"
-    )
+    made = objective_index() if name == "index" else objective_page(name)
+    assert page.read_text(encoding="utf-8") == made, "run python -m kontrast.cli.explain docs/objectives"
 
 
 @pytest.mark.parametrize("views", [2, 3])

@@ -10,7 +10,7 @@ import pytest
 from kontrast.config.recipe_files import recipe_names
 from kontrast.errors import UsageError
 from kontrast.objectives import OBJECTIVES
-from kontrast.papers.highlights import highlight_row, update_readme
+from kontrast.papers.highlights import highlight_row
 from kontrast.papers.paper_items import PaperItem, item_row, load_items, papers_page, selected
 from kontrast.papers.tables import load_table, table_names
 
@@ -97,15 +97,6 @@ def test_a_row_counts_the_cells_that_were_run_and_shows_both_numbers():
 def test_the_committed_page_is_up_to_date():
     text = (REPOSITORY / "docs" / "papers.md").read_text(encoding="utf-8")
     assert text == papers_page(REPOSITORY / "results"), "run kontrast reproduce --docs"
-
-
-def test_the_committed_readme_is_up_to_date(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(text := (REPOSITORY / "README.md").read_text(encoding="utf-8"))
-    assert update_readme(readme, REPOSITORY / "results") == [readme]
-    assert readme.read_text() == text, "run kontrast reproduce --docs"
-    readme.write_text("no table")
-    assert update_readme(readme, REPOSITORY / "results") == [] == update_readme(tmp_path / "none.md", tmp_path)
 
 
 def test_parts_of_a_highlight_without_runs_are_left_out(tmp_path):

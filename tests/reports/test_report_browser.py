@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +13,22 @@ import pytest
 
 from kontrast.reports import curves, report
 
+from support.browser import open_browser, set_screen, until
 from support.made_run import CLASSES, write_run
 
 pytestmark = pytest.mark.browser
-CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
-FLAGS = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-FLAGS += "disable-component-update disable-sync hide-scrollbars force-prefers-reduced-motion"
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    binary = next((path for path in CHROMIUM if Path(path).exists()), None) or shutil.which("chromium")
-    driver = shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.skip("needs Chromium and its driver: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in FLAGS.split():
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield session
-    session.quit()
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
-    """Wait for a condition. The limit only ends a hopeless wait: an idle machine needs a second."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.05)
-    return found
+    with open_browser(tmp_path_factory.mktemp("profile")) as session:
+        yield session
 
 
 def visit(browser: Any, page: Path, width: int = 1280, scheme: str = "light") -> None:
     """Open the page at this width and color scheme, and wait until it is built."""
-    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    wish = {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
+    set_screen(browser, width, scheme)
     browser.get(page.as_uri())
     until(lambda: browser.execute_script("return document.documentElement.dataset.ready === 'yes'"), "the page")
     until(lambda: browser.execute_script("return document.querySelectorAll('.plots svg').length > 0"), "the plots")

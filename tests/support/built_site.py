@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import importlib.util
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import pytest
 
 import kontrast
 
@@ -28,6 +31,12 @@ class BuiltSite:
     def pages(self) -> Path:
         """The folder of this version's pages."""
         return self.root / self.version
+
+
+def sphinx_is_missing() -> list[pytest.MarkDecorator]:
+    """Return the mark that skips tests of the site if the dependency group docs is not installed."""
+    missing = importlib.util.find_spec("sphinx") is None
+    return [pytest.mark.skip(reason="needs the dependency group docs")] * missing
 
 
 @functools.cache

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -21,6 +22,8 @@ from kontrast.registry import Registry, unknown
 
 SHORT_LIST = 16
 """Recipes are listed by name up to this number, and summarized by pattern beyond it."""
+USE = "When to use it:"
+"""The paragraph of an objective's docstring that begins like this has a section of its own on its page."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,31 +142,90 @@ def summarize(recipes: list[str]) -> list[str]:
     return parts or ["none"]
 
 
-def objective_page(name: str) -> str:
-    """Return the page of an objective for docs/objectives/, in Markdown."""
+def objective_page(name: str, picture: str = "", results: str = "") -> str:
+    """Return the page of an objective for docs/objectives/, in Markdown.
+
+    Args:
+        name: A registered objective.
+        picture: A picture of its weights, in Markdown; the site draws it when it is built.
+        results: What was measured with it, in Markdown.
+    """
     from kontrast.objectives import OBJECTIVES
 
     kind: Any = OBJECTIVES[name]
     tree = explain_entry(OBJECTIVES, name).tree
+    text, arguments = split_docstring(tree["text"])
+    parts = [f"# {name}", text.summary, *map(display, equations(kind.equation)), picture]
+    parts += ["## When to use it", text.use, "## Details", text.details, "## In Python"]
+    parts += [f'```python\nkontrast.objectives.{wrapped_signature(kind)}\nkontrast.objective("{name}")\n```']
+    parts += [as_markdown(arguments), uses(kind)]
+    parts += ["## Results here", results] * bool(results)
+    parts += ["## Recipes", ", ".join(f"`{part}`" for part in summarize(tree["recipes"])) + "."]
+    end = "This page is written by `python -m kontrast.cli.explain docs/objectives` from the docstring of"
+    return "\n\n".join(filter(None, [*parts, f"{end} `{kind.__name__}`."])) + "\n"
+
+
+def objective_index() -> str:
+    """Return the index of docs/objectives/, with a line per objective, in Markdown."""
+    from kontrast.objectives import OBJECTIVES
+
+    rows = []
+    for name, kind in sorted(OBJECTIVES.items()):
+        summary = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        rows.append(f"| [{name}]({name}.md) | {summary} |")
+    table = "\n".join(["| name | what it is |", "| --- | --- |", *rows])
+    text = "Every loss is an objective: `kontrast.objective(NAME)` in Python, and `objective.name=NAME` for a command."
+    law = "[The law](../concepts/law.md) says what most of them have in common."
+    return f"# Objectives\n\n{text}\n{law}\n\n{table}\n\n```{{toctree}}\n:hidden:\n:glob:\n\n*\n```\n"
+
+
+class ObjectiveText(NamedTuple):
+    """The parts of an objective's docstring before its arguments."""
+
+    summary: str
+    use: str
+    details: str
+
+
+def split_docstring(docstring: str) -> tuple[ObjectiveText, str]:
+    """Split an objective's docstring into its text and the rest, from `Args:` on.
+
+    The first block of formulas is left out, because a page shows it as equations.
+    """
+    text, _, arguments = docstring.partition("\nArgs:\n")
+    summary, _, *paragraphs = text.strip().split("\n\n")
+    use = next((one for one in paragraphs if one.startswith(USE)), "")
+    details = "\n\n".join(one for one in paragraphs if one != use)
+    sentences = use.removeprefix(USE).strip()
+    return ObjectiveText(summary, sentences[:1].upper() + sentences[1:], details), f"Args:\n{arguments}"
+
+
+def equations(latex: str) -> list[str]:
+    """Return the equations of an objective; a line that is indented more than the first continues the one before."""
+    lines = inspect.cleandoc(latex).splitlines()
+    return re.sub(r"\n +", " ", "\n".join(lines)).splitlines()
+
+
+def display(equation: str) -> str:
+    return f"$$\n{equation}\n$$"
+
+
+def wrapped_signature(kind: Any) -> str:
+    """Return the signature on one line, or with one argument per line if it is long."""
+    text = signature(kind)
+    if len(text) <= 80:
+        return text
+    name, _, arguments = text.partition("(")
+    return f"{name}(\n    " + ",\n    ".join(arguments.removesuffix(")").split(", ")) + ",\n)"
+
+
+def uses(kind: Any) -> str:
+    """Say what an objective needs and takes besides z, and which equation of which paper it is."""
     needed = [word for word in ("prototypes", "indices", "bank", "labels") if getattr(kind, f"needs_{word}")]
     taken = ["keys"] * (not kind.needs_labels) + [w for w in ("bank", "labels") if getattr(kind, f"takes_{w}")]
     needs = f"needs {words(needed)}" if needed else ""
     takes = f"takes {words([word for word in taken if word not in needed])}" if set(taken) - set(needed) else ""
-    return f"""# {name}
-
-```python
-kontrast.objectives.{signature(kind)}
-kontrast.objective("{name}")
-```
-
-{as_markdown(tree["text"])}
-
-Besides `z` it {" and ".join(filter(None, [needs, takes]))}. Paper: {tree["paper"]}.
-
-Recipes: {", ".join(f"`{part}`" for part in summarize(tree["recipes"]))}.
-
-This page is written by `python -m kontrast.cli.explain docs/objectives` from the docstring of `{kind.__name__}`.
-"""
+    return f"Besides `z` it {' and '.join(filter(None, [needs, takes]))}. Paper: {kind.paper}."
 
 
 def words(names: list[str]) -> str:
@@ -177,7 +239,7 @@ def as_markdown(docstring: str) -> str:
         if line and not line.startswith(" "):
             section = line
         if line in ("Args:", "Shape:", "Example:"):
-            lines += [f"**{line}**", ""]
+            lines += [f"**{line.removesuffix(':')}**", ""]
         elif line.startswith(" ") and section in ("Args:", "Shape:"):
             lines.append(("  " if line.startswith("     ") else "- ") + line.strip())
         else:
@@ -213,5 +275,7 @@ def register(app: typer.Typer) -> None:
 if __name__ == "__main__":
     from kontrast.objectives import OBJECTIVES
 
+    folder = Path(sys.argv[1])
+    (folder / "index.md").write_text(objective_index(), encoding="utf-8")
     for each in OBJECTIVES:
-        (Path(sys.argv[1]) / f"{each}.md").write_text(objective_page(each), encoding="utf-8")
+        (folder / f"{each}.md").write_text(objective_page(each), encoding="utf-8")

@@ -23,6 +23,10 @@ class AlignUniform(Objective):
     `pairs_within_batch`, over the pairs i < j of queries too, as in the authors' code for MoCo. The weights of CACR's
     AU-CL rows may be 0.98 and 0.96; those of its repository are 1 and 1.
 
+    When to use it: if you want to see alignment and uniformity as two numbers with a weight each. The repulsion is a
+    log of a mean over the whole batch, so one crowded region dominates it. On CIFAR-10 here it was within a point of
+    the other losses with one positive.
+
     Reference: Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on the
     Hypersphere, ICML 2020.
 
@@ -44,6 +48,10 @@ class AlignUniform(Objective):
     """
 
     paper = "CACR, table 1 (AU-CL)"
+    equation = r"""
+        L = w_a\, \mathrm{mean}_i \lVert z_i - z_i^+ \rVert^{\alpha}
+        {}+ w_u\, \mathrm{mean}_v \log \mathrm{mean}_{i \neq j}\, e^{-t \lVert z_i - z_j \rVert^2}
+    """
     takes_bank = True
 
     def __init__(

@@ -15,6 +15,10 @@ class Alignment(Objective):
 
     Without keys nothing prevents the representation from collapsing; the keys of BYOL and SimSiam do.
 
+    When to use it: with a predictor and keys without gradient, as the recipes of BYOL and SimSiam do, if you want no
+    negatives at all. It does not need large batches, but watch the effective rank: alone it collapses. Learning rate,
+    momentum and weight decay matter more than for contrastive losses.
+
     Reference: Grill et al., Bootstrap Your Own Latent, NeurIPS 2020; Chen and He, Exploring Simple Siamese
     Representation Learning, CVPR 2021.
 
@@ -33,6 +37,9 @@ class Alignment(Objective):
     """
 
     paper = "UniCLR, table 2 (BYOL, SimSiam)"
+    equation = r"""
+        \ell_i = \mathrm{mean}_p \lVert z_i - z_p \rVert^2 = 2 - 2\, \mathrm{mean}_p \langle z_i, z_p \rangle
+    """
 
     def __init__(self, form: str = "squared-distance", *, reduction: str = "mean"):
         super().__init__(reduction=reduction)

@@ -22,6 +22,10 @@ class BarlowTwins(Objective):
     The features of each view are standardized over the images of all ranks. With more than two views, the loss is the
     mean over pairs of views.
 
+    When to use it: if a wide projection is cheap for you and negatives are not wanted: it compares features, not
+    images. It needs batches of some hundred images for its correlations and prefers widths of several thousand in its
+    paper. The weight lambda depends on the width.
+
     Reference: Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, ICML 2021.
 
     Args:
@@ -38,6 +42,7 @@ class BarlowTwins(Objective):
     """
 
     paper = "UniCLR, table 2 (Barlow Twins)"
+    equation = r"L = \sum_d (1 - C_{dd})^2 + \lambda \sum_{d \neq e} C_{de}^2"
 
     def __init__(self, off_diagonal_weight: Number = 0.0051):
         super().__init__(normalize=False)

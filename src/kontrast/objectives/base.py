@@ -116,6 +116,7 @@ class Objective(nn.Module):
     """
 
     paper: str
+    equation = ""  # the loss in LaTeX for its page: one equation per line, continued by lines that are indented more
     takes_bank = False
     bank_per_view = False
     takes_labels = False

@@ -31,6 +31,10 @@ class CACR(Objective):
     There t_plus = 2 t_minus = 1/tau, and w- is constant. With two views p is 1, and `rbf` is exactly half of MoCo v3's
     loss, whatever t_plus is; use more views. (The code's `euclidean` form sums over images: it is N/2 times ours.)
 
+    When to use it: with four or more views: with one positive its attraction is a plain distance, and it is about as
+    good as NT-Xent. With four positives it was better than every method with one on CIFAR-10 here, for two and a half
+    times the views. Start from t_plus 1 and t_minus 2; a large t_plus follows the worst crop.
+
     Reference: Zheng et al., Contrastive Attraction and Contrastive Repulsion for Representation Learning, TMLR 2023.
 
     Args:
@@ -60,6 +64,11 @@ class CACR(Objective):
     """
 
     paper = "CACR, equation 2"
+    equation = r"""
+        L = \mathrm{mean}_i \sum_k w^+_{ik} c_{ik} - \mathrm{mean}_i \sum_j w^-_{ij} c_{ij}, \quad c = \lVert z
+            - z' \rVert^2,
+        w^+ = \mathrm{softmax}_k(t^+ c_{ik}), \quad w^- = \mathrm{softmax}_j(-t^- c_{ij})
+    """
     takes_bank = True
     takes_labels = True
 

@@ -25,6 +25,9 @@ class CO2(Objective):
     only the query gets a gradient, through both divergences; without keys both views do, and each pair of views counts
     once. With several positive keys, the consistency is the mean of theirs.
 
+    When to use it: if you train with a teacher and a bank and want negatives that look like the image not to be pushed
+    as hard as the others. It needs a bank and costs one more pass over it. Without a bank, take another loss.
+
     Reference: Wei et al., CO2: Consistent Contrast for Unsupervised Visual Representation Learning, ICLR 2021.
 
     Args:
@@ -44,6 +47,11 @@ class CO2(Objective):
     """
 
     paper = "CO2 (Wei et al., 2021)"
+    equation = r"""
+        L = L_{\mathrm{base}} + \frac{\alpha}{2} \left[ \mathrm{KL}(P \Vert Q) + \mathrm{KL}(Q \Vert P) \right],
+        P = \mathrm{softmax}_n(\langle k, n \rangle / \tau_c), \; Q
+            = \mathrm{softmax}_n(\langle q, n \rangle / \tau_c)
+    """
     takes_bank = True
     needs_bank = True
 

@@ -23,6 +23,9 @@ class DCLW(Objective):
     The weights have mean 1 over the images of all ranks and are at most 2. If one pair is aligned and most others are
     not, its weight is very negative.
 
+    When to use it: if some pairs of views are much harder than others and you already use DCL. The weights get very
+    negative for a pair that is aligned while most are not, so watch the first epochs. If you are not sure, take DCL.
+
     Reference: Yeh et al., Decoupled Contrastive Learning, ECCV 2022.
 
     Args:
@@ -44,6 +47,12 @@ class DCLW(Objective):
     """
 
     paper = "DCL, as published"
+    equation = r"""
+        \ell_i = -w_i \frac{\langle z_i, z_i^+ \rangle}{\tau}
+            + \log \sum_{j \neq i} e^{\langle z_i, z_j \rangle / \tau},
+        w_i = 2
+            - \frac{e^{\langle z_i, z_i^+ \rangle / \sigma}}{\mathrm{mean}_j\, e^{\langle z_j, z_j^+ \rangle / \sigma}}
+    """
     takes_bank = True
 
     def __init__(

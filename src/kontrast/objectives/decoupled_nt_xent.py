@@ -23,6 +23,10 @@ class DecoupledNTXent(Objective):
     with it. With equation 4 as written (`"sum"`) such a small weight lets the representation collapse; the equivalent
     there is 0.1 D.
 
+    When to use it: to study how much weight the distribution of the projections should have, apart from the
+    temperature. For training it is NT-Xent with one more number to choose. Check which scale a published lambda belongs
+    to before you copy it.
+
     Reference: Chen, Luo and Li, Intriguing Properties of Contrastive Losses, NeurIPS 2021.
 
     Args:
@@ -45,6 +49,9 @@ class DecoupledNTXent(Objective):
     """
 
     paper = "GCL, equation 4"
+    equation = r"""
+        \ell_i = -\langle z_i, z_i^+ \rangle + \lambda \log \sum_{k \neq i} e^{\langle z_i, z_k \rangle / \tau}
+    """
     takes_bank = True
     takes_labels = True
 

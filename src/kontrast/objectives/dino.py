@@ -29,6 +29,10 @@ class DINO(PrototypeObjective):
     pass, after its use. `centering="sinkhorn"` makes p an assignment with SwAV's algorithm instead (DINOv2), at epsilon
     tau_t and over all global views together.
 
+    When to use it: for vision transformers with many epochs and multi-crop; that is what it was made for. It needs a
+    momentum teacher, prototypes and schedules of several numbers, so it is not the first thing to try on a small data
+    set. Watch the entropy of the targets: centering and sharpening have to balance.
+
     Reference: Caron et al., Emerging Properties in Self-Supervised Vision Transformers, ICCV 2021; Oquab et al.,
     DINOv2: Learning Robust Visual Features without Supervision, TMLR 2024.
 
@@ -53,6 +57,11 @@ class DINO(PrototypeObjective):
     """
 
     paper = "DINO, equation 1"
+    equation = r"""
+        \ell_i = -\frac{1}{\tau} \langle z_i, \sum_k p_k c_k \rangle
+            + \log \sum_k e^{\langle z_i, c_k \rangle / \tau},
+        p = \mathrm{softmax}_k\!\left( \frac{\langle t, c'_k \rangle - \mathrm{center}_k}{\tau_t} \right)
+    """
     center: Tensor
     teacher_temperature = scheduled_number("teacher_temperature", positive)
 

@@ -25,6 +25,10 @@ class HardNegative(Objective):
     The weights w have a gradient. At tau_plus = 0, log R = lse((1+beta)/tau) - lse(beta/tau) + log n; if also beta = 0
     and there are two views, it is NT-Xent. With more views, the loss is the mean over the positives, each taken alone.
 
+    When to use it: if easy negatives fill your batches and classes are many. tau_plus has to be about the share of
+    negatives that are of the anchor's own class, which nobody knows without labels; 0.1 is right for ten equal classes.
+    With beta and tau_plus 0 it is NT-Xent.
+
     Reference: Robinson et al., Contrastive Learning with Hard Negative Samples, ICLR 2021.
 
     Args:
@@ -44,6 +48,12 @@ class HardNegative(Objective):
     """
 
     paper = "CACR, table 1 (HN-CL)"
+    equation = r"""
+        \ell_i = -\log \frac{e^{s_i^+/\tau}}{e^{s_i^+/\tau} + N_i},
+        N_i = \max\!\left( \frac{R_i - \tau^+ n\, e^{s_i^+/\tau}}{1 - \tau^+},\; n\, e^{-1/\tau} \right),
+        R_i = \sum_j w_j e^{s_{ij}/\tau}, \quad w_j
+            = \frac{e^{\beta s_{ij}/\tau}}{\mathrm{mean}_l\, e^{\beta s_{il}/\tau}}
+    """
     takes_bank = True
 
     def __init__(

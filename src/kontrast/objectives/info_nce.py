@@ -25,6 +25,10 @@ class InfoNCE(Objective):
     keys, both with gradient. Symmetric with two views, `objective(images, texts)` is CLIP's loss. Images with the same
     label are no negatives of each other, for example two captions of one image.
 
+    When to use it: with a momentum teacher and a bank (MoCo), with a teacher alone (MoCo v3), or for images and texts
+    (CLIP). With a bank the number of negatives does not depend on the batch, so it trains with small batches. With
+    neither, NT-Xent uses each batch better, because it also repels within a view.
+
     Reference: van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018; He et al.,
     Momentum Contrast for Unsupervised Visual Representation Learning, CVPR 2020; Radford et al., Learning Transferable
     Visual Models From Natural Language Supervision, ICML 2021; Chen, Xie and He, An Empirical Study of Training
@@ -52,6 +56,10 @@ class InfoNCE(Objective):
     """
 
     paper = "JCL, equation 1"
+    equation = r"""
+        \ell_i = -\frac{\langle q_i, k_i \rangle}{\tau} + \log \left( e^{\langle q_i, k_i \rangle / \tau}
+            + \sum_j e^{\langle q_i, n_j \rangle / \tau} \right)
+    """
     takes_bank = True
     takes_labels = True
 

@@ -26,6 +26,10 @@ class LeJEPA(Objective):
     after each backward pass, from the counter `step`, and are the same on each rank and after resuming. (Activation
     checkpointing, which computes the loss again, sees different draws.) With a teacher, zbar is the mean of its keys.
 
+    When to use it: if you want no teacher, no stopped gradient and one weight to choose. It compares the batch with a
+    normal distribution, so it wants batches of a few hundred projections. Its projections are not normalized, and
+    distances, not cosines, are what it shapes.
+
     Reference: Balestriero and LeCun, LeJEPA: Provable and Scalable Self-Supervised Learning Without the Heuristics,
     2025.
 
@@ -47,6 +51,13 @@ class LeJEPA(Objective):
     """
 
     paper = "LeJEPA, SIGReg"
+    equation = r"""
+        L = (1 - \lambda)\, \mathrm{mean}_{v,i,d} \left( z_{vid} - \bar z_{id} \right)^2
+            + \lambda\, \mathrm{mean}_v\, \mathrm{SIGReg}(z_v),
+        \mathrm{SIGReg}(z)
+            = \mathrm{mean}_a\, N \int \left| \mathrm{mean}_i\, e^{\mathrm{i} t \langle a, z_i \rangle}
+            - e^{-t^2/2} \right|^2 e^{-t^2/2}\, dt
+    """
     takes_global_views = True
     step: torch.Tensor
 

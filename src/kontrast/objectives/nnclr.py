@@ -31,6 +31,10 @@ class NNCLR(Objective):
     and is searched before this batch is added. Without a bank, the neighbor is the nearest key of another image of the
     batch. Without keys, z itself is the projection that is searched for, as a constant.
 
+    When to use it: if crops and colors alone give positives that are too easy: the positive is another image that looks
+    alike. It needs a bank that is large beside the number of classes, a predictor, and some epochs before neighbors
+    mean anything.
+
     Reference: Dwibedi et al., With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual
     Representations, ICCV 2021.
 
@@ -50,6 +54,10 @@ class NNCLR(Objective):
     """
 
     paper = "NNCLR (Dwibedi et al., 2021)"
+    equation = r"""
+        \ell_i = -\frac{\langle n_i, p_i \rangle}{\tau} + \log \sum_j e^{\langle n_i, p_j \rangle / \tau},
+        n_i = \mathrm{argmax}_{n \in \mathrm{bank}} \langle n, k_i \rangle
+    """
     takes_bank = True
 
     def __init__(self, temperature: Number = 0.1, *, normalize: bool = True, reduction: str = "mean"):

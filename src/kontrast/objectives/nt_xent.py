@@ -23,6 +23,10 @@ class NTXent(Objective):
     With two views this is SimCLR's loss; with more views or with labels it is the outer form of SupCon: call `loss(z,
     labels=y)`. With keys, positives and negatives are keys; with a bank, the negatives are the rows of the bank.
 
+    When to use it: first, because it has one number to choose, needs nothing besides the batch, and is what other
+    results are compared with. It wants large batches, because easy positives damp its gradient when negatives are few;
+    below 256 images, take DCL. With labels it is SupCon.
+
     Reference: Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020; Khosla et
     al., Supervised Contrastive Learning, NeurIPS 2020.
 
@@ -45,6 +49,10 @@ class NTXent(Objective):
     """
 
     paper = "GCL, equation 2"
+    equation = r"""
+        \ell_i = -\mathrm{mean}_p \frac{\langle z_i, z_p \rangle}{\tau}
+            + \log \sum_{k \neq i} e^{\langle z_i, z_k \rangle / \tau}
+    """
     takes_bank = True
     takes_labels = True
 

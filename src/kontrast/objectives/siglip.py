@@ -26,6 +26,10 @@ class SigLIP(Objective):
     views counts once; with keys, every key view of an image matches. Images with the same label are no negatives of
     each other, for example two captions of one image.
 
+    When to use it: for images and texts, if batches are small or spread over many devices: each pair is judged by
+    itself, so no pair waits for the sum over a row. The bias b has to start far below 0, because nearly all pairs are
+    negatives. For one kind of input, NT-Xent is the usual choice.
+
     Reference: Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023.
 
     Args:
@@ -48,6 +52,10 @@ class SigLIP(Objective):
     """
 
     paper = "SigLIP, equation 1"
+    equation = r"""
+        \ell_i = \mathrm{softplus}\!\left( -(t s_{ii} + b) \right)
+            + \sum_{j \neq i} \mathrm{softplus}\!\left( t s_{ij} + b \right), \quad t = 1/\tau
+    """
     takes_labels = True
 
     def __init__(

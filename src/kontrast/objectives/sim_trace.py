@@ -26,6 +26,10 @@ class SimTrace(Objective):
     `auto` trains with a teacher (keys) as the code does, and without one as the paper says. For the paper's form with a
     teacher give `variant="paper"`.
 
+    When to use it: if you want no negatives, no temperature and no predictor: whitening alone prevents collapse. It
+    needs more images in a batch than features in a projection, since it inverts their covariance. It was about a point
+    behind SimAffinity on CIFAR-10 here.
+
     Reference: Li et al., A Unified Framework for Contrastive Learning from a Perspective of Affinity Matrix, 2022.
 
     Args:
@@ -45,6 +49,7 @@ class SimTrace(Objective):
     """
 
     paper = "UniCLR, equation 3"
+    equation = r"L = -\frac{1}{N} \mathrm{trace} \left( (Z - \mu)\, \Sigma^{-1} (Z' - \mu)^\top \right)"
 
     def __init__(
         self, ridge: float | None = None, *, variant: str = "auto", pooled: bool = False, scaling: str = "mean"

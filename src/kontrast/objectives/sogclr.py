@@ -36,6 +36,10 @@ class SogCLR(Objective):
     mean of u_i over the views of an image is its new u_image. If an image is several times in the batch, its last place
     counts. The logs of u are stored in the buffer `log_u`, -inf for a new image, and are the same on all ranks.
 
+    When to use it: if the batch can't be large and each image is seen many times: the estimate per image takes the
+    place of more negatives. It stores one number per image, and needs some epochs before the estimates are good. On
+    data that is seen once, take DCL or a bank.
+
     Reference: Yuan et al., Provable Stochastic Optimization for Global Contrastive Learning: Small Batch Does Not Harm
     Performance, ICML 2022.
 
@@ -58,6 +62,10 @@ class SogCLR(Objective):
     """
 
     paper = "SogCLR (Yuan et al., 2022)"
+    equation = r"""
+        \ell_i = -\langle z_i, z_i^+ \rangle + \tau \log u_i,
+        u_i \leftarrow (1 - \gamma)\, u_i + \gamma\, \mathrm{mean}_j\, e^{\langle z_i, z_j \rangle / \tau}
+    """
     needs_indices = True
     log_u: Tensor
     gamma = scheduled_number("gamma", share)

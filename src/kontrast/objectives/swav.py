@@ -28,6 +28,10 @@ class SwAV(PrototypeObjective):
     queue that is still being filled is ignored. On several ranks the images of all ranks are assigned together, and the
     bank, the same on all ranks, counts once.
 
+    When to use it: with multi-crop, where local crops are cheap, and at batches of a few hundred images or with a
+    queue. It needs prototypes, and the number of them is a few times the number of classes that you expect. The recipes
+    freeze them at the start.
+
     Reference: Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, NeurIPS 2020.
 
     Args:
@@ -49,6 +53,11 @@ class SwAV(PrototypeObjective):
     """
 
     paper = "SwAV, equation 2"
+    equation = r"""
+        \ell_i = -\frac{1}{\tau} \langle z_i, \sum_k q_k c_k \rangle
+            + \log \sum_k e^{\langle z_i, c_k \rangle / \tau},
+        q = \mathrm{Sinkhorn}\!\left( \langle z', c_k \rangle / \varepsilon \right)
+    """
     takes_bank = True
     bank_per_view = True
 

@@ -24,6 +24,10 @@ class SWD(Objective):
     the counter `step`, and are the same on each rank and after resuming. (Activation checkpointing, which computes the
     loss again, sees different draws.) Only the `hypersphere` normalizes z.
 
+    When to use it: to choose the distribution of the projections yourself: a sphere, a cube or a normal distribution.
+    It is a few points behind NT-Xent on CIFAR-10 here, and depends on lambda. It suffers from competing features as NT-
+    Xent does.
+
     Reference: Chen, Luo and Li, Intriguing Properties of Contrastive Losses, NeurIPS 2021.
 
     Args:
@@ -45,6 +49,10 @@ class SWD(Objective):
     """
 
     paper = "GCL, table 1 and algorithm 1"
+    equation = r"""
+        L = \frac{1}{2} \mathrm{mean}_{i,d} (z_{id} - z_{id}^+)^2
+            + \lambda\, \mathrm{mean}_{r,d} \left( \mathrm{sort}(Z W)_{rd} - \mathrm{sort}(P W)_{rd} \right)^2
+    """
     step: torch.Tensor
 
     # fmt: off

@@ -24,6 +24,10 @@ class VICReg(Objective):
     over two views, and twice the mean over more. Terms: attraction is the invariance, repulsion the variance and
     decorrelation the covariance, each times its weight.
 
+    When to use it: if the two branches differ, such as two kinds of input: variance and covariance are kept in each
+    branch by itself. It has three weights to balance, and prefers wide projections. For two views of one image, Barlow
+    Twins has one weight less.
+
     Reference: Bardes, Ponce and LeCun, VICReg: Variance-Invariance-Covariance Regularization, ICLR 2022.
 
     Args:
@@ -42,6 +46,11 @@ class VICReg(Objective):
     """
 
     paper = "UniCLR, table 2 (VICReg)"
+    equation = r"""
+        L = w_i\, \mathrm{mean}_{i,d} (z_{id} - z'_{id})^2 + w_v\, \mathrm{mean}_{v,d} \max\!\left( 0,\, 1
+            - \sqrt{\mathrm{var}\, z_d + 10^{-4}} \right)
+        {}+ 2\, w_c\, \mathrm{mean}_v \sum_{d \neq e} \mathrm{cov}(z)_{de}^2 / D
+    """
 
     def __init__(
         self, invariance_weight: Number = 25.0, variance_weight: Number = 25.0, covariance_weight: Number = 1.0

@@ -17,6 +17,10 @@ class WMSE(Objective):
 
     Sigma is unbiased and has a relative ridge: (1 - ridge) Sigma + ridge tr(Sigma)/D I.
 
+    When to use it: for the smallest possible method without negatives: a distance of whitened projections. It needs
+    more images in a batch than features in a projection, so projections are narrow. Without scaling the whitened rows
+    to length one it is SimTrace, up to constants.
+
     Reference: Ermolov et al., Whitening for Self-Supervised Representation Learning, ICML 2021.
 
     Args:
@@ -36,6 +40,11 @@ class WMSE(Objective):
     """
 
     paper = "UniCLR, table 2 (W-MSE)"
+    equation = r"""
+        L = \mathrm{mean}_i \left\lVert \frac{y_i}{\lVert y_i \rVert}
+            - \frac{y'_i}{\lVert y'_i \rVert} \right\rVert^2,
+        y = L_\Sigma^{-1} (z - \mu), \; L_\Sigma L_\Sigma^\top = \Sigma
+    """
 
     def __init__(self, ridge: float = 1e-3, *, normalize: bool = True, pooled: bool = False, reduction: str = "mean"):
         super().__init__(normalize=normalize, reduction=reduction)

@@ -31,6 +31,9 @@ class ZeroCL(Objective):
     Terms: attraction is the loss without whitening, what X1 and X2 lack in correlation. Repulsion is what whitening
     adds to it: 0 for uncorrelated features, and D (1 - 1/D)^2 in FCL if equal views have collapsed to a line.
 
+    When to use it: if you want no negatives and few numbers to choose. It whitens features over images and images over
+    features, so batch size and width should be close, and both matrices are rooted in each step.
+
     Reference: Zhang et al., Zero-CL: Instance and Feature Decorrelation for Negative-Free Symmetric Contrastive
     Learning, ICLR 2022.
 
@@ -50,6 +53,10 @@ class ZeroCL(Objective):
     """
 
     paper = "UniCLR, table 2 (Zero-CL)"
+    equation = r"""
+        L = \sum_d (1 - C_{dd})^2 + \sum_i (1 - C'_{ii})^2,
+        C = Y_1^\top Y_2 / N, \quad Y = X \left( X^\top X / N + r I \right)^{-1/2}
+    """
 
     def __init__(self, mode: str = "both", ridge: float = 0.01, *, detach: bool = True):
         super().__init__(normalize=False)

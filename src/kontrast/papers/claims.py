@@ -19,7 +19,7 @@ from typing import Any
 from kontrast.config.recipe import parse_toml
 from kontrast.config.recipe_files import recipe_text
 from kontrast.files import write_atomic
-from kontrast.papers.highlights import update_readme
+from kontrast.papers.highlights import highlights_table
 from kontrast.papers.measure import IMAGES
 from kontrast.papers.paper_items import papers_page
 from kontrast.papers.result_pages import make_pages, markdown_row, write_pages
@@ -201,6 +201,13 @@ def claims_page(out: Path) -> str:
         "seed. Otherwise it follows from the variance of each cell: over seeds if it has several, and over test images "
         "if it has one. An interval over test images says nothing about other seeds.",
         "",
+        "## Accuracies",
+        "",
+        "In percent, after the last epoch. All rows but the last use CIFAR-10 (JPEG). [The papers item by "
+        "item](papers.md) has a row for every table and figure.",
+        "",
+        highlights_table(out),
+        "",
     ]
     for paper in dict.fromkeys(claim.paper for claim in claims):
         lines += [f"## {paper}", "", markdown_row(["claim", "verdict", "comparisons", "table"])]
@@ -215,7 +222,7 @@ def claims_page(out: Path) -> str:
 
 
 def write_docs(out: Path, docs: Path) -> list[Path]:
-    """Write every table's pages, docs/results.md, docs/papers.md and the README's table from the JSON files."""
+    """Write every table's pages, docs/results.md and docs/papers.md from the JSON files."""
     written: list[Path] = []
     for name in table_names():
         table = load_table(name)
@@ -223,4 +230,4 @@ def write_docs(out: Path, docs: Path) -> list[Path]:
     docs.mkdir(exist_ok=True)
     write_atomic(docs / "results.md", claims_page(out))
     write_atomic(docs / "papers.md", papers_page(out))
-    return [*written, docs / "results.md", docs / "papers.md", *update_readme(docs.parent / "README.md", out)]
+    return [*written, docs / "results.md", docs / "papers.md"]

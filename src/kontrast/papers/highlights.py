@@ -1,4 +1,4 @@
-"""Writes the README's table of results from results/, between two comments, so that nobody types a number."""
+"""The accuracies of the papers' tables in short, from results/, so that nobody types a number."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from typing import Any
 from kontrast.config.recipe import parse_toml
 from kontrast.config.recipe_files import recipe_text
 from kontrast.errors import UsageError
-from kontrast.files import write_atomic
 from kontrast.papers.result_pages import markdown_row, mean_text
 from kontrast.papers.results_file import find_entry, finished_runs, read_results
 from kontrast.papers.tables import ITEMS, load_table
 
-START = "<!-- results: written by `kontrast reproduce --docs`, do not edit -->"
-END = "<!-- end of results -->"
 NAME = re.compile(r"\{([\w.-]+)\}")
 
 
 def highlights_table(out: Path) -> str:
-    """The table of results for a results folder; a part of a row without runs is left out."""
+    """The table for a results folder; a part of a row without runs is left out."""
     rows = [row for one in parse_toml(recipe_text(ITEMS), ITEMS.name)["highlights"] if (row := highlight_row(one, out))]
     return "\n".join([markdown_row(["table", "accuracy"]), markdown_row(["---", "---"]), *map(markdown_row, rows)])
 
@@ -40,15 +37,5 @@ def highlight_row(highlight: dict[str, Any], out: Path) -> list[str]:
     text = NAME.sub(lambda found: mean_text(runs[found[1]], table.probes[0], 100, ".2f") or "–", "; ".join(parts))
     counts = sorted({len(done) for done in runs.values() if done})
     seeds = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
-    where = f"[{highlight['title']}](results/{table.name}.md), {highlight['what']}"
+    where = f"[{highlight['title']}](../results/{table.name}.md), {highlight['what']}"
     return [where, f"{text} ({seeds} seed{'s' * (seeds != '1')})"]
-
-
-def update_readme(readme: Path, out: Path) -> list[Path]:
-    """Replace the table between the two comments of a README; nothing happens without them."""
-    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
-    if START not in text or END not in text:
-        return []
-    before, _, rest = text.partition(START)
-    write_atomic(readme, f"{before}{START}\n{highlights_table(out)}\n{END}{rest.partition(END)[2]}")
-    return [readme]
