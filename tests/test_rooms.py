@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "sharding": {"errors"},
     "operating_system": set(),
     "float64": set(),
+    "notebook": set(),
     "files": {"errors", "operating_system"},
     "registry": {"errors"},
     "distributed": {"errors"},
@@ -36,9 +37,9 @@ MAY_IMPORT = {
     "data": BASE,
     "networks": BASE,
     "optim": BASE,
-    "reports": set(),
+    "reports": {"notebook"},
 }
-MAY_IMPORT["probes"] = {"networks", "optim", "objectives", "kernels", *BASE}
+MAY_IMPORT["probes"] = {"notebook", "networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["lens"] = {"networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["detection"] = {"config", "data", "networks", "optim", "probes", *BASE}
 MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports", "detection"}
