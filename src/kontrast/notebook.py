@@ -69,7 +69,7 @@ def _table(rows: list[list[re.Match[str]]]) -> str:
             continue
         texts = dict(zip(places, row))
         lines.append("".join(_cell(texts.get(i), right[i], first=i == 0) for i in range(most)))
-    return "\n".join(["<table>", *(f"<tr>{line}</tr>" for line in lines), "</table>"])
+    return "\n".join(['<table class="dataframe">', *(f"<tr>{line}</tr>" for line in lines), "</table>"])
 
 
 def _cell(found: re.Match[str] | None, right: bool, first: bool) -> str:
@@ -87,7 +87,8 @@ def html_of_page(path: Path) -> str:
     if not path.is_file():
         return ""
     if path.stat().st_size <= LARGEST_INLINE:
-        return FRAME.format(content=f'srcdoc="{html.escape(path.read_text(encoding="utf-8"))}"')
+        page = path.read_text(encoding="utf-8").replace("&", "&amp;").replace("'", "&#39;")  # its many " stay one byte
+        return FRAME.format(content=f"srcdoc='{page}'")
     address = html.escape(urllib.parse.quote(os.path.relpath(path)))
     return f'{FRAME.format(content=f"""src="{address}" """)}<p><a href="{address}">{html.escape(str(path))}</a></p>'
 

@@ -128,14 +128,16 @@ class NotebookBar:
 
     def __init__(self) -> None:
         self._line = NotebookLine()
-        self._last = -SECONDS_BETWEEN_CHANGES
+        self._last: float | None = None
 
     def show(self, progress: Progress) -> None:
-        if time.monotonic() - self._last > SECONDS_BETWEEN_CHANGES:
+        if self._last is None or time.monotonic() - self._last > SECONDS_BETWEEN_CHANGES:
             self._last = time.monotonic()
             self._line.show(progress.done, progress.total, progress.line)
 
     def end(self, progress: Progress) -> None:
+        if self._last is None:
+            return  # nothing was done, as in a probe that another one replaces
         share = 100 * progress.done / max(progress.total, 1)
         seconds = time_left(time.monotonic() - progress.start)
         text = f"{progress.title} {share:3.0f}%  {seconds}  {_facts_text(progress.facts)}".rstrip()
