@@ -18,7 +18,10 @@ CELL = re.compile(r"\S+(?: \S+)*")
 """Words with single spaces between them; printed columns are at least two spaces apart."""
 LARGEST_INLINE = 500_000
 """Bytes of a page that is stored in the notebook. A larger one is loaded from its file: notebooks should stay small."""
-FRAME = '<iframe {content} sandbox="allow-scripts" style="width: 100%; height: 40em; border: 1px solid #8888"></iframe>'
+FRAME = (
+    '<iframe {content} title="report" sandbox="allow-scripts" '
+    'style="width: 100%; height: 40em; border: 1px solid #8888"></iframe>'
+)
 LINE = '<div style="font-family: monospace">{bar} {text}</div>'
 BAR = '<progress value="{done:g}" max="{total:g}" style="width: 10em; vertical-align: middle"></progress>'
 

@@ -31,7 +31,7 @@ class Links(HTMLParser):
 
     def handle_data(self, data):
         if self.target:
-            self.words += data.split()
+            self.words += data.replace("’", "'").split()  # Sphinx may set typographic quotation marks
 
     def handle_endtag(self, tag):
         if tag == "a" and self.target:
