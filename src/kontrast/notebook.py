@@ -78,7 +78,8 @@ def _table(rows: list[list[re.Match[str]]]) -> str:
 def _cell(found: re.Match[str] | None, right: bool, first: bool) -> str:
     """Return one cell; the first one keeps its indentation, which says what belongs to the row above."""
     text = "" if found is None else (" " * found.start() if first else "") + found[0]
-    return f'<td style="text-align: {"right" if right else "left"}; white-space: pre">{html.escape(text)}</td>'
+    side = "right" if right else "left"
+    return f'<td style="text-align: {side}; white-space: pre; padding: 0.2em 0.6em">{html.escape(text)}</td>'
 
 
 def html_of_page(path: Path) -> str:
