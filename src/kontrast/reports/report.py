@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kontrast.notebook import html_of_page
 from kontrast.reports.classifier_tables import classifier_verdict, classifier_view, drop_damaged_classifier
 from kontrast.reports.curves import curve_plots
 from kontrast.reports.facts import differences, facts, summary, title
@@ -41,6 +40,8 @@ class ReportPage(type(Path())):  # type: ignore[misc]
     """The path of a report, which appears as the page itself at the end of a cell in Jupyter."""
 
     def _repr_html_(self) -> str:
+        from kontrast.notebook import html_of_page  # only Jupyter needs it: this room imports nothing of ours
+
         return html_of_page(self)
 
 
