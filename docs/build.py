@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from builder.checks import check_site
+from builder.notebook_environment import notebook_environment
 from builder.pages import write_generated_pages
 from builder.sources import stage
 from builder.versions import write_versions
@@ -45,13 +46,22 @@ def build(out: Path, work: Path, *, fresh: bool = False) -> list[str]:
     html, pages = work / "html", out / __version__
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-n", "-q", "-c", ROOT / "docs"]
     shutil.rmtree(html, ignore_errors=True)
-    kept = {**os.environ, "KONTRAST_DOCS_CACHE": str(work / "executed")}
-    if subprocess.run([*command, "-d", work / "doctrees", sources, html], env=kept, check=False).returncode:
+    given = {**os.environ, **notebook_environment(), "KONTRAST_DOCS_CACHE": str(work / "executed")}
+    if subprocess.run([*command, "-d", work / "doctrees", sources, html], env=given, check=False).returncode:
         return ["Sphinx reported the warnings above"]
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(html, pages, ignore=shutil.ignore_patterns(*LEFT_OUT))
     write_versions(out, __version__)
     return check_site(pages)
+
+
+def executed_pages(work: Path) -> dict[str, float]:
+    """Return the seconds on the clock that the cells of each tutorial took when they were executed."""
+    from jupyter_cache import get_cache
+
+    records = get_cache(work / "executed").list_cache_records()
+    records = sorted(records, key=lambda one: (one.uri, one.created))  # a page that was changed has several
+    return {Path(one.uri).stem: one.data["execution_seconds"] for one in records}
 
 
 def main() -> int:
@@ -65,6 +75,8 @@ def main() -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     if not problems:
+        for page, seconds in executed_pages(arguments.work.resolve()).items():
+            print(f"{page}: executed in {seconds:.1f} s")
         print(f"{arguments.out / 'index.html'}: built and checked in {time.perf_counter() - start:.0f} s")
     return 1 if problems else 0
 

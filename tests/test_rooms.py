@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "sharding": {"errors"},
     "operating_system": set(),
     "float64": set(),
+    "notebook": set(),
     "files": {"errors", "operating_system"},
     "registry": {"errors"},
     "distributed": {"errors"},
@@ -39,13 +40,13 @@ MAY_IMPORT = {
     "data": BASE,
     "networks": BASE,
     "optim": BASE,
-    "reports": set(),
+    "reports": {"notebook"},
 }
-MAY_IMPORT["probes"] = {"networks", "optim", "objectives", "kernels", *BASE}
+MAY_IMPORT["probes"] = {"notebook", "networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["lens"] = {"networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["detection"] = {"config", "data", "networks", "optim", "probes", *BASE}
 MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports", "detection"}
-MAY_IMPORT["engines"] = {"distributed", "plugins", "registry", "errors", "files", "training"}
+MAY_IMPORT["engines"] = {"notebook", "distributed", "plugins", "registry", "errors", "files", "training"}
 MAY_IMPORT["runs"] = {*MAY_IMPORT["training"], "training", "detection", "engines"}
 MAY_IMPORT["studies"] = {*MAY_IMPORT["runs"], "runs"}
 MAY_IMPORT["papers"] = {*MAY_IMPORT["studies"], "studies"}

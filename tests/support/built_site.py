@@ -6,6 +6,7 @@ import atexit
 import dataclasses
 import functools
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -21,10 +22,11 @@ ROOT = Path(__file__).parents[2]
 
 @dataclasses.dataclass(frozen=True)
 class BuiltSite:
-    """A site and what its build complained about."""
+    """A site, what its build complained about, and the seconds that each tutorial took."""
 
     root: Path
     problems: list[str]
+    seconds: dict[str, float]
     version: str = kontrast.__version__
 
     @property
@@ -48,4 +50,9 @@ def build_site() -> BuiltSite:
     command = [sys.executable, str(ROOT / "docs" / "build.py"), "--out", str(root), "--work", str(work)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     lines = done.stderr.splitlines() or ["the build failed without a message"]
-    return BuiltSite(root, [] if done.returncode == 0 else [line for line in lines if "IPKernelApp" not in line])
+    seconds = {
+        name: float(number) for name, number in re.findall(r"^(.+): executed in (.+) s$", done.stdout, re.MULTILINE)
+    }
+    return BuiltSite(
+        root, [] if done.returncode == 0 else [line for line in lines if "IPKernelApp" not in line], seconds
+    )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kontrast import plugins
+from kontrast import notebook, plugins
 from kontrast.errors import EnvironmentFault, KontrastError
 
 Send = Callable[[tuple[str, Any]], None]
@@ -107,7 +107,7 @@ class Job:
     folder: str = field(default_factory=os.getcwd)
     arguments: list[str] = field(default_factory=lambda: list(sys.argv))
     environment: dict[str, str] = field(default_factory=lambda: own_environment())
-    is_terminal: bool = field(default_factory=lambda: sys.stderr is not None and sys.stderr.isatty())
+    is_terminal: bool = field(default_factory=lambda: notebook.is_terminal(sys.stderr))
 
     def enter(self) -> None:
         """Make this process like that of the command, or raise if it lacks the command's folders."""

@@ -16,6 +16,7 @@ import torch
 
 from kontrast.errors import DataError, UsageError
 from kontrast.files import disk_faults, read_json_lines
+from kontrast.notebook import Printed
 from kontrast.papers.gpu_sharing import shared_gpu
 from kontrast.papers.measure import MEASURES, TABLE_PROBES, logged_curves, mean_and_error, probe_run
 from kontrast.papers.parallel_runs import ParallelRuns, runs_at_once
@@ -39,7 +40,7 @@ from kontrast.training.splits import open_split
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class Reproduction(Printed):
     """The result of `kontrast.reproduce`. `print(result)` shows the paper's numbers and ours.
 
     Args:
@@ -55,13 +56,16 @@ class Reproduction:
     cells: list[Record]
 
     def __str__(self) -> str:
+        return self.printed(terminal_width())
+
+    def printed(self, width: int | None = None) -> str:
         rows = [["cell", "paper", self.table.probes[0], "seeds"]]
         for cell in self.table.cells:
             runs = finished_runs(find_entry({"cells": self.cells}, cell, {}))
             paper = "" if cell.paper is None else f"{cell.paper:g}"
             ours = mean_text(runs, self.table.probes[0], 100, ".2f") or "not run"
             rows.append([cell.name, paper, ours, " ".join(str(run["seed"]) for run in runs)])
-        return "\n".join([*aligned(rows, terminal_width()), str(self.file), str(self.page)])
+        return "\n".join([*aligned(rows, width), str(self.file), str(self.page)])
 
     def to_dict(self) -> Record:
         return {"results": str(self.file), "table": str(self.page), "cells": self.cells}

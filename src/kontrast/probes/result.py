@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kontrast.errors import DataError
+from kontrast.notebook import Printed
 
 RESAMPLES = 10_000
 BEST = 5
@@ -19,7 +20,7 @@ BEST = 5
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(Printed):
     """Test accuracy of one probe with its 95% interval.
 
     Args:

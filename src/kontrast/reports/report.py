@@ -36,11 +36,20 @@ MAX_SPRITE_PIXELS = 64_000_000
 ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
+class ReportPage(type(Path())):  # type: ignore[misc]
+    """The path of a report, which appears as the page itself at the end of a cell in Jupyter."""
+
+    def _repr_html_(self) -> str:
+        from kontrast.notebook import html_of_page  # only Jupyter needs it: this room imports nothing of ours
+
+        return html_of_page(self)
+
+
 def report(
     runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     out: str | os.PathLike[str] | None = None,
     study: str | os.PathLike[str] | None = None,
-) -> Path:
+) -> ReportPage:
     """Write one self-contained HTML page about one or several runs.
 
     Args:
@@ -49,7 +58,7 @@ def report(
         study: A comparison.json or audit.json, whose verdict, tables and plots come first. It needs no runs.
 
     Returns:
-        The path of the page.
+        The path of the page. At the end of a cell in Jupyter, the page itself appears.
 
     Example:
         >>> import kontrast, pathlib, tempfile
@@ -64,7 +73,7 @@ def report(
     read = [read_run(folder) for folder in folders]
     make_names_distinct(read)
     page = render(payload(read, read_study(Path(study)) if study else None))
-    return write_atomic(folders[0] / "report.html" if out is None else Path(out), page)
+    return ReportPage(write_atomic(folders[0] / "report.html" if out is None else Path(out), page))
 
 
 def payload(runs: list[ReportedRun], study: dict[str, Any] | None = None) -> dict[str, Any]:

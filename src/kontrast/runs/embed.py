@@ -34,6 +34,7 @@ from kontrast.engines.ray_cluster import Cluster, check_engine
 from kontrast.engines.ray_pool import Pool
 from kontrast.errors import CheckpointError, DataError, UsageError, printable
 from kontrast.files import disk_faults, read_json, remove_folder, write_atomic, write_json
+from kontrast.notebook import Printed
 from kontrast.plugins import command_start
 from kontrast.probes import extract_features
 from kontrast.runs.embeddings_file import Part, check_suffix, import_parquet, names_path, write_embeddings
@@ -63,7 +64,7 @@ Compute = Callable[[list[int]], Generator[Progressed, None, None]]
 
 
 @dataclass(frozen=True)
-class EmbedResult:
+class EmbedResult(Printed):
     """The embeddings file that `embed` wrote: `images` vectors of `width` numbers; skipped: (name, reason) pairs."""
 
     path: Path

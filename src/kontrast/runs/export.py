@@ -26,6 +26,7 @@ from kontrast.detection.detectron2_names import PREFIXES, detectron2_names
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault, NumbersError, UsageError, printable
 from kontrast.files import disk_faults, write_atomic, write_json
 from kontrast.networks import Encoder
+from kontrast.notebook import Printed
 from kontrast.registry import nearest
 from kontrast.runs import model_folder
 from kontrast.runs.image_stream import open_stream
@@ -49,7 +50,7 @@ BOTH = "and a longer side that is then over {0} px to {0}, in one step with Pill
 
 
 @dataclass(frozen=True)
-class ExportResult:
+class ExportResult(Printed):
     """The exported file or folder, its card, the number of features, and the largest difference of ONNX from torch on
     real images, as a share of the largest feature (None for safetensors, which holds the exact weights)."""
 

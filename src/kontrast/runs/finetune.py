@@ -26,6 +26,7 @@ from kontrast.addresses import shown
 from kontrast.config.recipe import DataSettings, fingerprint, to_toml
 from kontrast.errors import UsageError, printable
 from kontrast.files import atomic_folder, disk_faults
+from kontrast.notebook import Printed
 from kontrast.probes import ProbeResult
 from kontrast.probes.fine_tuning import folds as folds_of
 from kontrast.probes.finetuning_protocols import fine_tuning_named
@@ -47,7 +48,7 @@ ONNX_IMAGES = 32
 
 
 @dataclass(frozen=True)
-class FinetuneResult:
+class FinetuneResult(Printed):
     """The folder that `finetune` wrote.
 
     Attributes:

@@ -20,6 +20,7 @@ import torch
 
 from kontrast.errors import UsageError
 from kontrast.files import disk_faults, remove_folder, sync, take_lock, write_atomic, write_json
+from kontrast.notebook import Printed
 from kontrast.probes import nearest_rows
 from kontrast.registry import nearest
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
@@ -53,7 +54,7 @@ ENOUGH = 0.97
 
 
 @dataclass(frozen=True)
-class IndexResult:
+class IndexResult(Printed):
     """An index that was built; printed with its recall and time beside exact search."""
 
     path: Path

@@ -24,6 +24,7 @@ from kontrast.lens.measures import T_MINUS, conditional_entropy, directions
 from kontrast.lens.pair_weights import extremes, image_as_data_url, negative_weights, positive_weights
 from kontrast.lens.positive_spread import PositiveStatistics, positive_statistics
 from kontrast.lens.summaries import Summary
+from kontrast.notebook import Printed
 from kontrast.probes import extract_features
 from kontrast.runs.embeddings_file import read_embeddings
 from kontrast.runs.run import Run, open_run
@@ -44,7 +45,7 @@ BATCH = 256
 
 
 @dataclass(frozen=True, repr=False)
-class LensResult:
+class LensResult(Printed):
     """What `lens` found, printed as a table. path: lens.json; tree: its content, with all numbers and plots."""
 
     path: Path

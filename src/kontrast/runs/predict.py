@@ -22,6 +22,7 @@ import torch
 from kontrast.data import ImageSet
 from kontrast.errors import DataError, UsageError, printable
 from kontrast.files import atomic_path
+from kontrast.notebook import Printed
 from kontrast.registry import nearest
 from kontrast.runs.classifier import Classifier
 from kontrast.runs.embed import compute_parts, dependencies, refuse_existing, resume_command, write_in_parts
@@ -34,7 +35,7 @@ FORMATS = (".csv", ".json", ".jsonl")
 
 
 @dataclass(frozen=True)
-class PredictResult:
+class PredictResult(Printed):
     """The file that `predict` wrote.
 
     Attributes:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.files import read_bytes
+from kontrast.notebook import Printed
 from kontrast.runs.export import describe
 from kontrast.runs.model_folder import CARD, CONFIG, WEIGHTS, check_license, model_files
 from kontrast.runs.run import Run, open_run
@@ -19,7 +20,7 @@ from kontrast.training.hub import FILES, TOKEN, check_name, endpoint, hub_faults
 
 
 @dataclass(frozen=True)
-class PushResult:
+class PushResult(Printed):
     """The model on the hub, its files with their sizes in bytes, and the commit's hash and address, which are empty for
     a dry run."""
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from kontrast.notebook import Printed
+
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, repr=False)
-class ResultSequence(Sequence[Item], Generic[Item]):
+class ResultSequence(Printed, Sequence[Item], Generic[Item]):
     """A sequence of results; subclasses add fields and define the table as `__str__`."""
 
     items: tuple[Item, ...]

@@ -17,6 +17,7 @@ from kontrast.data.limits import MOST_CHANNELS, BadImage, Form, Limits
 from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickle
 from kontrast.files import read_bytes
 from kontrast.networks import Encoder
+from kontrast.notebook import Printed, html_of_page
 from kontrast.registry import nearest
 from kontrast.training.build import evaluation_view
 from kontrast.training.checkpoints import read_weights, under
@@ -31,7 +32,7 @@ from kontrast.views import Views
 from kontrast.views.composite import Composite, ShownImages
 
 
-class Run:
+class Run(Printed):
     """A run folder: what `kontrast pretrain` wrote. Its files are read when they are needed.
 
     Every function that takes a run takes either the folder's path or a `Run`, and a `Run` can be used as a path.
@@ -71,6 +72,9 @@ class Run:
         count = data.get("images")
         images = f"{data.get('name', '?')} ({f'{count:,}' if isinstance(count, int) else '?'} images)"
         return f"{self.path}: {recipe.objective.name}, {recipe.encoder.name}, {images}, {state}"
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() + html_of_page(self.path / "report.html")
 
     def __fspath__(self) -> str:
         return str(self.path)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from kontrast.files import write_json
+from kontrast.notebook import Printed
 from kontrast.studies.text_tables import aligned, terminal_width, wrapped
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class StudyResult:
+class StudyResult(Printed):
     """What a study found. `print(result)` shows its tables and its verdict.
 
     Args:
@@ -42,6 +43,9 @@ class StudyResult:
 
     def __str__(self) -> str:
         return "\n".join(self.lines(terminal_width()))
+
+    def printed(self) -> str:
+        return "\n".join(self.lines())
 
     def lines(self, width: int | None = None) -> list[str]:
         """The tables, each followed by its note, and the verdict, wrapped to the width of a terminal."""

@@ -8,13 +8,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from kontrast.notebook import is_terminal
+
 GAP = "  "
 
 
 def terminal_width() -> int | None:
     """Columns of the terminal that standard output goes to; None for a file or a pipe, whose lines are not wrapped."""
-    stream = sys.stdout  # None if standard output is closed
-    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
 def aligned(rows: Sequence[Sequence[Any]], width: int | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Show the progress of long work: a bar with rate and time left on a terminal, else a line now and then."""
+"""Show the progress of long work: a bar with rate and time left in a terminal or Jupyter, else a line now and then."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kontrast.errors import printable
+from kontrast.notebook import NotebookLine, in_kernel, is_terminal
 from kontrast.training.timing import Rate
 
 SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_CHANGES = 0.2  # of a line in Jupyter, each of which is a message to the browser
 BAR = 16
 OTHER_COLUMNS = BAR + 9  # the bar and the percentage, with the gaps between all columns
 
@@ -35,27 +37,20 @@ class Progress:
     ):  # fmt: skip
         self.title, self.total, self.done, self.unit, self.silent = title, total, done, unit, silent
         self.facts: dict[str, Any] = {}
-        self._bar: Any = None
-        self.start = self._last_line = time.monotonic()
+        self._display: TerminalBar | NotebookBar | Lines | None = None
+        self.start = time.monotonic()
         self._first = done
         self.measured, self._left = rate or Rate(), left
         self.measured.restart(done)
 
     def __enter__(self) -> Progress:
-        if sys.stderr is not None and sys.stderr.isatty() and not self.silent:
-            from rich.console import Console
-            from rich.progress import BarColumn
-            from rich.progress import Progress as Rich
-
-            done = ("{task.description}", BarColumn(bar_width=BAR), "{task.percentage:>3.0f}%")
-            self._bar = Rich(*done, "{task.fields[rate]}", "{task.fields[facts]}", console=Console(stderr=True))
-            self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.total, completed=self.done, rate="", facts="")
+        if not self.silent:
+            self._display = TerminalBar(self) if is_terminal(sys.stderr) else NotebookBar() if in_kernel() else Lines()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._display is not None:
+            self._display.end(self)
 
     @property
     def rate(self) -> float:
@@ -81,20 +76,87 @@ class Progress:
         self.facts.update(facts)
         if measured:
             self.measured.add(self.done)
-        if self._bar is not None:
-            rate = f"{self.rate:,.0f} {self.unit}/s  {self.time_text()}".rstrip()
-            room = self._bar.console.width - len(self.title) - len(rate) - OTHER_COLUMNS
-            self._bar.update(self._task, completed=self.done, rate=rate, facts=_facts_text(self.facts, room))
-        elif not self.silent and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            share = 100 * self.done / max(self.total, 1)
-            speed = f"{self.rate:,.0f} {self.unit}/s  {self.time_text()}".rstrip()
-            tell(f"{self.title} {share:3.0f}%  {speed}  {_facts_text(self.facts)}".rstrip())
+        if self._display is not None:
+            self._display.show(self)
 
     def time_text(self) -> str:
         """Return the time left as text; "" if it is not known yet."""
         left = self.left
         return "" if left is None else f"{time_left(left)} left"
+
+    @property
+    def rate_text(self) -> str:
+        """Return the current rate and the time left."""
+        return f"{self.rate:,.0f} {self.unit}/s  {self.time_text()}".rstrip()
+
+    @property
+    def line(self) -> str:
+        """Return everything that is known as one line."""
+        share = 100 * self.done / max(self.total, 1)
+        return f"{self.title} {share:3.0f}%  {self.rate_text}  {_facts_text(self.facts)}".rstrip()
+
+
+class TerminalBar:
+    """The bar of a terminal.
+
+    Args:
+        progress: what it shows.
+    """
+
+    def __init__(self, progress: Progress):
+        from rich.console import Console
+        from rich.progress import BarColumn
+        from rich.progress import Progress as Rich
+
+        done = ("{task.description}", BarColumn(bar_width=BAR), "{task.percentage:>3.0f}%")
+        bar: Any = Rich(*done, "{task.fields[rate]}", "{task.fields[facts]}", console=Console(stderr=True))
+        bar.start()
+        self._task = bar.add_task(progress.title, total=progress.total, completed=progress.done, rate="", facts="")
+        self._bar = bar
+
+    def show(self, progress: Progress) -> None:
+        rate = progress.rate_text
+        room = self._bar.console.width - len(progress.title) - len(rate) - OTHER_COLUMNS
+        self._bar.update(self._task, completed=progress.done, rate=rate, facts=_facts_text(progress.facts, room))
+
+    def end(self, progress: Progress) -> None:
+        self._bar.stop()
+
+
+class NotebookBar:
+    """The bar of a cell in Jupyter; in the end it says how long the work took."""
+
+    def __init__(self) -> None:
+        self._line = NotebookLine()
+        self._last: float | None = None
+
+    def show(self, progress: Progress) -> None:
+        if self._last is None or time.monotonic() - self._last > SECONDS_BETWEEN_CHANGES:
+            self._last = time.monotonic()
+            self._line.show(progress.done, progress.total, progress.line)
+
+    def end(self, progress: Progress) -> None:
+        if self._last is None:
+            return  # nothing was done, as in a probe that another one replaces
+        share = 100 * progress.done / max(progress.total, 1)
+        seconds = time_left(time.monotonic() - progress.start)
+        text = f"{progress.title} {share:3.0f}%  {seconds}  {_facts_text(progress.facts)}".rstrip()
+        self._line.show(progress.done, progress.total, text)
+
+
+class Lines:
+    """A line now and then, for files, pipes and the commands of a cell in Jupyter."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def show(self, progress: Progress) -> None:
+        if time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
+            self._last = time.monotonic()
+            tell(progress.line)
+
+    def end(self, progress: Progress) -> None:
+        pass
 
 
 class PackingBar:
