@@ -14,7 +14,8 @@ import kontrast
 
 ROOMS = ["data", "errors", "kernels", "lens", "networks", "objectives", "optim", "probes", "views"]
 VERBS = ["audit", "compare", "duplicates", "embed", "explain", "export", "finetune", "index", "lens", "load"]
-VERBS += ["neighbors", "objective", "pack", "predict", "pretrain", "probe", "report", "reproduce", "select", "transfer"]
+VERBS += ["neighbors", "objective", "pack", "predict", "pretrain", "probe", "push", "report", "reproduce", "select"]
+VERBS += ["transfer"]
 
 
 def run_python(code: str) -> str:

@@ -16,20 +16,22 @@ import kontrast
 ROOT = Path(kontrast.__file__).parent
 TESTS = Path(__file__).parent
 
-BASE = {"registry", "errors", "files", "counters", "sharding", "import_path"}
+BASE = {"registry", "errors", "files", "counters", "sharding", "import_path", "operating_system", "float64"}
 MAY_IMPORT = {
     "errors": set(),
     "counters": set(),
     "import_path": set(),
     "sharding": {"errors"},
-    "files": {"errors"},
+    "operating_system": set(),
+    "float64": set(),
+    "files": {"errors", "operating_system"},
     "registry": {"errors"},
     "distributed": {"errors"},
     "plugins": {"registry", "errors"},
     "config": {"registry", "errors", "files"},
     "recipes": set(),
-    "kernels": {"counters"},
-    "objectives": {"kernels", "distributed", "registry", "errors"},
+    "kernels": {"counters", "float64"},
+    "objectives": {"kernels", "distributed", "registry", "errors", "float64"},
     "views": BASE,
     "data": BASE,
     "networks": BASE,
@@ -40,7 +42,8 @@ MAY_IMPORT["probes"] = {"networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["lens"] = {"networks", "optim", "objectives", "kernels", *BASE}
 MAY_IMPORT["detection"] = {"config", "data", "networks", "optim", "probes", *BASE}
 MAY_IMPORT["training"] = set(MAY_IMPORT) - {"reports", "detection"}
-MAY_IMPORT["runs"] = {*MAY_IMPORT["training"], "training", "detection"}
+MAY_IMPORT["engines"] = {"distributed", "plugins", "registry", "errors", "files", "training"}
+MAY_IMPORT["runs"] = {*MAY_IMPORT["training"], "training", "detection", "engines"}
 MAY_IMPORT["studies"] = {*MAY_IMPORT["runs"], "runs"}
 MAY_IMPORT["papers"] = {*MAY_IMPORT["studies"], "studies"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["papers"], "papers", "reports"}
@@ -50,7 +53,7 @@ EXCEPTIONS = {("lens/__init__.py", "runs")}
 
 NEVER_AT_THE_TOP = {
     "torchvision", "sklearn", "matplotlib", "timm", "pyarrow", "onnx", "tensorboard", "rich", "triton", "tokenizers",
-    "transformers", "faster_coco_eval", "faiss",
+    "transformers", "faster_coco_eval", "faiss", "ray", "huggingface_hub",
 }  # fmt: skip
 """Heavy packages are imported inside the functions that use them, so that a command waits only for what it needs."""
 

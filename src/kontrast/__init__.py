@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kontrast.runs.neighbors import neighbors
     from kontrast.runs.predict import predict
     from kontrast.runs.probe import probe
+    from kontrast.runs.push import push
     from kontrast.runs.run import Run, load
     from kontrast.runs.select import select
     from kontrast.runs.transfer import transfer
@@ -47,7 +48,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Encoder", "Run", "audit", "compare", "data", "duplicates", "embed", "errors", "explain", "export", "finetune",
     "index", "kernels", "lens", "load", "neighbors", "networks", "objective", "objectives", "optim", "pack", "predict",
-    "pretrain", "probe", "probes", "report", "reproduce", "select", "transfer", "views",
+    "pretrain", "probe", "probes", "push", "report", "reproduce", "select", "transfer", "views",
 ]  # fmt: skip
 _MODULES = {
     "Encoder": "runs.estimator", "Run": "runs.run", "audit": "studies.audit.audit",
@@ -55,6 +56,7 @@ _MODULES = {
     "duplicates": "runs.duplicates", "embed": "runs.embed", "explain": "cli.explain", "export": "runs.export",
     "finetune": "runs.finetune", "index": "runs.index", "load": "runs.run", "neighbors": "runs.neighbors",
     "objective": "objectives", "pack": "data.pack", "predict": "runs.predict", "probe": "runs.probe",
+    "push": "runs.push",
     "report": "reports.report", "reproduce": "papers.reproduce", "select": "runs.select", "transfer": "runs.transfer",
 }  # fmt: skip
 """The module of each name that is not a room."""
@@ -71,6 +73,9 @@ def pretrain(
     device: str = "auto",
     on_nan: str = "stop",
     minutes: float | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    max_restarts: int | None = None,
     say: Callable[[str], None] = print,
     **overrides: Any,
 ) -> Run:
@@ -85,14 +90,19 @@ def pretrain(
             embedded digits, and "folder" for your own images, which chooses its settings from the images.
         out: The run folder to write. Default: a new folder under runs/.
         from_: Weights to start from: an earlier run (its folder or `Run`), a .safetensors, .pt or .pth file of a
-            state dict, which is never unpickled, or "timm:NAME" for timm's pretrained weights. The encoder of a run is
-            the default encoder then. Default: random weights.
+            state dict, which is never unpickled, "timm:NAME" for timm's pretrained weights, or "hf://OWNER/NAME" for
+            a model on the Hugging Face Hub that kontrast made. The encoder of a run is the default encoder then.
+            Default: random weights.
         resume: Continue the run in `out` instead of starting one.
         accept_data_change: Resume even if the images have changed since the run started.
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".
         on_nan: "stop" at the first loss or gradient that is not finite, or "skip" up to ten such steps.
         minutes: How long the training may take; the epochs are planned by the measured speed. Default: the recipe's
             epochs.
+        engine: "local" for this process, or "ray" for the workers of a Ray cluster: the one that RAY_ADDRESS names, or
+            one on this machine for the time of the call.
+        workers: With Ray, the number of processes. Default: one per GPU of the cluster, or one without GPUs.
+        max_restarts: With Ray, how often the workers are restarted if one is lost. Default: 3.
         say: Receives each line of progress. Default: print.
         **overrides: Settings that replace the recipe's, as a table (`training={"epochs": 5}`) or by dotted key
             (`**{"training.epochs": 5}`).
@@ -107,12 +117,23 @@ def pretrain(
         >>> run.encoder().width
         16
     """
+    from functools import partial
+
+    from kontrast.engines.ray_cluster import check_engine
+    from kontrast.engines.ray_ranks import pretrain_on_ray
     from kontrast.runs.run import Run
+    from kontrast.training.pretrain import choose_out
     from kontrast.training.pretrain import pretrain as train
 
-    return Run(train(
-        data, recipe=recipe, overrides=overrides, out=out, from_=from_, resume=resume,
-        accept_data_change=accept_data_change, device=device, on_nan=on_nan, minutes=minutes, say=say,
+    work = partial(
+        train, data, recipe=recipe, overrides=overrides, from_=from_, resume=resume,
+        accept_data_change=accept_data_change, device=device, on_nan=on_nan, minutes=minutes, engine=engine,
+    )  # fmt: skip
+    if not check_engine(engine, workers, max_restarts):
+        return Run(work(out=out, say=say))
+    place = choose_out(data, recipe, overrides, out, resume)
+    return Run(pretrain_on_ray(
+        work, place, resume=resume, workers=workers, device=device, max_restarts=max_restarts, say=say
     ))  # fmt: skip
 
 

@@ -45,6 +45,10 @@ class StorageFault(EnvironmentFault):
     """A file or folder can't be read or written; once it can, the same command goes on."""
 
 
+class LostRank(EnvironmentFault):
+    """Another rank ended or does not answer; if all ranks are started again, they resume."""
+
+
 class Stopped(KontrastError):
     """The process received SIGTERM; the work is saved and can be resumed."""
 

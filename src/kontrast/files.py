@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kontrast.errors import CheckpointError, StorageFault, printable
+from kontrast.operating_system import NO_LINKS, NO_WAIT, lock_file, open_to_lock
+from kontrast.operating_system import sync as sync
 
 
 @contextlib.contextmanager
@@ -55,7 +56,7 @@ def read_bytes(path: Path) -> bytes:
     """
     with (
         read_faults(path),
-        open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file,
+        open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT)) as file,
     ):
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -121,15 +122,6 @@ def sweep(folder: Path) -> None:
                     path.unlink()
 
 
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def exchange_folder(new: Path, path: Path) -> None:
     """Rename the folder `new` to `path`. A folder that is there is removed only after the new one has its name."""
     old = replaced_folder(path)
@@ -174,17 +166,16 @@ def take_lock(path: Path, wait: bool = True) -> int:
     lock. A file system without locks is used without, after one warning.
     """
     while True:
-        # No link is followed: in a run folder of others, .lock may lead to a file of this user, which would be emptied.
-        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        handle, place = open_to_lock(path)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(handle, wait)
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise
                 _warn_of_no_locks(path, os.fstat(handle).st_dev, error)
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), os.stat(path)):
+                if os.path.samestat(os.fstat(handle), os.stat(place)):
                     return handle
             os.close(handle)
         except BlockingIOError:
@@ -246,7 +237,7 @@ class JsonLines:
             kept = [r for r in kept if not owed or "loss" in r or _step(r) != keep_until_step]
             write_atomic(self.path, "".join(map(_line, kept)))
         with disk_faults(self.path):
-            self._file = open(self.path, "a", encoding="ascii", opener=_open_without_links)  # noqa: SIM115
+            self._file = open(self.path, "a", encoding="ascii", newline="\n", opener=open_without_links)  # noqa: SIM115
         return damaged
 
     def write(self, **record: Any) -> None:
@@ -265,9 +256,9 @@ class JsonLines:
             self._file = None
 
 
-def _open_without_links(name: str, flags: int) -> int:
+def open_without_links(name: str, flags: int) -> int:
     """Open a file that is written to. A link, in a folder of others, may lead to a file of this user."""
-    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(name, flags | NO_LINKS, 0o666)
 
 
 def _step(record: dict[str, Any]) -> float:

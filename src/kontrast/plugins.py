@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from kontrast.errors import UsageError
+from kontrast.errors import EnvironmentFault, KontrastError, UsageError
 
 VARIABLE = "KONTRAST_IMPORT"
 
@@ -46,6 +46,21 @@ def own_line(error: BaseException) -> str:
     calls = traceback.extract_tb(error.__traceback__)
     own = [call for call in calls if os.path.dirname(os.path.abspath(call.filename)) in folders]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+
+
+def explain_error(error: BaseException) -> KontrastError:
+    """Return an error of any kind as one with a line for the user and an exit code."""
+    if isinstance(error, KontrastError):
+        return error
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename is not None else ""
+        return EnvironmentFault(f"{name}{error.strerror or error}")
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the GPU's memory has its own error
+        return EnvironmentFault(f"out of memory ({error}): use a smaller encoder, batch or image size")
+    text = f"{type(error).__name__}: {error}"
+    if line := own_line(error):
+        return UsageError(f"{line}: {text} (in a file that was named with --import)")
+    return KontrastError(f"unexpected {text} (run again with --debug and report it)")
 
 
 def import_file(path: Path) -> None:

@@ -172,6 +172,6 @@ def test_views_leave_added_channels_unchanged(channels, planes):
 
 
 def test_numbers_of_channels_must_be_integers():
-    for given in ({"colours": 3.0}, {"colours": 2}, {"planes": -1}, {"planes": 1.0}):
+    for given in ({"colours": 3.0}, {"colours": 0}, {"planes": -1}, {"planes": 1.0}):
         with pytest.raises(UsageError, match="allowed"):
             Views("moco-v2", count=2, size=16, **given)

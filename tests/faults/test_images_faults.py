@@ -257,19 +257,19 @@ def test_unusual_pixel_formats_keep_their_mean(tmp_path, name):
     """16-bit is scaled, alpha is blended with white, palettes and CMYK become RGB; the mean is right to 1/255."""
     content, mean = unusual_images()[name]
     (tmp_path / name).write_bytes(content)
-    images = open_data(tmp_path)
+    images = open_data(tmp_path, depth="8-bit")
     assert not images.bad and abs(images.images.double().mean() - mean) <= 1.0
 
 
 @pytest.mark.fault(14)
 def test_float_images_need_a_range(tmp_path):
-    """Exit 3 names the setting; with data.float_range=[0,1] the same folder trains with its values preserved."""
+    """To become 8-bit: exit 3 names the setting; with data.float_range=[0,1] the values are preserved."""
     ramp = np.linspace(0, 1, 20 * 20, dtype=np.float32).reshape(20, 20)
     root = tmp_path / "pictures"
     root.mkdir()
     for number in range(20):
         Image.fromarray(np.roll(ramp, number, 0)).save(root / f"{number}.tiff")
-    one_line(pretrain(root, tmp_path / "run"), 3, "20 images", "data.float_range=[low,high]")
+    one_line(pretrain(root, tmp_path / "run", "data.depth=8-bit"), 3, "20 images", "data.float_range=[low,high]")
     assert not (tmp_path / "run").exists()
     done = pretrain(root, tmp_path / "run", "data.float_range=[0,1]")
     assert done.returncode == 0, done.stderr
@@ -290,7 +290,7 @@ def test_float_range_of_other_commands(tmp_path):
     copy(tmp_path)
     one = str(root / "0" / "0.tiff")
     commands = [
-        ("pack", str(root), str(store)),
+        ("pack", str(root), str(store), "--depth", "8-bit"),
         ("embed", str(run), str(root), "--out", str(vectors), "--device", "cpu"),
         ("neighbors", str(run), one, "--embeddings", str(vectors), "-k", "3", "--device", "cpu", "--json"),
         ("probe", str(run), "knn", "--data", str(root), "--device", "cpu"),

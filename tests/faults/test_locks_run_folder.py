@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
 
 import pytest
+
+from kontrast.files import take_lock
 
 from support.commands import TINY, Command, saved_step, steps_logged, until
 
@@ -28,6 +31,19 @@ def test_second_process_on_a_run_folder(tmp_path, how):
         assert str(run) in Command(tmp_path / "log", *LONG, "--out", str(run)).ended(2)
     holder.send(signal.SIGTERM)
     assert saved_step(holder.ended(75)) >= 1
+
+
+@pytest.mark.fault(7)
+def test_second_process_leaves_what_the_first_is_writing(tmp_path):
+    """The second process exits 6, and a checkpoint that the first is about to finish stays."""
+    run = tmp_path / "run"
+    Command(tmp_path / "first", *TINY, "training.max_steps=1", "--out", str(run)).ended(0)
+    lock = take_lock(run / ".lock")
+    half_written = run / "checkpoints" / f".tmp-{os.getpid()}-step-00000002"
+    half_written.mkdir()
+    Command(tmp_path / "second", "--resume", "--out", str(run)).ended(6)
+    os.close(lock)
+    assert half_written.is_dir()
 
 
 @pytest.mark.fault(7)

@@ -15,9 +15,11 @@ from kontrast.data import ImageSet
 from kontrast.data.image_set import RaggedImages
 from kontrast.errors import DataError, UsageError
 from kontrast.networks import encoder
+from kontrast.networks.vit import DropPath
 from kontrast.probes import (
     FINE_TUNING,
     PROTOCOLS,
+    FineTuner,
     FineTuning,
     extract_features,
     few_per_class,
@@ -28,6 +30,7 @@ from kontrast.probes import (
 from kontrast.probes.fine_tuning import split_train
 from kontrast.probes.layer_decay import build_optimizers, layers_of
 from kontrast.probes.mixed_images import mix_images
+from kontrast.probes.random_erasing import erase_boxes
 from kontrast.probes.result import interval
 
 
@@ -235,6 +238,38 @@ def test_layers_of_a_vision_transformer_are_its_blocks():
     )
 
 
+def test_erased_boxes_are_noise_in_the_given_share_of_images():
+    images = torch.full((400, 2, 12, 20), 7.0)
+    erased = erase_boxes(images, 0.25, np.random.default_rng(0))
+    changed = erased != 7
+    hit = changed.any(-1).any(-1)[:, 0]
+    assert 70 < hit.sum() < 130 and torch.equal(changed[:, 0], changed[:, 1]) and (images == 7).all()
+    rows, columns = changed[hit, 0].any(2), changed[hit, 0].any(1)
+    area = rows.sum(1) * columns.sum(1)
+    assert torch.equal(area, changed[hit, 0].sum((1, 2))), "what is erased is one box"
+    assert area.min() >= 0.02 * 240 - 4 and area.max() <= 240 / 3 + 8
+    assert erased[changed].mean().abs() < 0.1 and 0.9 < erased[changed].std() < 1.1
+    assert torch.equal(erase_boxes(images, 0.0, np.random.default_rng(0)), images)
+
+
+def test_drop_path_grows_from_block_to_block_and_repeats_with_the_seed():
+    x, y = pictures(12)
+    vit = encoder("vit-tiny", size=16)
+    protocol = FineTuning(epochs=1, batch=6, drop_path=0.55)
+    assert protocol.suited_to(vit) == protocol
+    assert protocol.suited_to(encoder("small-conv", size=16, width=8)).drop_path == 0
+    before = torch.random.get_rng_state()
+    networks = [FineTuner(vit, 3, seed=seed).train(protocol, x, y) for seed in (1, 1, 2)]
+    assert torch.equal(torch.random.get_rng_state(), before), "the caller's random numbers go on"
+    shares = [module.drop_prob for module in networks[0].modules() if isinstance(module, DropPath)]
+    assert shares == pytest.approx([0.05 * number for number in range(12)])
+    assert all(module.drop_prob == 0 for module in vit.modules() if isinstance(module, DropPath))
+    weights = [network[1].weight for network in networks]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    plain = FineTuner(vit, 3, seed=1).train(dataclasses.replace(protocol, drop_path=0.0), x, y)
+    assert not torch.equal(plain[1].weight, weights[0])
+
+
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0)])
 def test_mixed_images_have_mixed_labels(mixup, cutmix):
     """Image i has the value i everywhere, so that the pixels tell the share of each image."""
@@ -257,7 +292,7 @@ def test_every_fine_tuning_protocol_learns(name):
     network = encoder("small-conv", size=16, width=16)
     given = FINE_TUNING[name]
     rate = 0.1 if given.optimizer == "sgd" else 0.01
-    protocol = dataclasses.replace(given, epochs=16, batch=16, warmup=min(1.0, given.warmup), lr=rate)
+    protocol = dataclasses.replace(given, epochs=30, batch=16, warmup=min(1.0, given.warmup), lr=rate)
     found = finetune(network, x[:60], y[:60], x[60:], y[60:], protocol=protocol)
     assert found.accuracy > 0.9 and found.protocol["name"] == name and not found.protocol["augmented"]
     assert found.mean_per_class > 0.8 and len(found.per_class) == 3

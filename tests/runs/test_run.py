@@ -16,12 +16,13 @@ from kontrast.runs.export import export
 from kontrast.runs.lens import lens
 from kontrast.runs.neighbors import neighbors
 from kontrast.runs.probe import probe
+from kontrast.runs.push import push
 from kontrast.runs.run import Run, load
 
 from support import tiny_run
 from support.doctests import run_examples
 
-VERBS = (probe, lens, embed, neighbors, duplicates, export)
+VERBS = (probe, lens, embed, neighbors, duplicates, export, push)
 
 
 @pytest.mark.parametrize("thing", [Run, load, *VERBS], ids=lambda thing: thing.__name__)

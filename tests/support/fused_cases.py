@@ -13,7 +13,7 @@ CASES = {
     "whole": ("cacr-cifar", 3, 16, 16, 16, False, False, {}),
     "whole, odd size, planes": ("simclr-cifar", 3, 16, 14, 11, True, False, {"channels_last": False}),
     "whole, one channel": ("cacr-cifar", 1, 12, 16, 10, False, False, {}),
-    "whole, extra channels": ("simclr-cifar", 5, 12, 16, 10, False, False, {}),
+    "whole, extra channels": ("simclr-cifar", 5, 12, 16, 10, False, False, {"planes": 2}),
     "whole, blurred, solarized": ("moco-v3", 3, 20, 18, 12, True, False, {}),
     "tiles": ("simclr-cifar", 3, 40, 30, 34, False, True, {}),
     "tiles, no jitter": ("crop-flip", 3, 30, 40, 34, True, True, {}),

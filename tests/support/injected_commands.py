@@ -102,6 +102,7 @@ def cases(pictures: Path) -> list[Case]:
         Case("embed parquet", embed("vectors.parquet"), trained),
         Case("neighbors", on_run("neighbors", query, "--embeddings", "PLACE/v.npy", *CPU), embedded),
         Case("export", on_run("export"), trained),
+        Case("export hub", on_run("export", "--format", "hub"), trained),
         Case("report", on_run("report"), trained),
     ]  # fmt: skip
     without = {"embed parquet"} if importlib.util.find_spec("pyarrow") is None else set()

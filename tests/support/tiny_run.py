@@ -62,7 +62,8 @@ def example_folder(folder: Path) -> None:
     """Fill a working folder with what the examples in docstrings use: a run, photos and vectors."""
     import numpy as np
 
-    shutil.copytree(trained(), folder / "runs" / "digits")
+    written_later = shutil.ignore_patterns("embeddings")  # by another test, which searched the run's images
+    shutil.copytree(trained(), folder / "runs" / "digits", ignore=written_later)
     shutil.copytree(images(), folder / "photos")
     shutil.copy(next(images().rglob("*.png")), folder / "photo.png")
     np.save(folder / "vectors.npy", np.array([[1, 0], [0, 1], [1, 0]], dtype=np.float32))

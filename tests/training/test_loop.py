@@ -15,7 +15,6 @@ from kontrast.data import ImageSet
 from kontrast.errors import Stopped, UsageError
 from kontrast.files import read_json_lines
 from kontrast.objectives.scheduled_number import on_device
-from kontrast.training import metrics_log
 from kontrast.training.build import algorithms
 from kontrast.training.checkpoints import checkpoints
 from kontrast.training.loop import Loop
@@ -181,31 +180,6 @@ def test_dropout_is_recognized():
 
     assert has_dropout(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1)))
     assert not has_dropout(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0)))
-
-
-def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    made = loop(tmp_path, recipe(training={"epochs": 1, "batch": 8, "log_every": 1, "tensorboard": True}))
-    made.run(None, StopSignals(), "")
-    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    events.Reload()
-    written = [line["loss"] for line in lines(tmp_path)[0]]
-    assert [e.value for e in events.Scalars("loss")] == pytest.approx(written) and len(written) > 1
-
-
-def test_every_tracker_receives_every_record(tmp_path, monkeypatch):
-    records, closed = [], []
-
-    class Recorder:
-        def write(self, record):
-            records.append(record)
-
-        def close(self):
-            closed.append(True)
-
-    monkeypatch.setattr(metrics_log, "open_trackers", lambda settings, folder, step: [Recorder(), Recorder()])
-    loop(tmp_path, recipe(training={"max_steps": 2, "log_every": 1})).run(None, StopSignals(), "")
-    assert records[::2] == records[1::2] == read_json_lines(tmp_path / "run" / "metrics.jsonl") and len(closed) == 2
 
 
 def test_the_learning_rate_can_change_between_epochs_only(tmp_path):

@@ -103,7 +103,7 @@ def test_channels_after_the_picture_pass_unchanged(channels, picture, image_keys
     images[:, picture:] = (
         torch.randint(0, 2, (B, channels - picture, 1, 1), dtype=torch.uint8, generator=generator) * 255
     )
-    views = Views("cacr-cifar", 2, 16)(images, image_keys)
+    views = Views("cacr-cifar", 2, 16, planes=channels - picture)(images, image_keys)
     assert views.shape == (2, B, channels, 16, 16)
     assert torch.equal(views[:, :, picture:], (images[:, picture:, :16, :16] / 255).expand(2, -1, -1, -1, -1))
     only = Views("cacr-cifar", 2, 16)(images[:, :picture].contiguous(), image_keys)

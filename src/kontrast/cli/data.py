@@ -18,6 +18,11 @@ def pack(
     float_range: FloatRange = "",
     follow_links: FollowLinks = False,
     captions: Annotated[str, typer.Option(help="Keep captions: auto, or a file of captions in DATA.")] = "",
+    depth: Annotated[str, typer.Option(help="own keeps 16 bits, floats and all channels; 8-bit; or auto.")] = "auto",
+    files: Annotated[str, typer.Option(help="Which files: auto, pictures, arrays, dicom or video.")] = "auto",
+    every: Annotated[float, typer.Option(help="Seconds between two frames of a video.")] = 1.0,
+    layout: Annotated[str, typer.Option(help="Axes of arrays: auto, HWC or CHW.")] = "auto",
+    pages: Annotated[str, typer.Option(help="Pages of TIFF files: first, or channels.")] = "first",
     as_json: Json = False,
 ) -> None:
     """Decode DATA once into a memory-mapped store.
@@ -29,7 +34,7 @@ def pack(
     from kontrast.training.progress import PackingBar
 
     options: dict[str, Any] = {"follow_links": follow_links, "float_range": two_numbers(float_range)}
-    options["captions"] = captions
+    options |= {"captions": captions, "depth": depth, "files": files, "every": every, "layout": layout, "pages": pages}
     if max_bad is not None:
         options["max_bad"] = max_bad
     with PackingBar("pack") as bar:

@@ -15,7 +15,6 @@ import typer
 from kontrast import __version__, plugins
 from kontrast.cli import classifiers, data, explain, papers, runs, studies, training, transfers
 from kontrast.cli.output import fail, reopen_closed_streams
-from kontrast.errors import KontrastError
 from kontrast.training.signals import StopSignals
 
 app = typer.Typer(
@@ -75,21 +74,13 @@ def run(argv: list[str]) -> int:
 
 def report_error(error: Exception) -> int:
     """Print the one line for an error and return the exit code."""
-    if isinstance(error, KontrastError):
-        return fail(str(error), error.exit_code)
-    if isinstance(error, OSError):
-        name = f"{error.filename}: " if error.filename is not None else ""
-        return fail(f"{name}{error.strerror or error}", 6)
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the GPU's memory has its own error
-        return fail(f"out of memory ({error}): use a smaller encoder, batch or image size", 6)
     usage = getattr(error, "format_message", None)  # typer's own errors
     if usage is not None:
         return fail(f"{usage()} (see --help)", 2) if usage() else 2
     if type(error).__name__ == "Abort":
         return fail("stopped by Ctrl-C", 130)
-    if line := plugins.own_line(error):
-        return fail(f"{line}: {type(error).__name__}: {error} (in a file that was named with --import)", 2)
-    return fail(f"unexpected {type(error).__name__}: {error} (run again with --debug and report it)", 1)
+    known = plugins.explain_error(error)
+    return fail(str(known), known.exit_code)
 
 
 def main() -> None:

@@ -18,7 +18,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one line
 MaxBad = Annotated[
     float | None, typer.Option(help="The share of damaged images to tolerate (default 0.05).", min=0, max=1)
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:N.")]
+Engine = Annotated[str, typer.Option(help="local, or ray: the workers of a Ray cluster.")]
+Workers = Annotated[
+    int | None, typer.Option(help="ray: how many processes (default: one per GPU).", show_default=False)
+]
 FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Follow symbolic links in folders.")]
 FloatRange = Annotated[
     str, typer.Option(metavar="LOW,HIGH", help="The values of black and white in floating-point images.")

@@ -1,4 +1,4 @@
-"""The commands on a finished run: probe, lens, embed, index, neighbors, duplicates, export, report."""
+"""The commands on a finished run: probe, lens, embed, index, neighbors, duplicates, export, push, report."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Annotated
 import typer
 
 import kontrast
-from kontrast.cli.output import Device, FloatRange, Json, MaxBad, emit, say, two_numbers, write_page
+from kontrast.cli.output import Device, Engine, FloatRange, Json, MaxBad, Workers, emit, say, two_numbers, write_page
 from kontrast.errors import UsageError, refuse_pickle
 from kontrast.training.signals import StopSignals
 
-RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder, or a model on the hub: hf://OWNER/NAME.")]
+License = Annotated[str, typer.Option(help="Of the weights (timm, torchvision, hub): mit, cc-by-4.0, ...")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    for function in (probe, lens, embed, index, neighbors, duplicates, export, report):
+    for function in (probe, lens, embed, index, neighbors, duplicates, export, push, report):
         app.command()(function)
 
 
@@ -92,12 +93,15 @@ def embed(
     max_bad: MaxBad = None,
     float_range: FloatRange = "",
     device: Device = "auto",
+    engine: Engine = "local",
+    workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Write the vectors of all images of DATA, with id and path; run it again to continue after a kill."""
     result = kontrast.embed(
-        run, data, out, split=split, device=device, max_bad=max_bad, float_range=two_numbers(float_range), say=say
-    )
+        run, data, out, split=split, device=device, max_bad=max_bad, float_range=two_numbers(float_range),
+        engine=engine, workers=workers, say=say,
+    )  # fmt: skip
     emit(result.to_dict(), str(result).splitlines(), as_json)
 
 
@@ -145,14 +149,34 @@ def duplicates(
 
 def export(
     run: RunFolder,
-    format: Annotated[str, typer.Option(help="safetensors, onnx or detectron2.")] = "safetensors",
-    out: Annotated[Path | None, typer.Option(help="The file; default: export/encoder.FORMAT in the run.")] = None,
+    format: Annotated[
+        str, typer.Option(help="safetensors, onnx, detectron2, timm, torchvision or hub.")
+    ] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="The file or folder; default: export/ in the run.")] = None,
     data: Annotated[str, typer.Option(help="Images to check ONNX on; default: the run's own.")] = "",
     with_head: Annotated[bool, typer.Option("--with-head", help="Add the head, predictor and prototypes.")] = False,
+    license: License = "",
+    allow_paths: Annotated[bool, typer.Option("--allow-paths", help="Keep absolute paths of this machine.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the encoder for other programs, with a JSON card; ONNX is compared with torch on real images."""
-    result = kontrast.export(run, format, out, data=data or None, with_head=with_head)
+    """Write the encoder for other programs, with a card; ONNX is compared with torch on real images."""
+    result = kontrast.export(
+        run, format, out, data=data or None, with_head=with_head, license=license, allow_paths=allow_paths
+    )
+    emit(result.to_dict(), str(result).splitlines(), as_json)
+
+
+def push(
+    run: RunFolder,
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The name of the model on the hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new model private.")] = False,
+    license: License = "",
+    message: Annotated[str, typer.Option(help="The message of the commit.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be uploaded.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish the encoder of RUN, or a folder of `export --format hub`, on the Hugging Face Hub (HF_TOKEN)."""
+    result = kontrast.push(run, name, private=private, license=license, message=message, dry_run=dry_run)
     emit(result.to_dict(), str(result).splitlines(), as_json)
 
 

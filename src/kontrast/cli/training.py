@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kontrast import plugins
-from kontrast.cli.output import Device, FollowLinks, Json, MaxBad, emit, say, split_arguments, write_page
+from kontrast.cli.output import (
+    Device,
+    Engine,
+    FollowLinks,
+    Json,
+    MaxBad,
+    Workers,
+    emit,
+    say,
+    split_arguments,
+    write_page,
+)
 from kontrast.errors import EnvironmentFault
 from kontrast.training.signals import StopSignals
 
@@ -22,7 +35,7 @@ def pretrain(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[DATA] [key=value ...]", show_default=False)] = None,
     recipe: Annotated[str, typer.Option(help="A name from `kontrast recipes`, or a .toml file.")] = "",
     from_: Annotated[
-        str | None, typer.Option("--from", help="Weights to start from: a run, a file or timm:NAME.")
+        str | None, typer.Option("--from", help="Weights to start from: a run, a file, timm:NAME or hf://OWNER/NAME.")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Plan the epochs so that all is done in this time.")] = None,
     out: Annotated[str | None, typer.Option(help="The run folder; default: a new one under runs/.")] = None,
@@ -34,6 +47,11 @@ def pretrain(
     allow_small: Annotated[bool, typer.Option("--allow-small", help="Shrink the batch if images are few.")] = False,
     follow_links: FollowLinks = False,
     probes: Annotated[bool, typer.Option(help="Probe the encoder after training.")] = True,
+    engine: Engine = "local",
+    workers: Workers = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(help="ray: how often lost workers are restarted (default 3).", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train an encoder on DATA, without labels.
@@ -41,28 +59,49 @@ def pretrain(
     DATA is a folder of images, a named data set, shards or a packed store. Default: the embedded digits.
     """
     from kontrast import distributed
-    from kontrast.runs.run import Run
-    from kontrast.training.pretrain import pretrain as train
+    from kontrast.engines.ray_cluster import check_engine
+    from kontrast.engines.ray_ranks import pretrain_on_ray
+    from kontrast.training.pretrain import choose_out
     from kontrast.training.time_budget import process_start
 
     data, overrides = split_arguments(arguments)
     overrides += data_overrides(max_bad, allow_small, follow_links)
-    join_ranks()
-    try:
-        path = train(
-            data, recipe=recipe or None, overrides=overrides, out=out, from_=from_, resume=resume,
-            accept_data_change=accept_data_change, device=device, on_nan=on_nan, minutes=minutes,
-            began=process_start(), probed=probes, say=say,
+    train = partial(
+        train_and_report, data, recipe=recipe or None, overrides=overrides, from_=from_, resume=resume,
+        accept_data_change=accept_data_change, device=device, on_nan=on_nan, minutes=minutes, engine=engine,
+        probed=probes,
+    )  # fmt: skip
+    began = process_start()
+    if check_engine(engine, workers, max_restarts):
+        place = choose_out(data, recipe or None, overrides, out, resume)
+        result = pretrain_on_ray(
+            train, place, resume=resume, workers=workers, device=device, max_restarts=max_restarts, began=began,
+            to_terminal=True, say=say,
         )  # fmt: skip
-        if not distributed.is_main():
-            return
-        run = Run(path)
-        results, page = probe_and_report(run, probes, device)
-    finally:
-        distributed.finalize()
+    else:
+        join_ranks()
+        try:
+            result = train(out=out, began=began, say=say)
+        finally:
+            distributed.finalize()
+    if result is not None:
+        emit(*result, as_json)
+
+
+def train_and_report(data: str | None, **arguments: Any) -> tuple[dict[str, Any], list[str]] | None:
+    """Train, probe the encoder and write the report; return what the command prints, or None except on the first
+    rank."""
+    from kontrast import distributed
+    from kontrast.runs.run import Run
+    from kontrast.training.pretrain import pretrain as train
+
+    run = Run(train(data, **arguments))
+    if not distributed.is_main():
+        return None
+    results, page = probe_and_report(run, arguments["probed"], arguments["device"], arguments["say"])
     facts = {"run": str(run.path), "report": str(page), "probes": [r.to_dict() for r in results or []]}
     table = str(results).splitlines() if results else []
-    emit(facts, [*table, f"run     {run.path}", f"report  {page}"], as_json)
+    return facts, [*table, f"run     {run.path}", f"report  {page}"]
 
 
 def data_overrides(max_bad: float | None, allow_small: bool, follow_links: bool) -> list[str]:
@@ -71,7 +110,9 @@ def data_overrides(max_bad: float | None, allow_small: bool, follow_links: bool)
     return settings + ["data.allow_small=true"] * allow_small + ["data.follow_links=true"] * follow_links
 
 
-def probe_and_report(run: Run, probes: bool, device: str) -> tuple[ProbeResults | None, Path]:
+def probe_and_report(
+    run: Run, probes: bool, device: str, say: Callable[[str], None]
+) -> tuple[ProbeResults | None, Path]:
     """Probe a finished run, unless `--no-probes` was given, and write its report."""
     from kontrast.runs.probe import probe
 

@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -65,7 +65,7 @@ class NetworkSettings:
 class StartSettings:
     """Weights that training starts from, in place of random ones (`--from`)."""
 
-    weights: str = ""  # a run folder, a .safetensors, .pt or .pth file, or timm:NAME
+    weights: str = ""  # a run folder, a .safetensors, .pt or .pth file, timm:NAME or hf://OWNER/NAME
     head: bool = False  # start from the run's head, predictor and prototypes too
     frozen_stages: int = 0  # stages of the encoder, from the input, that are not trained
 
@@ -86,6 +86,12 @@ class DataSettings:
     captions: str = ""  # auto (as with [text]) or a file of captions beside the images; empty: no captions
     max_bad: float = 0.05  # the share of images that may be unreadable
     float_range: tuple[float, ...] = ()  # the values of float images that are black and white, for example [0, 1]
+    depth: Literal["auto", "8-bit", "own"] = "auto"  # own: keep 16 bits, floats and all channels; auto: if all are so
+    files: Literal["auto", "pictures", "arrays", "dicom", "video"] = "auto"  # which files of a folder are images
+    every: float = 1.0  # seconds between two frames of a video
+    layout: Literal["auto", "HWC", "CHW"] = "auto"  # the axes of arrays; auto: the one short axis is the channels
+    pages: Literal["first", "channels"] = "first"  # which pages of a TIFF file are read: one, or all as channels
+    bands: tuple[int, ...] = ()  # the channels that reports show as red, green and blue, from 1; empty: the first three
     pack: bool = True  # decode large folders once, into a store in the cache
     allow_small: bool = False  # shrink the batch if there are fewer images than one batch
     follow_links: bool = False  # follow symbolic links inside a folder of images
@@ -179,7 +185,7 @@ class TrainingSettings:
     stop: Literal["end", "auto"] = "end"  # auto: end when RankMe, conditional entropy and LiDAR's signal are flat
     max_steps: int = 0  # stop after this many steps if that is before the last epoch; 0: no limit
     log_every: int = 10  # steps between two lines of metrics.jsonl
-    tensorboard: bool = False  # also log to RUN/tensorboard
+    track: tuple[str, ...] = ()  # trackers that get every number: tensorboard, wandb, mlflow or your own
 
 
 @dataclass(frozen=True)
@@ -229,7 +235,7 @@ class Recipe:
 AT_LEAST: dict[str, float] = {
     "views.count": 1, "views.size": 1, "bank.size": 1, "prototypes.count": 2, "batch_norm.splits": 1,
     "training.accumulate": 1, "training.log_every": 1, "evaluation.k": 1, "checkpoints.keep": 1, "training.batch": 2,
-    "text.vocabulary": 300,
+    "text.vocabulary": 300, "data.every": 0.001,
     "evaluation.temperature": 1e-6, "evaluation.crop": 1e-3,
 }  # fmt: skip
 """The least value of a number; 0 for all others."""
@@ -246,10 +252,22 @@ def read_recipe(tree: Mapping[str, Any], origin: str = "recipe") -> Recipe:
         tree: sections and their settings.
         origin: how errors name the recipe.
     """
-    recipe = typing.cast(Recipe, _read_section(Recipe, tree, "", origin))
+    recipe = typing.cast(Recipe, _read_section(Recipe, _with_new_names(tree), "", origin))
     if recipe.text is None or recipe.data.captions:
         return recipe
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, captions="auto"))
+
+
+def _with_new_names(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tree with `training.tensorboard`, as kontrast 0.2 wrote it, as an entry of `training.track`."""
+    training = tree.get("training")
+    if not isinstance(training, Mapping) or type(training.get("tensorboard")) is not bool:
+        return tree
+    training = dict(training)
+    names = training.get("track", [])
+    if training.pop("tensorboard") and isinstance(names, list | tuple) and "tensorboard" not in names:
+        training["track"] = [*names, "tensorboard"]
+    return {**tree, "training": training}
 
 
 Settings = typing.TypeVar("Settings")
@@ -294,7 +312,7 @@ def _read_value(hint: Any, value: Any, name: str, origin: str) -> Any:
     if problem:
         raise UsageError(f"{origin}: {name} {problem}")
     if typing.get_origin(hint) is tuple:
-        return tuple(map(float, value)) if typing.get_args(hint)[0] is float else tuple(map(dict, value))
+        return tuple(map(ENTRIES[typing.get_args(hint)[0]][0], value))
     return float(value) if hint is float else value
 
 
@@ -316,6 +334,17 @@ def _value_problem(value: Any, depth: int = 0) -> str:
     return ""
 
 
+def _is_named_table(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("name"), str)
+
+
+ENTRIES: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], bool], str]] = {
+    float: (float, lambda one: type(one) in (int, float), "numbers"),
+    int: (int, lambda one: type(one) is int, "whole numbers"),
+    str: (str, lambda one: type(one) is str, 'names, such as ["wandb"]'),
+    dict[str, Any]: (dict, _is_named_table, "tables with a name, such as [{ name = 'koleo' }]"),
+}
+"""How an entry of a list is converted and checked, and what errors call the entries, by the type of the entry."""
 TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -328,11 +357,8 @@ def _type_problem(hint: Any, value: Any) -> str:
         return "" if value in words else f"can't be {value!r}: {nearest(value, words)}"
     if typing.get_origin(hint) is tuple:
         entries = list(value) if isinstance(value, list | tuple) else [None]
-        if typing.get_args(hint)[0] is float:
-            numbers = all(type(one) in (int, float) for one in entries)
-            return "" if numbers else f"must be a list of numbers, not {value!r}"
-        tables = all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in entries)
-        return "" if tables else f"must be a list of tables with a name, such as [{{ name = 'koleo' }}], not {value!r}"
+        _, is_entry, allowed_entries = ENTRIES[typing.get_args(hint)[0]]
+        return "" if all(map(is_entry, entries)) else f"must be a list of {allowed_entries}, not {value!r}"
     allowed = (int, float) if hint is float else (hint,)
     return "" if type(value) in allowed else f"must be {TYPE_NAMES.get(hint, 'a table')}, not {value!r}"
 
@@ -343,6 +369,8 @@ def _range_problem(hint: Any, value: Any, name: str) -> str:
         return f"must be at least {AT_LEAST.get(name, 0):g}, not {value}"
     if name in AT_MOST and value > AT_MOST[name]:
         return f"must be at most {AT_MOST[name]:g}, not {value}"
+    if name == "data.bands" and value and not (len(value) in (1, 3) and min(value) >= 1):
+        return f"must be one or three numbers of channels, counted from 1, for example [3,2,1], not {list(value)}"
     if name == "training.milestones" and list(value) != sorted({n for n in value if n >= 0}):
         return f"must be growing numbers of epochs, for example [155, 170], not {value}"
     return ""

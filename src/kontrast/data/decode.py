@@ -1,7 +1,8 @@
-"""Decode one image file to uint8 [3,h,w], or say why that is impossible. Decoding processes import it: no torch.
+"""Decode one image file, or say why that is impossible. Decoding processes import it: no torch.
 
-How each mode is converted: 16-bit gray is divided by 257, transparent images are put on white, EXIF orientation is
-applied, an animation gives its first frame, and floats need a range from the user.
+By default an image becomes uint8 [3,h,w]: 16-bit values are divided by 257, transparent images are put on white, EXIF
+orientation is applied, an animation gives its first frame, and floats need a range from the user. With `Limits.form` it
+keeps its own channels and depth, as `raw_image.keep_form` says.
 """
 
 from __future__ import annotations
@@ -12,27 +13,28 @@ import io
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import BinaryIO
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from kontrast.errors import KontrastError, UsageError
+from kontrast.data import array_files, dicom_files, png_files, tiff_files
+from kontrast.data.limits import ORDINARY, PLAIN, BadImage, Form, Limits
+from kontrast.data.raw_image import Header, RawImage, as_picture, keep_form, scale_floats
+from kontrast.data.video_frames import frame_size, frame_times, read_frame, split_frame
+from kontrast.errors import KontrastError
+from kontrast.operating_system import NO_WAIT
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-MAX_PIXELS = 64_000_000
-MAX_SIDE = 65_535
 ORIENTATION = 0x0112
 """The EXIF tag."""
 MAX_BYTES = 1 << 29
-NO_RANGE = (
-    "float or 32-bit values: state their range with data.float_range=[low,high] "
-    "(pack, embed, neighbors, probe: --float-range low,high)"
-)
-
+HEAD = 132
+"""Bytes from which the kind of a file is known."""
+GRAY = ("1", "L", "LA", "La")
+"""Pillow's modes of 8-bit gray pictures."""
 _MAGIC = (
     (b"<!doctype", "an HTML page"), (b"<html", "an HTML page"),
     (b"<?xml", "XML"), (b"<svg", "SVG"), (b"%PDF", "PDF"), (b"PK\x03\x04", "a zip archive"), (b"\x1f\x8b", "gzip data"),
@@ -40,76 +42,56 @@ _MAGIC = (
 )  # fmt: skip
 
 
-class BadImage(Exception):
-    """A file that can't be decoded: the reason, and the errno if the operating system reported one."""
-
-    def __init__(self, reason: str, number: int | None = None):
-        super().__init__(reason)
-        self.reason, self.errno = reason, number
-
-
 class ChangedFile(Exception):
     """A file whose size or date is not the one that was listed."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How images are decoded.
-
-    Attributes:
-        bound: larger images are reduced until their shorter side has this many pixels; None for no reduction.
-        max_pixels: images with more pixels are refused.
-        float_range: the values (low, high) that become 0 and 255 in images of floats.
-        longest: images that are then longer are reduced until their longer side has this many pixels; None for no
-            limit. It bounds the memory of a batch, in which all images are padded to the largest.
-    """
-
-    bound: int | None = None
-    max_pixels: int = MAX_PIXELS
-    float_range: Sequence[float] | None = None
-    longest: int | None = None
-
-    def __post_init__(self) -> None:
-        span = self.float_range or None
-        if self.bound is not None and self.bound < 1:
-            raise UsageError(f"size is {self.bound}: give at least 1 pixel, or 0 to leave images as they are")
-        if span and (len(span) != 2 or not span[0] < span[1]):
-            raise UsageError(f"data.float_range must be two increasing numbers, for example [0,1], not {list(span)}")
-        object.__setattr__(self, "float_range", span and tuple(span))
-
-    def fit(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of an image after it is reduced."""
-        sides, shorter, longer = (width, height), min(width, height), max(width, height)
-        if self.bound and shorter > self.bound:
-            sides = tuple(max(1, round(side * self.bound / shorter)) for side in (width, height))  # type: ignore[assignment]
-        if self.longest and max(sides) > self.longest:
-            sides = tuple(max(1, round(side * self.longest / longer)) for side in (width, height))  # type: ignore[assignment]
-        return sides
-
-    def facts(self) -> dict[str, object]:
-        """What a store records; without `longest` if there is no such limit, as older stores do."""
-        return {key: value for key, value in asdict(self).items() if key != "longest" or value is not None}
-
-
-PLAIN = Limits()
 
 
 def decode_file(
     path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN, stamp: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, str]:
-    """Decode a file, or `length` bytes of one from `offset`: uint8 [3,h,w] and a note ("" or what was done to it).
+    """Decode a file, `length` bytes of one from `offset`, or a frame of a video: values [C,h,w] and a note ("" or what
+    was done to them).
 
     stamp: the size and date that the file must have, else `ChangedFile` is raised.
     """
+    path, time = split_frame(path)
+    if time is not None:
+        with _open(path, offset, length, stamp, most=None) as file, _bad_if_damaged(file, limits):
+            return pixels_of(read_frame(file, time), limits)
     with _open(path, offset, length, stamp) as file:
         content = file.read(length)
     return decode(content, limits)
 
 
 def decode(content: bytes, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
-    """Decode the content of an image file: uint8 [3,h,w] and a note. Raises `BadImage`."""
-    with _read_image(io.BytesIO(content), limits) as image:
-        return pixels_of(image, limits)
+    """Decode the content of an image file: values [C,h,w] in the form of `limits` and a note. Raises `BadImage`."""
+    source = io.BytesIO(content)
+    with _bad_if_damaged(source, limits):
+        raw = _read_raw(source, content[:HEAD], limits, deep=limits.form is not None)
+        if raw is None:
+            try:
+                with Image.open(source, formats=FORMATS) as image:
+                    return pixels_of(image, limits)
+            except Image.UnidentifiedImageError:
+                raw = _read_raw(source, content[:HEAD], limits, deep=True)
+                if raw is None:
+                    raise
+        if limits.form is not None:
+            return keep_form(raw, limits), raw.note
+        pixels, note = pixels_of(as_picture(raw, limits), limits)
+        return pixels, raw.note or note
+
+
+def _read_raw(source: BinaryIO, head: bytes, limits: Limits, deep: bool) -> RawImage | None:
+    """The values of a file that begins like this, from one of our own readers; None if Pillow has to read it.
+
+    deep: whether to read TIFF and PNG files here too, with all of their depth.
+    """
+    reader = _reader(head, deep)
+    source.seek(0)
+    raw = None if reader is None else reader.read_raw(source, limits)
+    source.seek(0)
+    return raw
 
 
 def read_sides(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN) -> tuple[int, int]:
@@ -118,27 +100,71 @@ def read_sides(path: str, offset: int = 0, length: int = -1, limits: Limits = PL
     EXIF orientation may swap height and width, and for PNG Pillow decodes the whole image to learn it: so the sides
     come sorted.
     """
-    with _open(path, offset, length) as file:
-        source = file if length < 0 else io.BytesIO(file.read(length))
-        with _read_image(source, limits) as image:
-            _check_size(image, limits)
-            shorter, longer = sorted(limits.fit(*image.size))
+    header = read_header(path, offset, length, limits, deep=limits.form is not None)
+    limits.check_size(header.width, header.height)
+    shorter, longer = sorted(limits.fit(header.width, header.height))
     return shorter, longer
 
 
+def read_header(path: str, offset: int = 0, length: int = -1, limits: Limits = PLAIN, deep: bool = True) -> Header:
+    """Size, type and channels of an image file or of the frames of a video. Raises `BadImage`.
+
+    deep: what the file has; False: what Pillow makes of a TIFF or PNG file.
+    """
+    path, time = split_frame(path)
+    with _open(path, offset, length, most=MAX_BYTES if time is None else None) as file:
+        source = file if length < 0 else io.BytesIO(file.read(length))
+        with _bad_if_damaged(source, limits):
+            if time is not None:
+                return Header(*frame_size(source), ORDINARY, True)
+            reader = _reader(source.read(HEAD), deep)
+            source.seek(0)
+            header = None if reader is None else reader.read_header(source, limits)
+            if header is None:
+                source.seek(0)
+                with Image.open(source, formats=FORMATS) as image:
+                    header = _header_of(image)
+    return header
+
+
+def list_frames(path: str, every: float) -> list[float]:
+    """The times of the frames of a video that are images, in seconds. Raises `BadImage`."""
+    with _open(path, 0, -1, most=None) as file, _bad_if_damaged(file, PLAIN):
+        return frame_times(file, every)
+
+
+def _reader(head: bytes, deep: bool) -> Any:
+    """The module that reads a file which begins like this; None if Pillow does."""
+    readers = (array_files, dicom_files, *((tiff_files, png_files) if deep else ()))
+    return next((reader for reader in readers if reader.matches(head)), None)
+
+
+def _header_of(image: Image.Image) -> Header:
+    """What Pillow says of an image that it has opened."""
+    width, height = image.size
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return Header(width, height, Form("uint16", 1))
+    if image.mode in ("I", "F"):
+        return Header(width, height, Form("float32", 1))
+    return Header(width, height, Form("uint8", 1 if image.mode in GRAY else 3), True)
+
+
 @contextlib.contextmanager
-def _open(path: str, offset: int, length: int, stamp: tuple[int, int] | None = None) -> Iterator[BinaryIO]:
-    """A regular file of a reasonable size, opened at `offset`; what the system refuses becomes `BadImage`."""
+def _open(
+    path: str, offset: int, length: int, stamp: tuple[int, int] | None = None, most: int | None = MAX_BYTES
+) -> Iterator[BinaryIO]:
+    """A regular file of at most `most` bytes, opened at `offset`; what the system refuses becomes `BadImage`."""
     try:
         # O_NONBLOCK: a named pipe must not wait for a writer, who may never come.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadImage("not a regular file")
             if stamp is not None and stamp != (status.st_size, status.st_mtime_ns):
                 raise ChangedFile
-            if (size := length if length >= 0 else status.st_size) > MAX_BYTES:
-                raise BadImage(f"{size:,} bytes: more than {MAX_BYTES:,}")
+            size = length if length >= 0 else status.st_size
+            if most is not None and size > most:
+                raise BadImage(f"{size:,} bytes: more than {most:,}")
             if offset + size > status.st_size:
                 raise BadImage("the archive ends before the file does")
             file.seek(offset)
@@ -148,13 +174,12 @@ def _open(path: str, offset: int, length: int, stamp: tuple[int, int] | None = N
 
 
 @contextlib.contextmanager
-def _read_image(source: BinaryIO, limits: Limits) -> Iterator[Image.Image]:
-    """Open an image of an allowed format; whatever Pillow raises inside the context becomes `BadImage`."""
+def _bad_if_damaged(source: BinaryIO, limits: Limits) -> Iterator[None]:
+    """Turn whatever decoders raise about a file into `BadImage`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(source, formats=FORMATS) as image:
-                yield image
+            yield
     except (BadImage, KontrastError):  # a signal handler may raise here too, which is no fault of the image
         raise
     except Exception as error:  # Pillow's decoders raise nearly every built-in exception on damaged files
@@ -184,11 +209,13 @@ def sniff(content: bytes) -> str:
 
 
 def pixels_of(image: Image.Image, limits: Limits = PLAIN) -> tuple[np.ndarray, str]:
-    """uint8 [3,h,w] of an opened image, and a note on what was done to it; raises `BadImage`."""
-    _check_size(image, limits)
+    """Values [C,h,w] of an opened image, and a note on what was done to it; raises `BadImage`."""
+    limits.check_size(*image.size)
     note = "first frame" if getattr(image, "is_animated", False) else ""
     if image.format in ("JPEG", "MPO") and (wanted := limits.fit(*image.size)) != image.size:
         image.draft(None, wanted)  # decodes at a half, a quarter or an eighth, at least as large as wanted
+    if limits.form is not None:
+        return _own_pixels(image, limits), note
     in_file = image.getexif().get(ORIENTATION, 1)
     image.load()
     left = image.getexif().get(ORIENTATION, 1)  # Pillow rotates a TIFF as it loads it, and removes the tag
@@ -204,11 +231,15 @@ def pixels_of(image: Image.Image, limits: Limits = PLAIN) -> tuple[np.ndarray, s
     return np.stack([np.asarray(band) for band in picture.split()]), note  # twice as fast as to transpose the pixels
 
 
-def _check_size(image: Image.Image, limits: Limits) -> None:
-    width, height = image.size
-    if not 0 < width * height <= limits.max_pixels or max(width, height) > MAX_SIDE:
-        allowed = f"1 to {limits.max_pixels / 1e6:g} million, and no side over {MAX_SIDE}"
-        raise BadImage(f"{width} x {height} pixels; allowed: {allowed}")
+def _own_pixels(image: Image.Image, limits: Limits) -> np.ndarray:
+    """The values of an opened image in the form of the set."""
+    picture = ImageOps.exif_transpose(image)
+    form = _header_of(image).form
+    if form.dtype == "uint8":
+        picture = _rgb(picture, limits).convert("L") if form.channels == 1 else _rgb(picture, limits)
+    values = np.asarray(picture)
+    pixels = values[None] if values.ndim == 2 else np.ascontiguousarray(values.transpose(2, 0, 1))
+    return keep_form(RawImage(pixels.astype(form.dtype, copy=False), color=True), limits)
 
 
 def _rgb(image: Image.Image, limits: Limits) -> Image.Image:
@@ -220,19 +251,11 @@ def _rgb(image: Image.Image, limits: Limits) -> Image.Image:
         deep = np.asarray(image).astype(np.int64)
         return _gray(np.clip((deep + 128) // 257, 0, 255))
     if mode in ("I", "F"):
-        return _gray(_scale_floats(np.asarray(image), limits))
+        return _gray(scale_floats(np.asarray(image), limits))
     if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         solid = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", solid.size, "white"), solid).convert("RGB")
     return image.convert("RGB")
-
-
-def _scale_floats(values: np.ndarray, limits: Limits) -> np.ndarray:
-    finite = np.isfinite(values).all()
-    if limits.float_range is None or not finite:
-        raise BadImage(NO_RANGE if finite else "NaN or infinite values")
-    low, high = limits.float_range
-    return np.clip(np.floor((values.astype(np.float64) - low) / (high - low) * 255 + 0.5), 0, 255)
 
 
 def _gray(values: np.ndarray) -> Image.Image:

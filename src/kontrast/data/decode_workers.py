@@ -23,10 +23,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from kontrast.data.decode import BadImage, ChangedFile, Limits, decode_file
+import numpy as np
+
+from kontrast.data.decode import ChangedFile, decode_file
 from kontrast.data.file_columns import Item
+from kontrast.data.limits import BadImage, Form, Limits
 from kontrast.errors import EnvironmentFault
 from kontrast.import_path import python_environment
+from kontrast.operating_system import blocked_signals, ignore_signals, usable_cores
 
 T = TypeVar("T")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -44,7 +48,7 @@ class Chunk:
     """Decoded images.
 
     Attributes:
-        pixels: the images end to end, each [3,h,w].
+        pixels: the images end to end, each [C,h,w].
         sizes: (height, width) of each image.
         kept: which items of the chunk were decoded.
         bad: (position, reason) of the items that could not be.
@@ -60,6 +64,14 @@ class Chunk:
     notes: Counter[str] = field(default_factory=Counter)
     lost: list[int] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)
+
+    def arrays(self, form: Form) -> Iterator[np.ndarray]:
+        """The images one by one, [C,h,w] each."""
+        flat, start = np.frombuffer(bytearray(self.pixels), form.dtype), 0
+        for height, width in self.sizes:
+            end = start + form.channels * height * width
+            yield flat[start:end].reshape(form.channels, height, width)
+            start = end
 
 
 def decode_chunk(
@@ -95,9 +107,7 @@ def decode_chunk(
 
 def serve() -> None:
     """Decode one task per line until stdin ends: the main function of a decoding process."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    ignore_signals(STOPPING)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the protocol
     last = time.monotonic()
@@ -127,17 +137,13 @@ class Worker:
     """One decoding process, used by one thread at a time."""
 
     def __init__(self) -> None:
-        # Block signals until the worker ignores them: one may arrive while it still imports.
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
+        with blocked_signals(STOPPING):  # until the worker ignores them: one may arrive while it still imports
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from kontrast.data.decode_workers import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**python_environment("numpy", "PIL"), "OMP_NUM_THREADS": "1"},
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
     def decode(
         self, items: Sequence[Item], limits: Limits, note_life: Callable[[], None], compare: bool = False
@@ -297,8 +303,3 @@ def run_ahead(items: Iterable[T], count: int) -> Iterator[T]:
         if len(waiting) > count:
             yield waiting.popleft()
     yield from waiting
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
     Attributes:
         step: its number in the epoch.
-        images: uint8 [b,C,H,W] on the device.
+        images: [b,C,H,W] on the device, of the type of the set.
         sizes: int64 [b,2], heights and widths, if the images were padded.
         indices: int64 [b], the number of each image in its source.
         labels: int64 [b], or None.
@@ -200,7 +200,7 @@ class Feeder:
             )
         if wanted != "auto" or on_cpu or not possible:
             return wanted != "no" and possible
-        return base.numel() <= RESIDENT_SHARE * torch.cuda.mem_get_info(self.device)[0]
+        return base.nbytes <= RESIDENT_SHARE * free_device_memory(self.device)
 
     def _prefetched(self, order: Tensor, steps: range) -> Iterator[Batch]:
         """Iterate over batches that a thread prepares ahead; images are decoded even earlier."""
@@ -219,3 +219,10 @@ class Feeder:
 
     def _start_decoding(self, order: Tensor, step: int) -> PendingBatch | None:
         return None if self.lazy is None else self.lazy.submit(order[self._slots(step)])
+
+
+def free_device_memory(device: torch.device) -> int:
+    """Return how many bytes of a GPU's memory are free. Apple's GPU shares the machine's."""
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return torch.cuda.mem_get_info(device)[0]

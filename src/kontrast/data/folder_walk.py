@@ -28,6 +28,7 @@ class Walk:
         bad: (name, reason) of files that can't be read.
         notes: how many other files, links, ... were left out.
         after: the name of the image after which to go on, which an interrupted walk found last; "" for all.
+        suffixes: what the names of images end with, in lower case.
     """
 
     follow_links: bool = False
@@ -35,6 +36,7 @@ class Walk:
     bad: list[tuple[str, str]] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
     after: str = ""
+    suffixes: tuple[str, ...] = SUFFIXES
     seen: set[tuple[int, int]] = field(default_factory=set)
 
     def images(self, root: str) -> Iterator[tuple[str, int, os.DirEntry[str], os.stat_result]]:
@@ -51,7 +53,7 @@ class Walk:
                     stack.append(self._open(f"{prefix}{entry.name}/", entry.path, after))
                     break
                 if status is not None and entry.is_file():
-                    if entry.name.lower().endswith(SUFFIXES):
+                    if entry.name.lower().endswith(self.suffixes):
                         yield prefix, number, entry, status
                     else:
                         self.notes["other files"] += 1
@@ -81,7 +83,7 @@ class Walk:
     def _status(self, prefix: str, entry: os.DirEntry[str]) -> os.stat_result | None:
         """The status of an entry; None if it is left out, which is noted."""
         name = prefix + entry.name
-        is_image = name.lower().endswith(SUFFIXES)
+        is_image = name.lower().endswith(self.suffixes)
         if entry.is_symlink() and not self.follow_links:
             if is_image and not os.path.exists(entry.path):
                 self.bad.append((name, "dangling link"))
@@ -128,13 +130,13 @@ def images_and_folders(folder: str) -> list[os.DirEntry[str]]:
     return listed
 
 
-def class_folders(root: str, follow_links: bool = False) -> list[str]:
+def class_folders(root: str, follow_links: bool = False, suffixes: tuple[str, ...] = SUFFIXES) -> list[str]:
     """The names of the sub-folders that contain an image: the classes of a labelled folder."""
     folders = [e for e in images_and_folders(root) if e.is_dir(follow_symlinks=follow_links)]
-    return sorted((e.name for e in folders if first_image(e.path, follow_links)), key=os.fsencode)
+    return sorted((e.name for e in folders if first_image(e.path, follow_links, suffixes)), key=os.fsencode)
 
 
-def first_image(root: str, follow_links: bool = False) -> str | None:
+def first_image(root: str, follow_links: bool = False, suffixes: tuple[str, ...] = SUFFIXES) -> str | None:
     """The name of an image under a folder, or None."""
-    found = next(Walk(follow_links).images(root), None)
+    found = next(Walk(follow_links, suffixes=suffixes).images(root), None)
     return None if found is None else found[0] + found[2].name

@@ -39,7 +39,7 @@ class VariedImages:
         return torch.stack([square(image, side) for image in self.images_at(torch.arange(len(self))[index])])
 
     def padded(self: Any, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 [B,C,Hmax,Wmax] with each image in the upper left corner and zeros elsewhere, and sizes int64 [B,2]."""
+        """[B,C,Hmax,Wmax] with each image in the upper left corner and zeros elsewhere, and sizes int64 [B,2]."""
         return pad(self.images_at(indices))
 
 
@@ -47,7 +47,7 @@ class RaggedImages(VariedImages):
     """Images of different sizes, stored end to end in one flat tensor.
 
     Args:
-        flat: uint8 [sum of C*h*w], the pixels of all images.
+        flat: [sum of C*h*w], the pixels of all images.
         sizes: int64 [N,2], height and width of each image.
         channels: C, the same for all images.
         starts: int64 [N], where each image begins in `flat`; default: one after another.
@@ -65,7 +65,7 @@ class RaggedImages(VariedImages):
         return len(self.sizes)
 
     def image_at(self, index: int) -> Tensor:
-        """uint8 [C,h,w], a view of the flat tensor."""
+        """[C,h,w], a view of the flat tensor."""
         height, width = self.sizes[index].tolist()
         start = int(self.starts[index])
         return self.flat[start : start + self.channels * height * width].view(self.channels, height, width)
@@ -83,24 +83,26 @@ class RaggedImages(VariedImages):
 
 
 def pad(images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Pad images [C,h,w] with zeros, below and to the right: uint8 [B,C,Hmax,Wmax], and their sizes int64 [B,2]."""
+    """Pad images [C,h,w] with zeros, below and to the right: [B,C,Hmax,Wmax], and their sizes int64 [B,2]."""
     sizes = torch.tensor([image.shape[1:] for image in images])
     height, width = sizes.amax(dim=0).tolist()
-    out = torch.zeros(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
+    out = torch.zeros(len(images), images[0].shape[0], height, width, dtype=images[0].dtype)
     for row, image in zip(out, images):
         row[:, : image.shape[1], : image.shape[2]] = image
     return out, sizes
 
 
 def square(image: Tensor, side: int) -> Tensor:
-    """uint8 [C,h,w] -> [C,side,side]: the center square, resized with antialiasing."""
+    """[C,h,w] -> [C,side,side]: the center square, resized with antialiasing."""
     shorter = min(image.shape[1:])
     top, left = (image.shape[1] - shorter) // 2, (image.shape[2] - shorter) // 2
     image = image[:, top : top + shorter, left : left + shorter]
     if shorter == side:
         return image
     resized = torch.nn.functional.interpolate(image[None].float(), (side, side), mode="bilinear", antialias=True)
-    return resized[0].round().clamp(0, 255).to(torch.uint8)
+    if image.is_floating_point():
+        return resized[0]
+    return resized[0].round().clamp(0, torch.iinfo(image.dtype).max).to(image.dtype)
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ class ImageSet:
     """A split of a data source: images, names, labels and where they came from.
 
     Attributes:
-        images: uint8 [N,C,H,W] (perhaps memory-mapped), `RaggedImages` or `LazyImages`; `ExtraChannels` and
-            `DigitOverlay` add to them.
+        images: [N,C,H,W] (perhaps memory-mapped), `RaggedImages` or `LazyImages`, with values of type uint8, uint16 or
+            float32; `ExtraChannels` and `DigitOverlay` add to them.
         names: N names; of files, paths relative to `place`.
         labels: int64 [N], or None.
         classes: the names of the labels, or None.
@@ -126,6 +128,7 @@ class ImageSet:
             are computed when they are asked for; None if there are no files.
         place: the folder inside the source that `names` are relative to; "" for the source itself.
         captions: of each image, or None.
+        color: whether three channels are red, green and blue, which color augmentations need.
 
     Example:
         >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), ["a", "b", "c", "d"])
@@ -148,6 +151,7 @@ class ImageSet:
     stamps: Tensor | Stamps | None = None
     place: str = ""
     captions: Captions | None = None
+    color: bool = True
 
     def __post_init__(self) -> None:
         if not self.fingerprint:
@@ -184,6 +188,11 @@ class ImageSet:
         return int(self.images[0].shape[0])
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of the values: uint8, or uint16 or float32 of sets that keep their depth."""
+        return self.images[0].dtype
+
+    @property
     def typical_side(self) -> int:
         """The median of the shorter sides, in pixels."""
         return int(min(self.images[0:1].shape[-2:]))
@@ -202,7 +211,7 @@ class ImageSet:
         return self.index if positions is None else self.index[positions]
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """uint8 [B,C,H,W]; for images of different sizes it is padded, and their sizes int64 [B,2] come with it."""
+        """[B,C,H,W]; for images of different sizes it is padded, and their sizes int64 [B,2] come with it."""
         if self.ragged:
             return self.images.padded(positions)
         return self.images[positions], None
@@ -211,7 +220,7 @@ class ImageSet:
         """Iterate over images in chunks of at most `limit` bytes after padding (but at least one image): yields their
         positions and their `batch`."""
         if not self.ragged:
-            for part in positions.split(max(1, limit // self.images[0].numel())):
+            for part in positions.split(max(1, limit // self.images[0].nbytes)):
                 yield part, *self.batch(part)
             return
         taken: list[Tensor] = []
@@ -219,7 +228,7 @@ class ImageSet:
         for image in itertools.chain.from_iterable(map(self.images.images_at, positions.split(GROUP))):
             channels, height, width = image.shape
             higher, wider = max(tall, height), max(wide, width)
-            if taken and (len(taken) + 1) * channels * higher * wider > limit:
+            if taken and (len(taken) + 1) * channels * higher * wider * image.element_size() > limit:
                 yield positions[start : start + len(taken)], *pad(taken)
                 start, taken, higher, wider = start + len(taken), [], height, width
             tall, wide = higher, wider

@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kontrast.data.decode import BadImage, pixels_of
+from kontrast.data.decode import pixels_of
 from kontrast.data.image_set import ImageSet
+from kontrast.data.limits import BadImage
 from kontrast.data.listing import held_out
 from kontrast.data.store import shape_images
 from kontrast.data.store_writer import pack_split
@@ -32,9 +33,9 @@ def pack_in_memory(images: Any, folder: Path, *, test_share: float = 0.2) -> Pat
     Packing the same images into the same folder again changes nothing; other images replace those that are there.
 
     Args:
-        images: uint8 tensor or array [N,C,H,W], or a map-style dataset (`len` and `[i]`) whose items are PIL images or
-            uint8 tensors or arrays [C,H,W], [H,W,C] or [H,W], alone or first in a tuple. An int that comes second is
-            the label; the dataset's `classes`, if it has them, are the names of the labels.
+        images: uint8 or uint16 tensor or array [N,C,H,W], or a map-style dataset (`len` and `[i]`) whose items are PIL
+            images or uint8 tensors or arrays [C,H,W], [H,W,C] or [H,W], alone or first in a tuple. An int that comes
+            second is the label; the dataset's `classes`, if it has them, are the names of the labels.
         folder: where the store is written; created if it does not exist.
         test_share: share of each class that becomes the test split, if every image has a label; 0 for none.
 
@@ -78,7 +79,7 @@ def _pack(whole: ImageSet, folder: Path, test_share: float) -> None:
 def _image_set(images: Any, spool: Any) -> ImageSet:
     """All images with their labels. The pixels of a dataset go through the file `spool`."""
     if isinstance(images, Tensor | np.ndarray):
-        pixels: Any = _tensor(images, "the images are")
+        pixels: Any = _tensor(images, "the images are", ("uint8", "uint16"))
         shape, labels, classes = list(images.shape), None, None
         if len(shape) != 4 or 0 in shape or (shape[3] in (1, 3, 4) and shape[1] > 4):
             raise DataError(
@@ -96,10 +97,10 @@ def _image_set(images: Any, spool: Any) -> ImageSet:
     return ImageSet(pixels, names, labels, classes, name="images in memory", fingerprint=fingerprint)
 
 
-def _tensor(pixels: Tensor | np.ndarray, subject: str) -> Tensor:
-    """The same values as a tensor on the CPU; `subject` begins the error if they are not uint8."""
+def _tensor(pixels: Tensor | np.ndarray, subject: str, allowed: tuple[str, ...] = ("uint8",)) -> Tensor:
+    """The same values as a tensor on the CPU; `subject` begins the error if their type is not allowed."""
     kind = str(pixels.dtype).removeprefix("torch.")
-    if kind != "uint8":
+    if kind not in allowed:
         raise DataError(
             f"{subject} {kind}; allowed: uint8, 0 to 255. Leave out transforms (kontrast makes the views itself), "
             "or convert values in 0 to 1 with (images * 255).round().to(torch.uint8)"

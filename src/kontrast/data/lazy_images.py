@@ -1,6 +1,6 @@
 """Images that stay encoded in files or shards and are decoded for every batch: for sets larger than memory and disk.
 
-Legend: N images of 3 channels and h x w pixels each, B images of a batch.
+Legend: N images of C channels and h x w pixels each, B images of a batch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from kontrast.data.bad_images import check_listing, none_readable
-from kontrast.data.decode import BadImage, ChangedFile, Limits, decode_file
+from kontrast.data.decode import ChangedFile, decode_file
 from kontrast.data.decode_workers import Chunk, Decoders, wait_for
 from kontrast.data.file_columns import Item, Items
 from kontrast.data.image_set import VariedImages
+from kontrast.data.limits import BadImage, Limits
 from kontrast.data.listing import Listing
 from kontrast.errors import DataError, EnvironmentFault, printable
 
@@ -123,7 +124,7 @@ class LazyImages(VariedImages):
         return len(self.items)
 
     def image_at(self, index: int) -> Tensor:
-        """uint8 [3,h,w]: the image, or its substitute."""
+        """[C,h,w]: the image, or its substitute."""
         image = self.read(index)
         return image if image is not None else self._substitute(index)
 
@@ -149,7 +150,7 @@ class LazyImages(VariedImages):
         return LazyImages(self.items[rows], self.reader, labels, blocks)
 
     def read(self, position: int) -> Tensor | None:
-        """uint8 [3,h,w], decoded in this process; None if it can't be read, which is recorded."""
+        """[C,h,w], decoded in this process; None if it can't be read, which is recorded."""
         item = self.items[position]
         if item.name in self.reader.known:
             return None
@@ -174,14 +175,12 @@ class LazyImages(VariedImages):
         return PendingBatch(items, [(part, decoders.submit([items[row] for row in part])) for part in parts])
 
     def collect(self, pending: PendingBatch) -> list[Tensor | None]:
-        """The images of a pending batch in order, uint8 [3,h,w] each; None for those that can't be read."""
+        """The images of a pending batch in order, [C,h,w] each; None for those that can't be read."""
         images: list[Tensor | None] = [None] * len(pending.items)
         for rows, future in pending.pieces:
             chunk = wait_for(future, [pending.items[row] for row in rows], self.reader.decoders)
-            flat, start = torch.frombuffer(bytearray(chunk.pixels or b"\0"), dtype=torch.uint8), 0
-            for position, (height, width) in zip(chunk.kept, chunk.sizes, strict=True):
-                images[rows[position]] = flat[start : start + 3 * height * width].view(3, height, width)
-                start += 3 * height * width
+            for position, image in zip(chunk.kept, chunk.arrays(self.reader.limits.made), strict=True):
+                images[rows[position]] = torch.from_numpy(image)
             if chunk.changed:
                 self.reader.refuse_changed(pending.items[rows[chunk.changed[0]]])
             reasons = dict(chunk.bad)

@@ -19,12 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kontrast.data.decode import SUFFIXES
+from kontrast.data.decode import list_frames
+from kontrast.data.dicom_files import require_pydicom
 from kontrast.data.file_columns import ColumnWriter, Items, row_type, to_bytes
 from kontrast.data.file_columns import Item as Item
+from kontrast.data.file_kinds import FILE_KINDS, kinds_to_try
 from kontrast.data.folder_walk import Walk
+from kontrast.data.limits import BadImage
 from kontrast.data.stored_list import STORED_FROM, StoredList, list_into, locked, open_stored
+from kontrast.data.video_frames import frame_name, split_frame
 from kontrast.errors import DataError, EnvironmentFault, UsageError
+from kontrast.operating_system import user_id
 from kontrast.registry import nearest
 
 if TYPE_CHECKING:
@@ -52,6 +57,7 @@ class Listing:
         unverified: whether the files may have changed since they were listed, so that each must be compared when it
             is read.
         captions: of each image, or None.
+        kind: the kind of files that the images are, one of `FILE_KINDS`.
     """
 
     root: str
@@ -66,6 +72,7 @@ class Listing:
     part: str = "all"
     unverified: bool = False
     captions: Captions | None = None
+    kind: str = "pictures"
 
     @property
     def fingerprint(self) -> str:
@@ -111,7 +118,8 @@ class Listing:
         groups = np.zeros(len(self.items), np.int64) if self.labels is None else self.labels
 
         def find() -> np.ndarray:
-            return np.flatnonzero(held_out(self.items.names, groups, share)).astype(kind)
+            divide = held_out_clips if self.kind == "video" else held_out
+            return np.flatnonzero(divide(self.items.names, groups, share)).astype(kind)
 
         return self.column(f"{share!r} held out", kind, find)
 
@@ -161,18 +169,19 @@ def cache_home() -> Path:
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not user.startswith("~"):
         return Path(user, "kontrast")
-    private = Path(tempfile.gettempdir(), f"kontrast-{os.getuid()}")
+    private = Path(tempfile.gettempdir(), f"kontrast-{user_id()}")
     with contextlib.suppress(OSError):
         private.mkdir(mode=0o700, exist_ok=True)
-        if private.lstat().st_uid == os.getuid():  # another user could put images into theirs
+        if user_id() in (None, private.lstat().st_uid):  # another user could put images into theirs
             return private
     reason = "belongs to another user or can't be created"
     raise EnvironmentFault(f"no cache: this user has no home, and {private} {reason}; set KONTRAST_CACHE")
 
 
 def scan_folder(
-    root: str, follow_links: bool = False, *, verify: bool = True, listed: Callable[[int], None] = lambda count: None
-) -> Listing:
+    root: str, follow_links: bool = False, *, verify: bool = True, listed: Callable[[int], None] = lambda count: None,
+    files: str = "auto", every: float = 1.0,
+) -> Listing:  # fmt: skip
     """List all images under a folder. Its sub-folders are classes if there are two or more that contain all images.
 
     The list of a large folder is stored in the cache, where the next call finds it.
@@ -183,53 +192,89 @@ def scan_folder(
         verify: compare every file of a stored list with the folder. With False only the folders are compared, which
             reveals every file that is added or removed; each file must then be compared when it is read.
         listed: called with the number of images that have been found so far.
+        files: the kind of files that are images, one of `FILE_KINDS`; "auto": the first kind of which there is one.
+        every: seconds between two frames of a video.
     """
-    place = _stored_place(root, follow_links)
+    kinds, first = kinds_to_try(files), None
+    for kind in kinds:
+        found = _scan_kind(root, follow_links, verify, listed, kind, every)
+        if len(found.items):
+            return found.with_own_classes()
+        first = first or found
+        if found.bad and kind != "pictures":
+            first = found
+            break
+    assert first is not None
+    others = [f"{count} {what}" for what, count in first.notes.items()]
+    others += [f"{len(first.bad)} unreadable, the first {first.bad[0][0]} ({first.bad[0][1]})"] if first.bad else []
+    hint = f", which {LINKS}" if first.notes.get("links not followed") else ""
+    only = f"only {', '.join(others)}{hint}; " if others else ""
+    allowed = " ".join(suffix[1:] for kind in kinds for suffix in FILE_KINDS[kind])
+    raise DataError(f"no images in {root}: {only}allowed: {allowed}, in upper or lower case and at any depth")
+
+
+def _scan_kind(
+    root: str, follow_links: bool, verify: bool, listed: Callable[[int], None], kind: str, every: float
+) -> Listing:
+    """List the files of one kind; there may be none."""
+    place = None if kind == "video" else _stored_place(root, follow_links, kind)
     stored = None if place is None else open_stored(place, verify)
     if stored is None:
-        found = _list_in_memory(root, follow_links, place)
+        found = _list_in_memory(root, follow_links, place, kind, every)
         if place is not None and found is None:
             with contextlib.suppress(OSError, ValueError, EnvironmentFault), locked(place):
-                stored = open_stored(place, verify) or list_into(place, os.path.abspath(root), follow_links, listed)
+                stored = open_stored(place, verify)
+                stored = stored or list_into(place, os.path.abspath(root), follow_links, listed, FILE_KINDS[kind])
         if stored is None:  # the folder is small, or the cache can't be written
-            found = found or _list_in_memory(root, follow_links, None)
+            found = found or _list_in_memory(root, follow_links, None, kind, every)
             assert found is not None
-            return found.with_own_classes()
+            return _readable(found)
     items, notes = Items(dataclasses.replace(stored.columns, root=root)), dict(stored.notes)
-    return Listing(root, items, bad=stored.bad, notes=notes, stored=stored, unverified=not verify).with_own_classes()
+    listing = Listing(root, items, bad=stored.bad, notes=notes, stored=stored, unverified=not verify, kind=kind)
+    return _readable(listing)
 
 
-def _stored_place(root: str, follow_links: bool) -> Path | None:
+def _readable(found: Listing) -> Listing:
+    """The listing, unless an extra that its files need is missing."""
+    if found.kind == "dicom" and len(found.items):
+        require_pydicom()
+    return found
+
+
+def _stored_place(root: str, follow_links: bool, kind: str) -> Path | None:
     """Where the cache keeps the list of a folder; None if there is no cache."""
     whole = os.path.abspath(root)
-    digest = hashlib.sha256(to_bytes(f"{whole}\0{follow_links}")).hexdigest()[:16]
+    other = "" if kind == "pictures" else f"\0{kind}"
+    digest = hashlib.sha256(to_bytes(f"{whole}\0{follow_links}{other}")).hexdigest()[:16]
     stem = "".join(c if c.isalnum() else "-" for c in os.path.basename(whole))[:40]
     with contextlib.suppress(EnvironmentFault):
         return cache_home() / "lists" / f"{stem}-{digest}"
     return None
 
 
-def _list_in_memory(root: str, follow_links: bool, place: Path | None) -> Listing | None:
+def _list_in_memory(
+    root: str, follow_links: bool, place: Path | None, kind: str = "pictures", every: float = 1.0
+) -> Listing | None:
     """List a folder in memory; None if there are so many images that their list is to be stored at `place`."""
     writer = ColumnWriter()
-    walk = Walk(follow_links, writer.add_folder)
+    walk = Walk(follow_links, writer.add_folder, suffixes=FILE_KINDS[kind])
     if place is not None and os.path.isdir(f"{place}.part"):  # False also if the cache may not be read
         return None  # a listing that was interrupted goes on
-    for _, number, entry, status in walk.images(root):
+    for prefix, number, entry, status in walk.images(root):
         if place is not None and writer.count == STORED_FROM:
             return None
-        writer.add(to_bytes(entry.name), number, status.st_size, status.st_mtime_ns)
-    bad, notes = walk.bad, walk.notes
-    if not writer.count:
-        others = [f"{count} {what}" for what, count in notes.items()]
-        others += [f"{len(bad)} unreadable, the first {bad[0][0]} ({bad[0][1]})"] if bad else []
-        hint = f", which {LINKS}" if notes["links not followed"] else ""
-        only = f"only {', '.join(others)}{hint}; " if others else ""
-        raise DataError(
-            f"no images in {root}: {only}"
-            f"allowed: {' '.join(s[1:] for s in SUFFIXES)}, in upper or lower case and at any depth"
-        )
-    return Listing(root, Items(writer.columns(root)), bad=bad, notes=notes)
+        for name in _image_names(walk, prefix, entry, every) if kind == "video" else (entry.name,):
+            writer.add(to_bytes(name), number, status.st_size, status.st_mtime_ns)
+    return Listing(root, Items(writer.columns(root)), bad=walk.bad, notes=walk.notes, kind=kind)
+
+
+def _image_names(walk: Walk, prefix: str, entry: os.DirEntry[str], every: float) -> list[str]:
+    """The names of the frames of a video that are images; none if it can't be read, which the walk records."""
+    try:
+        return [frame_name(entry.name, time) for time in list_frames(entry.path, every)]
+    except BadImage as error:
+        walk.bad.append((prefix + entry.name, error.reason))
+        return []
 
 
 def held_out(names: Iterable[str], labels: np.ndarray, share: float) -> np.ndarray:
@@ -245,3 +290,13 @@ def held_out(names: Iterable[str], labels: np.ndarray, share: float) -> np.ndarr
     for start, count in zip((np.cumsum(counts) - counts).tolist(), counts.tolist()):
         mask[order[start : start + min(round(share * count), count - 1)]] = True
     return mask
+
+
+def held_out_clips(names: Iterable[str], labels: np.ndarray, share: float) -> np.ndarray:
+    """bool [N]: which frames are held out for testing: all frames of the videos that `held_out` chooses, because the
+    frames of one video are nearly equal."""
+    clips: dict[str, int] = {}
+    clip_of = np.array([clips.setdefault(split_frame(name)[0], len(clips)) for name in names], np.int64)
+    label_of = np.zeros(len(clips), np.int64)
+    label_of[clip_of] = labels
+    return held_out(clips, label_of, share)[clip_of]

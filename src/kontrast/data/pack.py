@@ -7,7 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kontrast.data.decode import Limits
+from kontrast.data.depth import with_form
+from kontrast.data.limits import Limits
+from kontrast.data.listing import Listing
 from kontrast.data.paths import describe_source
 from kontrast.data.source_files import Options, ProgressCallback, find_images, names_folder, origin_of
 from kontrast.data.store import check_destination, read_bad
@@ -27,6 +29,11 @@ def pack(
     workers: int | None = None,
     progress: ProgressCallback | None = None,
     captions: str = "",
+    depth: str = "auto",
+    files: str = "auto",
+    every: float = 1.0,
+    layout: str = "auto",
+    pages: str = "first",
 ) -> list[Path]:
     """Decode a data source once into a packed store, from which any run starts at once.
 
@@ -44,6 +51,12 @@ def pack(
         workers: decoding processes; default: one per core.
         progress: called with the number of decoded images and of all images.
         captions: "auto" or a file of captions, which the store then has too; default: none.
+        depth: "own" keeps the type and channels of the images, "8-bit" makes ordinary pictures of them; "auto" keeps
+            them if none of a sample is an ordinary picture.
+        files: the kind of files that are images: "auto", "pictures", "arrays", "dicom" or "video".
+        every: seconds between two frames of a video.
+        layout: the order of the axes of arrays: "auto", "HWC" or "CHW".
+        pages: "channels" makes each page of a TIFF file a channel, "first" reads only the first.
 
     Returns:
         The folders of the splits: train, and test if there is one.
@@ -55,12 +68,16 @@ def pack(
     """
     source, out = describe_source(data), Path(out)
     check_destination(source.spec, out)
-    limits = Limits(size, float_range=float_range)
-    more = {"progress": progress, "workers": workers, "limits": limits, "captions": captions}
-    options = Options(root, test_share, max_bad, follow_links, **more)  # type: ignore[arg-type]
+    limits = Limits(size, float_range=float_range, layout=layout, pages=pages)
+    options = Options(
+        root, test_share, max_bad, follow_links, progress=progress, workers=workers, limits=limits, captions=captions,
+        depth=depth, files=files, every=every,
+    )  # fmt: skip
     folders: list[Path] = []
     for split in ("train", "test"):
         found, has_test = find_images(source, split, options)
+        if isinstance(found, Listing) and not folders:  # both splits have the form of the first
+            options = with_form(found, options)
         facts = {"name": source.spec, "split": split, "has_test": has_test}
         origin = {**origin_of(source, options), "place": names_folder(source, split, found)}
         folders.append(pack_split(found, out / split, facts, origin, options))

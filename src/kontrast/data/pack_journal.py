@@ -16,9 +16,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kontrast.data.decode import MAX_SIDE
 from kontrast.data.decode_workers import Chunk
+from kontrast.data.limits import MAX_SIDE, ORDINARY, Form
 from kontrast.data.listing import Listing
+from kontrast.data.store import PIXELS
 from kontrast.files import read_faults, read_json_lines
 
 
@@ -30,10 +31,11 @@ class Journal:
         key: identifies the files and options; a journal with another key is discarded.
         total: the number of all images.
         chunk: the number of images per chunk.
+        form: the type and channels of the images.
     """
 
-    def __init__(self, work: Path, key: str, total: int, chunk: int):
-        self.work, self.key, self.total, self.chunk = work, key, total, chunk
+    def __init__(self, work: Path, key: str, total: int, chunk: int, form: Form = ORDINARY):
+        self.work, self.key, self.total, self.chunk, self.form = work, key, total, chunk, form
         self.pixels: BinaryIO
         self.lines: list[dict[str, Any]] = []
         work.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,7 @@ class Journal:
             lines = read_json_lines(self.work / "journal.jsonl")
             if lines[:1] != [{"key": self.key}]:
                 return []
-            with open(self.work / "images.u8", "rb") as file:
+            with open(self.work / PIXELS[self.form.dtype], "rb") as file:
                 for number, line in enumerate(lines[1:]):
                     if (
                         not self._is_sound(line, number)
@@ -71,18 +73,18 @@ class Journal:
             and kept == sorted(kept)
             and len(whole) == len(sizes) == len(kept)
             and type(line["bytes"]) is int
-            and line["bytes"] == 3 * sum(whole)
+            and line["bytes"] == self.form.pixel_bytes * sum(whole)
             and all(isinstance(reason, str) for _, reason in bad)
             and all(type(count) is int for count in [*notes.values(), *kept, *itertools.chain(*sizes)])
         )
 
     def __enter__(self) -> Journal:
         end = sum(line["bytes"] for line in self.lines)
-        images = self.work / "images.u8"
+        images = self.work / PIXELS[self.form.dtype]
         images.touch()
         os.truncate(images, end)
         self.pixels = open(images, "ab")
-        self.text = open(self.work / "journal.jsonl", "w")
+        self.text = open(self.work / "journal.jsonl", "w", encoding="ascii", newline="\n")
         self.text.writelines(json.dumps(line) + "\n" for line in [{"key": self.key}, *self.lines])
         self.text.flush()
         return self

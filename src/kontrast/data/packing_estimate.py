@@ -8,11 +8,13 @@ import shutil
 import time
 from pathlib import Path
 
-from kontrast.data.decode import BadImage, Limits, decode_file
-from kontrast.data.decode_workers import usable_cores
+from kontrast.data.decode import decode_file
+from kontrast.data.limits import BadImage, Limits
 from kontrast.data.listing import Listing
 from kontrast.data.source_files import Options
+from kontrast.data.store import PIXELS
 from kontrast.errors import EnvironmentFault
+from kontrast.operating_system import usable_cores
 
 SAMPLED = 24
 """Images that are decoded to learn rate and size."""
@@ -24,7 +26,7 @@ def announce_packing(found: Listing, folder: Path, options: Options) -> None:
     if not rate:
         return  # none of the sample can be read, which packing reports
     count, workers = len(found.items), options.workers or usable_cores()
-    whole, free = each * count, _room(folder)
+    whole, free = each * count, _room(folder, PIXELS[options.limits.made.dtype])
     seconds = count / (rate * workers)
     if whole > free:
         raise EnvironmentFault(
@@ -52,12 +54,12 @@ def sample_decoding(found: Listing, limits: Limits) -> tuple[float, float]:
     return (read / max(time.thread_time() - start, 1e-9), total / read) if read else (0.0, 0.0)
 
 
-def _room(folder: Path) -> int:
+def _room(folder: Path, pixels: str) -> int:
     """Bytes that are free for a store, including those of an interrupted packing, which goes on."""
     place = folder
     while not place.is_dir() and place != place.parent:
         place = place.parent
-    begun = folder.with_name(folder.name + ".part") / "images.u8"
+    begun = folder.with_name(folder.name + ".part") / pixels
     return shutil.disk_usage(place).free + (os.path.getsize(begun) if begun.is_file() else 0)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from kontrast.data.captions import find_captions, read_captions, with_captions
-from kontrast.data.decode import Limits
+from kontrast.data.file_kinds import FILE_KINDS
 from kontrast.data.folder_walk import class_folders, entries
 from kontrast.data.image_set import ImageSet
+from kontrast.data.limits import Limits
 from kontrast.data.listing import TEST_NAMES, Listing, check_split, scan_folder
 from kontrast.data.named_sets import CAPTIONED, SOURCES, data_root
 from kontrast.data.paths import Source
@@ -25,7 +26,7 @@ from kontrast.registry import nearest
 
 ProgressCallback = Callable[[int, int], None]
 """Called with the number of images that are done and the number of all images."""
-CHOICES = ("test_share", "max_bad", "follow_links", "captions")
+CHOICES = ("test_share", "max_bad", "follow_links", "captions", "files", "every")
 """Options, besides the limits of decoding, that decide which images of a source go into a store."""
 
 
@@ -46,6 +47,9 @@ class Options:
     verify: bool = True
     listed: Callable[[int], None] = lambda count: None
     captions: str = ""
+    depth: str = "auto"
+    files: str = "auto"
+    every: float = 1.0
 
 
 def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet | Listing, bool]:
@@ -71,7 +75,10 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
 
 
 def _scan(folder: Path, options: Options) -> Listing:
-    return scan_folder(str(folder), options.follow_links, verify=options.verify, listed=options.listed)
+    return scan_folder(
+        str(folder), options.follow_links, verify=options.verify, listed=options.listed,
+        files=options.files, every=options.every,
+    )  # fmt: skip
 
 
 def _captioned(listed: Listing, source: Source, options: Options, prefix: str, whole: bool = True) -> Listing:
@@ -104,9 +111,11 @@ def options_of(origin: dict[str, Any], options: Options) -> Options:
     try:
         root, follow = origin["root"], origin["follow_links"]
         test_share, max_bad = float(origin["test_share"]), float(origin["max_bad"])
-        limits, captions = Limits(**origin["limits"]), str(origin.get("captions", ""))
+        limits = Limits(**origin["limits"])
+        more = {"captions": str(origin.get("captions", "")), "files": str(origin.get("files", "auto"))}
         if isinstance(origin["spec"], str) and isinstance(root, str | None) and isinstance(follow, bool):
-            chosen: dict[str, Any] = {"root": root, "follow_links": follow, "limits": limits, "captions": captions}
+            chosen: dict[str, Any] = {"root": root, "follow_links": follow, "limits": limits, **more}
+            chosen["every"] = float(origin.get("every", 1.0))
             return dataclasses.replace(options, **chosen, test_share=test_share, max_bad=max_bad)
     except (KeyError, TypeError, ValueError):
         pass
@@ -115,7 +124,7 @@ def options_of(origin: dict[str, Any], options: Options) -> Options:
 
 def _with_train_classes(listed: Listing, train: Path, follow_links: bool) -> Listing:
     """The listing with the class numbers of the train folder, even if this folder lacks some of the classes."""
-    classes = class_folders(str(train), follow_links)
+    classes = class_folders(str(train), follow_links, FILE_KINDS[listed.kind])
     folders = set(listed.items.top_folders().values())
     if listed.labels is None and ("" in folders or len(classes) < 2):
         return listed

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from kontrast.data.bad_images import check_listing, none_readable
-from kontrast.data.decode import BadImage, Limits, read_sides
+from kontrast.data.decode import read_sides
 from kontrast.data.decode_workers import decode_all
+from kontrast.data.depth import with_form
 from kontrast.data.image_set import ImageSet
 from kontrast.data.lazy_images import LazyImages
+from kontrast.data.limits import BadImage, Form, Limits
 from kontrast.data.listing import Listing, cache_home
 from kontrast.data.named_sets import SOURCES as SOURCES
 from kontrast.data.packing_estimate import announce_packing
@@ -27,6 +29,7 @@ from kontrast.data.source_files import Options, ProgressCallback, find_images, n
 from kontrast.data.store import DamagedStore, is_store, open_store, read_manifest, shape_images
 from kontrast.data.store_writer import CHUNK, pack_split
 from kontrast.errors import DataError, UsageError
+from kontrast.operating_system import free_memory as _free_memory
 from kontrast.registry import nearest
 
 IN_MEMORY = 1024
@@ -58,6 +61,11 @@ def open_data(
     verify: bool = False,
     listed: Callable[[int], None] = lambda count: None,
     captions: str = "",
+    depth: str = "auto",
+    files: str = "auto",
+    every: float = 1.0,
+    layout: str = "auto",
+    pages: str = "first",
 ) -> ImageSet:
     """Open one split of a data source.
 
@@ -84,6 +92,13 @@ def open_data(
         listed: called now and then with the number of images that were found so far while a large folder is listed.
         captions: "auto" reads captions: those of shards and stores, or the file captions.csv, .jsonl, ... of a folder;
             or the path of such a file, inside the folder. Images without a caption are bad. Default: none.
+        depth: "own" keeps the type and the channels that the images have, "8-bit" makes ordinary pictures of them;
+            "auto" keeps them if none of a sample is an ordinary picture and `float_range` is not given.
+        files: the kind of files in a folder that are images: "pictures", "arrays", "dicom" or "video"; "auto": the
+            first of these of which there is one.
+        every: seconds between two frames of a video.
+        layout: the order of the axes of arrays, "HWC" or "CHW"; "auto": the one short axis counts the channels.
+        pages: "channels" makes each page of a TIFF file a channel, "first" reads only the first.
 
     Returns:
         The images with their names, labels and class names.
@@ -93,16 +108,17 @@ def open_data(
         >>> len(images), images[0].shape
         (1536, torch.Size([3, 32, 32]))
     """
-    limits = Limits(size, float_range=float_range, longest=longest)
+    limits = Limits(size, float_range=float_range, longest=longest, layout=layout, pages=pages)
     options = Options(root, test_share, max_bad, follow_links, pack, progress, workers, limits, other_bad, say,
-                      pack or verify, listed, captions)  # fmt: skip
+                      pack or verify, listed, captions, depth, files, every)  # fmt: skip
     source = describe_source(spec)
     if source.kind in ("store", "store split"):
         return _require_captions(_open_store(source, split, options), options)
     found, has_test = find_images(source, split, options)
     if isinstance(found, ImageSet):
         return _require_captions(found, options)
-    if not pack and (source.kind == "shards" or _exceeds_memory(found, limits)):
+    options = with_form(found, options)
+    if not pack and (source.kind == "shards" or _exceeds_memory(found, options.limits)):
         images = _open_lazily(found, options)
     elif pack and len(found.items) >= IN_MEMORY:
         images = _open_cached(source, found, options)
@@ -136,10 +152,10 @@ class Preview:
 
 
 def preview_data(spec: str | os.PathLike[str] | None, split: str = "train", *, size: int | None = None,
-                 longest: int | None = None, float_range: Sequence[float] | None = None,
-                 **options: Any) -> Preview:  # fmt: skip
+                 longest: int | None = None, float_range: Sequence[float] | None = None, layout: str = "auto",
+                 pages: str = "first", **options: Any) -> Preview:  # fmt: skip
     """Count the images of a split and learn their typical size from file headers. Options as for `open_data`."""
-    limits = Limits(size, float_range=float_range, longest=longest)
+    limits = Limits(size, float_range=float_range, longest=longest, layout=layout, pages=pages)
     chosen, source = Options(**{**options, "verify": False}, limits=limits), describe_source(spec)
     if source.kind in ("store", "store split"):
         found: ImageSet | Listing = _open_store(source, split, chosen)
@@ -147,7 +163,7 @@ def preview_data(spec: str | os.PathLike[str] | None, split: str = "train", *, s
         found, _ = find_images(source, split, chosen)
     if isinstance(found, ImageSet):
         return Preview(len(found), found.typical_side, found)
-    sides = sorted(shorter for shorter, _ in _sample_sides(found, limits, HEADERS))
+    sides = sorted(shorter for shorter, _ in _sample_sides(found, with_form(found, chosen).limits, HEADERS))
     return Preview(len(found.items), sides[(len(sides) - 1) // 2], None)
 
 
@@ -168,17 +184,8 @@ def _sample_sides(found: Listing, limits: Limits, count: int) -> list[tuple[int,
 def _exceeds_memory(found: Listing, limits: Limits) -> bool:
     """Whether the decoded images would fill more than half of the free memory."""
     sides = _sample_sides(found, limits, 16)
-    each = sum(3 * shorter * longer for shorter, longer in sides) / len(sides)
+    each = sum(limits.made.pixel_bytes * shorter * longer for shorter, longer in sides) / len(sides)
     return each * len(found.items) > 0.5 * _free_memory()
-
-
-def _free_memory() -> int:
-    """Bytes that are available without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _open_cached(source: Source, found: Listing, options: Options) -> ImageSet:
@@ -232,7 +239,7 @@ def _decode(found: Listing, options: Options) -> ImageSet:
     notes: Counter[str] = Counter()
     for number, chunk in decode_all(found.items, options.limits, CHUNK, options.workers):
         start = number * CHUNK
-        pixels.append(np.frombuffer(chunk.pixels, dtype=np.uint8))
+        pixels.append(np.frombuffer(chunk.pixels, dtype=options.limits.made.dtype))
         sizes += chunk.sizes
         kept += [start + position for position in chunk.kept]
         bad += [(found.items[start + position].name, reason) for position, reason in chunk.bad]
@@ -241,8 +248,9 @@ def _decode(found: Listing, options: Options) -> ImageSet:
             options.progress(min(start + CHUNK, total), total)
     if not kept:
         raise none_readable(bad, found.root)
-    images = shape_images(torch.from_numpy(np.concatenate(pixels)), torch.tensor(sizes), 3)
-    readable = _from_listing(found.take(np.array(kept)), images, bad, notes)
+    form = options.limits.made
+    images = shape_images(torch.from_numpy(np.concatenate(pixels)), torch.tensor(sizes), form.channels)
+    readable = _from_listing(found.take(np.array(kept)), images, bad, notes, form)
     return dataclasses.replace(readable, fingerprint=found.fingerprint)
 
 
@@ -250,10 +258,12 @@ def _open_lazily(found: Listing, options: Options) -> ImageSet:
     """A listing whose images are decoded for every batch; which of them are bad is only found out then."""
     check_listing(found, found.bad, options.max_bad)
     images = LazyImages.of(found, options.limits, options.max_bad, options.workers)
-    return _from_listing(found, images, images.reader.bad, dict(found.notes))
+    return _from_listing(found, images, images.reader.bad, dict(found.notes), options.limits.made)
 
 
-def _from_listing(found: Listing, images: Any, bad: list[tuple[str, str]], notes: dict[str, int]) -> ImageSet:
+def _from_listing(
+    found: Listing, images: Any, bad: list[tuple[str, str]], notes: dict[str, int], form: Form
+) -> ImageSet:
     return ImageSet(
         images=images,
         names=found.items.names,
@@ -264,6 +274,7 @@ def _from_listing(found: Listing, images: Any, bad: list[tuple[str, str]], notes
         bad=bad,
         notes=notes,
         captions=found.captions,
+        color=form.color,
     )
 
 

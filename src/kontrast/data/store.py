@@ -1,6 +1,7 @@
 """Read packed stores: the decoded images of one split as memory-mapped bytes, with a manifest of checksums.
 
-    OUT/train/images.u8     uint8, the images end to end, each [C,h,w]
+    OUT/train/images.u8     uint8, the images end to end, each [C,h,w]; images.u16 or images.f32 if the manifest has
+                            another dtype, uint16 or float32
               sizes.i64     int64 [N,2], height and width
               labels.i64    int64 [N], if there are labels
               stamps.i64    int64 [N], a hash of each file's position, size and date, if the images came from files
@@ -26,9 +27,9 @@ import numpy as np
 import torch
 
 from kontrast.data.captions import Captions
-from kontrast.data.decode import MAX_SIDE
 from kontrast.data.file_columns import Texts
 from kontrast.data.image_set import ImageSet, RaggedImages
+from kontrast.data.limits import MAX_SIDE, MOST_CHANNELS
 from kontrast.errors import DataError, UsageError
 from kontrast.files import read_bytes, read_faults, read_json_lines
 
@@ -38,8 +39,10 @@ FULL_CHECK = 1 << 30
 """A store of up to this many bytes is verified completely when it is opened; of a larger one, only a sample of the
 pixels is."""
 SAMPLED_CHUNKS = 16
+PIXELS = {"uint8": "images.u8", "uint16": "images.u16", "float32": "images.f32"}
+"""The file of pixels by their type; the name of a type in a manifest is left out if it is uint8."""
 FILES = (
-    "images.u8", "sizes.i64", "labels.i64", "stamps.i64", "names.json", "bad.jsonl", "factors.safetensors",
+    *PIXELS.values(), "sizes.i64", "labels.i64", "stamps.i64", "names.json", "bad.jsonl", "factors.safetensors",
     "captions.json",
 )  # fmt: skip
 KINDS: dict[str, Any] = {
@@ -47,7 +50,6 @@ KINDS: dict[str, Any] = {
     "fingerprint": str, "origin": dict | None, "count": int, "files": dict, "chunks": list,
 }  # fmt: skip
 """The types of the entries of a manifest."""
-MOST_CHANNELS = 4096
 
 
 class DamagedStore(DataError):
@@ -75,7 +77,8 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
     files, chunks, classes = manifest["files"], manifest["chunks"], manifest["classes"]
     return (
         all(isinstance(manifest.get(key), kind) for key, kind in KINDS.items())
-        and {"images.u8", "sizes.i64", "names.json"} <= files.keys() <= set(FILES)
+        and manifest.get("dtype", "uint8") in PIXELS
+        and {pixels_name(manifest), "sizes.i64", "names.json"} <= files.keys() <= set(FILES)
         and all(_is_count(known["bytes"]) for known in files.values())
         and all(_is_count(length) and isinstance(known, str) for length, known in chunks)
         and all(_is_count(number) for number in manifest["notes"].values())
@@ -83,6 +86,11 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
         and isinstance((manifest.get("origin") or {}).get("place", ""), str)
         and 1 <= manifest["channels"] <= MOST_CHANNELS
     )
+
+
+def pixels_name(manifest: dict[str, Any]) -> str:
+    """The file of pixels of a store."""
+    return PIXELS[manifest.get("dtype", "uint8")]
 
 
 def _is_count(value: Any) -> bool:
@@ -112,15 +120,15 @@ def verify(path: Path, manifest: dict[str, Any], full: bool | None = None) -> No
             raise DamagedStore(f"{file} {'has a wrong checksum' if whole else 'is missing or cut'}: pack again")
     chunks = manifest["chunks"]
     if full is None:
-        full = manifest["files"]["images.u8"]["bytes"] <= FULL_CHECK
+        full = _length(manifest) <= FULL_CHECK
     step = 1 if full else max(1, len(chunks) // SAMPLED_CHUNKS)
     start = 0
-    with open(path / "images.u8", "rb") as file:
+    with open(path / pixels_name(manifest), "rb") as file:
         for number, (length, known) in enumerate(chunks):
             if number % step == 0:
                 file.seek(start)
                 if hashlib.sha256(file.read(length)).hexdigest() != known:
-                    raise DamagedStore(f"the checksum of part {number} of {path / 'images.u8'} fails: pack again")
+                    raise DamagedStore(f"the checksum of part {number} of {file.name} fails: pack again")
             start += length
 
 
@@ -135,10 +143,12 @@ def _read_store(path: Path, full: bool | None) -> ImageSet:
     verify(path, manifest, full)
     there, channels = manifest["files"], manifest["channels"]
     sizes = _read_numbers(path, manifest, "sizes.i64", 2).reshape(-1, 2)
-    if int(sizes.min()) < 1 or int(sizes.max()) > MAX_SIDE or channels * int(sizes.prod(1).sum()) != _length(manifest):
+    dtype = np.dtype(manifest.get("dtype", "uint8"))
+    whole = channels * int(sizes.prod(1).sum()) * dtype.itemsize
+    if int(sizes.min()) < 1 or int(sizes.max()) > MAX_SIDE or whole != _length(manifest):
         raise _damaged(path, "sizes.i64")
     # Copy-on-write, although nobody writes: torch warns about read-only memory.
-    flat = torch.from_numpy(np.memmap(path / "images.u8", dtype=np.uint8, mode="c"))
+    flat = torch.from_numpy(np.memmap(path / pixels_name(manifest), dtype=dtype, mode="c"))
     labels, stamps = (
         _read_numbers(path, manifest, name) if name in there else None for name in ("labels.i64", "stamps.i64")
     )
@@ -154,6 +164,7 @@ def _read_store(path: Path, full: bool | None) -> ImageSet:
         bad=read_bad(path),
         stamps=stamps,
         place=(manifest.get("origin") or {}).get("place", manifest["split"]),
+        color=manifest.get("color") is not False,
         **{key: manifest[key] for key in ("classes", "name", "split", "has_test", "fingerprint", "notes")},
     )
 
@@ -163,7 +174,7 @@ def _damaged(path: Path, name: str) -> DamagedStore:
 
 
 def _length(manifest: dict[str, Any]) -> int:
-    return manifest["files"]["images.u8"]["bytes"]
+    return manifest["files"][pixels_name(manifest)]["bytes"]
 
 
 def _read_numbers(path: Path, manifest: dict[str, Any], name: str, columns: int = 1) -> torch.Tensor:

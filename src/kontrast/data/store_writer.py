@@ -20,10 +20,20 @@ from kontrast.data.bad_images import check_listing, none_readable
 from kontrast.data.captions import Captions
 from kontrast.data.decode_workers import decode_all
 from kontrast.data.image_set import ImageSet
+from kontrast.data.limits import Form
 from kontrast.data.listing import Listing
 from kontrast.data.pack_journal import Journal
 from kontrast.data.source_files import Options
-from kontrast.data.store import MANIFEST, VERSION, DamagedStore, digest_of, is_store, open_store, read_manifest
+from kontrast.data.store import (
+    MANIFEST,
+    VERSION,
+    DamagedStore,
+    digest_of,
+    is_store,
+    open_store,
+    pixels_name,
+    read_manifest,
+)  # fmt: skip
 from kontrast.errors import DataError, EnvironmentFault
 from kontrast.files import disk_faults, exchange_folder, remove_folder, replaced_folder, sync, take_lock
 
@@ -45,14 +55,16 @@ def pack_split(
     """
     options = options or Options()
     if isinstance(found, Listing):
-        more = {"classes": found.classes, "notes": found.notes, "channels": 3}
+        form = options.limits.made
+        more = {"classes": found.classes, "notes": found.notes, **form_facts(form)}
         key = digest_of(
             {"version": VERSION, "files": found.fingerprint, "limits": options.limits.facts(), "facts": facts}
         )
     else:
         if options.limits.bound is not None and found.typical_side > options.limits.bound:
             raise DataError(f"{facts['name']} is {found.typical_side} px and is packed as it is: leave the size out")
-        more = {"classes": found.classes, "notes": found.notes, "channels": found.channels}
+        form = Form(str(found.dtype).removeprefix("torch."), found.channels, found.color)
+        more = {"classes": found.classes, "notes": found.notes, **form_facts(form)}
         key = digest_of({"version": VERSION, "files": found.fingerprint, "facts": {**facts, **more}})
     with _locked(out):
         if not _is_complete(out, key):
@@ -62,6 +74,12 @@ def pack_split(
             else:
                 _write_images(found, out, facts, options)
     return out
+
+
+def form_facts(form: Form) -> Facts:
+    """What a manifest records about the form of images; only their channels if they are ordinary in all else."""
+    dtype = {"dtype": form.dtype} if form.dtype != "uint8" else {}
+    return {"channels": form.channels, **dtype, **({} if form.color else {"color": False})}
 
 
 def remove_split(out: Path) -> None:
@@ -79,7 +97,7 @@ def remove_split(out: Path) -> None:
 
 def _write_listing(listing: Listing, out: Path, facts: Facts, options: Options) -> None:
     """Decode what an interrupted packing has not decoded yet, and finish the store."""
-    journal = Journal(_work_folder(out), facts["key"], len(listing.items), CHUNK)
+    journal = Journal(_work_folder(out), facts["key"], len(listing.items), CHUNK, options.limits.made)
     bad = _decode_into(journal, listing, options)
     kept = listing.take(np.array(journal.kept()))
     sizes = np.array([s for line in journal.lines for s in line["sizes"]])
@@ -118,7 +136,7 @@ def _write_images(images: ImageSet, out: Path, facts: Facts, options: Options) -
     remove_folder(work)
     work.mkdir(parents=True)
     chunks, sizes, total = [], [], len(images)
-    with open(work / "images.u8", "wb") as file:
+    with open(work / pixels_name(facts), "wb") as file:
         for start in range(0, total, CHUNK):
             one_chunk = [images.images[i] for i in range(start, min(start + CHUNK, total))]
             content = b"".join(image.contiguous().numpy().tobytes() for image in one_chunk)
@@ -174,7 +192,8 @@ def _finish(
     }
     if labels is not None:
         small["labels.i64"] = labels.astype("<i8").tobytes()
-    files: dict[str, Any] = {"images.u8": {"bytes": (work / "images.u8").stat().st_size}}
+    pixels = pixels_name(facts)
+    files: dict[str, Any] = {pixels: {"bytes": (work / pixels).stat().st_size}}
     for name, content in small.items():
         (work / name).write_bytes(content)
         sync(work / name)

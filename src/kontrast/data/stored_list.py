@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from kontrast.data.decode import SUFFIXES
 from kontrast.data.file_columns import CHUNK, ColumnWriter, columns_of, to_bytes
 from kontrast.data.folder_walk import Mark, Walk, mark_of
 from kontrast.errors import EnvironmentFault
@@ -141,22 +142,26 @@ def open_stored(place: Path, verify: bool) -> StoredList | None:
     return None
 
 
-def list_into(place: Path, root: str, follow_links: bool, listed: Callable[[int], None]) -> StoredList:
+def list_into(
+    place: Path, root: str, follow_links: bool, listed: Callable[[int], None], suffixes: tuple[str, ...] = SUFFIXES
+) -> StoredList:
     """List a folder into the cache, from where an interrupted listing stopped. Call it with the lock of `locked`."""
     work = place.with_name(place.name + ".part")
     for attempt in range(2):
         if attempt or follow_links:  # an interrupted walk does not know which links it has followed
             remove_folder(work)
         try:
-            return _list_into(place, work, root, follow_links, listed)
+            return _list_into(place, work, root, follow_links, listed, suffixes)
         except FolderChanged:
             continue
     raise AssertionError("a fresh listing has nothing to go on from")
 
 
-def _list_into(place: Path, work: Path, root: str, follow_links: bool, listed: Callable[[int], None]) -> StoredList:
+def _list_into(
+    place: Path, work: Path, root: str, follow_links: bool, listed: Callable[[int], None], suffixes: tuple[str, ...]
+) -> StoredList:
     journal = _Journal(work)
-    walk = Walk(follow_links, journal.enter, journal.bad, journal.notes, journal.after)
+    walk = Walk(follow_links, journal.enter, journal.bad, journal.notes, journal.after, suffixes)
     for prefix, number, entry, status in walk.images(root):
         journal.writer.add(to_bytes(entry.name), number, status.st_size, status.st_mtime_ns)
         if journal.writer.count % FLUSH_EVERY == 0:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.float64 import where_float64_is
 from kontrast.kernels.dense import in_torch_func
 
 FLOOR = 1e-8
@@ -82,10 +83,10 @@ def whiten(
     float32 at least. The arithmetic is in float64: after rounding to float32 or tf32, nearly dependent features might
     not have a Cholesky factor.
     """
-    count = rows.shape[-2] if count is None else count
+    count, rows, device = rows.shape[-2] if count is None else count, where_float64_is(rows), rows.device
     if torch.compiler.is_compiling() or in_torch_func():
-        return whiten_by_definition(rows, ridge, absolute, detach, count, total)
-    return _Whiten.apply(rows, ridge, absolute, detach, count, total)
+        return whiten_by_definition(rows, ridge, absolute, detach, count, total).to(device)
+    return _Whiten.apply(rows, ridge, absolute, detach, count, total).to(device)
 
 
 def whiten_by_definition(rows: Tensor, ridge: float, absolute: bool, detach: bool, count: int, total: Total) -> Tensor:

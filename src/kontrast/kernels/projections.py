@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from kontrast.counters import GOLDEN, finalize_tensor, signed
+from kontrast.float64 import where_float64_is
 from kontrast.kernels.dense import in_torch_func
 
 PRIORS = ("hypersphere", "hypercube", "normal")
@@ -62,13 +63,13 @@ def directions_and_prior(
     prior: str, b: int, d: int, seed: int, step: Tensor, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """Draw a random orthogonal matrix [d,d], uniform over rotations, and rows of the prior [b,d]."""
-    gaussian, rows = draw(prior, b, d, seed, step, dtype)
-    return orthogonalize(gaussian).to(dtype), rows.to(dtype)
+    gaussian, rows = draw(prior, b, d, seed, where_float64_is(step), dtype)
+    return orthogonalize(gaussian).to(dtype).to(step.device), rows.to(dtype).to(step.device)
 
 
 def unit_directions(count: int, d: int, seed: int, step: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Draw independent directions [count,d], uniform on the unit sphere: the rows of that prior."""
-    return draw("hypersphere", count, d, seed, step, dtype)[1].to(dtype)
+    return draw("hypersphere", count, d, seed, where_float64_is(step), dtype)[1].to(dtype).to(step.device)
 
 
 def draw(prior: str, b: int, d: int, seed: int, step: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kontrast.float64 import where_float64_is
 from kontrast.kernels.covariance import Total, identity
 from kontrast.kernels.dense import in_torch_func
 
@@ -36,9 +37,11 @@ def asymmetry(
     """
     if method == "auto":
         method = faster_method(z, len(z if all_z is None else all_z))
+    device, z, y = z.device, where_float64_is(z), where_float64_is(y)
+    all_z, all_y = (None if x is None else where_float64_is(x) for x in (all_z, all_y))
     if torch.compiler.is_compiling() or in_torch_func():
-        return asymmetry_by_definition(z, y, all_z, all_y, total, method)
-    return _Asymmetry.apply(z, y, all_z, all_y, total, method)
+        return asymmetry_by_definition(z, y, all_z, all_y, total, method).to(device)
+    return _Asymmetry.apply(z, y, all_z, all_y, total, method).to(device)
 
 
 def faster_method(z: Tensor, K: int) -> str:

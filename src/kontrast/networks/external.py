@@ -47,11 +47,15 @@ def from_timm(name: str, channels: int, size: int, arguments: dict[str, Any]) ->
     except ImportError as error:
         raise EnvironmentFault(f"timm:{name} needs timm: pip install timm") from error
     check_choice("timm model", name.partition(".")[0], timm.list_models())
-    arguments = {"pretrained": False, "num_classes": 0, "in_chans": channels, **arguments}
+    arguments = {"in_chans": channels, **arguments}
+    fixed: dict[str, Any] = {"pretrained": False, "num_classes": 0}
     try:
-        return timm.create_model(name, img_size=size, **arguments)
+        model = timm.create_model(name, img_size=size, **(fixed | arguments))
+        arguments = {"img_size": size, **arguments}
     except TypeError:  # convolutional models take no img_size
-        return timm.create_model(name, **arguments)
+        model = timm.create_model(name, **(fixed | arguments))
+    model.built_with = arguments  # type: ignore[assignment]  # an export names them
+    return model
 
 
 def timm_normalization(name: str) -> dict[str, Any]:
@@ -105,6 +109,7 @@ def from_torchvision(name: str, channels: int, size: int, arguments: dict[str, A
         raise UsageError(f"torchvision:{name} has no linear classifier to remove: choose another model")
     replace_module(model, linear[-1], nn.Identity())
     set_input_channels(model, channels)
+    model.built_with = arguments  # type: ignore[assignment]  # an export names them
     return model
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kontrast.float64 import has_float64
 from kontrast.objectives.arguments import Number, bits, fixed
 
 
@@ -38,5 +39,8 @@ def scheduled_number(name: str, check: Callable[[str, Any], Number]) -> property
 
 
 def on_device(objective: nn.Module, name: str) -> Tensor:
-    """Return the present value of a scheduled number as a tensor of shape [], float64."""
-    return objective.get_buffer(f"_{name}").view(torch.float64)
+    """Return the present value of a scheduled number as a tensor of shape [], float64 if the device has it."""
+    buffer = objective.get_buffer(f"_{name}")
+    if not has_float64(buffer.device):  # which captures no graphs either, for which the buffer is
+        return torch.full((), getattr(objective, name), dtype=torch.float32, device=buffer.device)
+    return buffer.view(torch.float64)

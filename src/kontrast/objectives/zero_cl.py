@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kontrast import distributed
+from kontrast.float64 import where_float64_is
 from kontrast.kernels.covariance import inverse_root, standardize
 from kontrast.kernels.view_links import Link
 from kontrast.objectives.arguments import choice, fixed, positive, switch
@@ -61,12 +62,12 @@ class ZeroCL(Objective):
         links = [(v, w + shift) for v, w in pairs.one_way_links()]
         halves = [self.features] * (self.mode != "instances") + [self.instances] * (self.mode != "features")
         found = torch.stack([half(views, links, pairs) for half in halves]).sum(0) / len(links)
-        plain, whitened = found.to(pairs.z.dtype).unbind()
+        plain, whitened = found.to(pairs.z).unbind()
         return Terms(attraction=plain, repulsion=whitened - plain)
 
     def features(self, views: Tensor, links: list[Link], pairs: Pairs) -> Tensor:
         """Return the sums of (1 - C_dd)^2 over all pairs of views, without and with whitening: [2]."""
-        x = standardize(views.double(), count=pairs.N, total=distributed.total)
+        x = standardize(where_float64_is(views).double(), count=pairs.N, total=distributed.total)
         fixed_x = x.detach() if self.detach else x
         y = x @ inverse_root(distributed.total(fixed_x.mT @ fixed_x) / pairs.N, self.ridge)
         products = torch.cat([multiply(rows, links).sum(1, keepdim=True) for rows in (x, y)])
@@ -75,7 +76,7 @@ class ZeroCL(Objective):
 
     def instances(self, views: Tensor, links: list[Link], pairs: Pairs) -> Tensor:
         """Return the sums of (1 - C_ii)^2 over all pairs of views and images, without and with whitening: [2]."""
-        everyone = standardize(distributed.gather(views, dim=1).double().mT).mT
+        everyone = standardize(where_float64_is(distributed.gather(views, dim=1)).double().mT).mT
         fixed_x = everyone.detach() if self.detach else everyone
         own = slice(distributed.rank() * pairs.B, (distributed.rank() + 1) * pairs.B)
         y = inverse_root(fixed_x @ fixed_x.mT / pairs.D, self.ridge)[:, own] @ everyone

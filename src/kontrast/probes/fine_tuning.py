@@ -5,9 +5,10 @@ N train images, T test images, C classes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from kontrast.errors import DataError
+from kontrast.networks.vit import DropPath
 from kontrast.probes.classification_metrics import accuracy
 from kontrast.probes.extract import encoder_input, extract_features
 from kontrast.probes.finetuning_protocols import DECAYS, RATES, FineTuning, fine_tuning_named
 from kontrast.probes.layer_decay import build_optimizers
 from kontrast.probes.mixed_images import mix_images
+from kontrast.probes.random_erasing import erase_boxes
 from kontrast.probes.result import ProbeResult, check_labels, count_classes, predictions, result
 
 HELD_OUT = 5  # a search holds one in this many train images out
@@ -69,7 +72,7 @@ def finetune(
         rates: the multiples of `lr` that a search tries, default 0.1, 1 and 10.
         decays: the weight decays that a search tries, default 0, 1e-4 and 0.05.
         advance: called with the number of images of each step, for progress bars.
-        seed: seed of the order of the images, of mixing and of the held-out images.
+        seed: seed of the order of the images, of mixing, erasing, drop path and of the held-out images.
 
     Example:
         >>> from kontrast.networks import encoder
@@ -124,9 +127,9 @@ def tuned_scores(
         decays: the weight decays that a search tries.
         measure: what a search compares: a function of the scores and labels of the held-out images.
         advance: called with the number of images of each step.
-        seed: seed of the order of the images, of mixing and of the held-out images.
+        seed: seed of the order of the images, of mixing, erasing, drop path and of the held-out images.
     """
-    job = FineTuner(encoder, classes, transform, augment, advance, seed, measure)
+    protocol, job = protocol.suited_to(encoder), FineTuner(encoder, classes, transform, augment, advance, seed, measure)
     found: dict[str, Any] = {}
     if search:
         protocol, found["searched"] = job.search(protocol, train, labels, rates, decays)
@@ -165,14 +168,19 @@ class FineTuner:
 
     def train(self, settings: FineTuning, train: Any, labels: Tensor) -> nn.Sequential:
         """Train with these settings and return the copy of the encoder and its linear layer."""
+        with seeded(self.seed, self.device):
+            return self._train(settings, train, labels)
+
+    def _train(self, settings: FineTuning, train: Any, labels: Tensor) -> nn.Sequential:
         network = add_classifier(self.encoder, self.classes, self.device)
+        set_drop_path(network, settings.drop_path)
         optimizers = build_optimizers(network, settings)
         generator, draws = torch.Generator().manual_seed(self.seed), np.random.default_rng(self.seed)
         for epoch in range(settings.epochs):
             order = torch.randperm(len(train), generator=generator)
             batches = [rows for rows in order.split(settings.batch) if len(rows) > 1]
             for i, rows in enumerate(batches):
-                x = self._train_input(train, rows, epoch)
+                x = erase_boxes(self._train_input(train, rows, epoch), settings.erasing, draws)
                 y = labels[rows].to(self.device)
                 if labels.ndim == 2:
                     loss = binary_cross_entropy_with_logits(network(x), y.to(x.dtype))
@@ -262,6 +270,21 @@ def load_batch(images: Any, rows: Tensor, device: torch.device) -> tuple[Tensor,
         return torch.as_tensor(images[rows]).to(device), None
     pixels, sizes = images.batch(rows)
     return pixels.to(device), None if sizes is None else sizes.to(device)
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's random numbers, which dropout and drop path draw from; the caller's go on afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def set_drop_path(network: nn.Module, share: float) -> None:
+    """Leave out the branches of the last block for this share of images, growing linearly from 0 at the first block."""
+    branches = [module for module in network.modules() if isinstance(module, DropPath)]
+    for number, branch in enumerate(branches):
+        branch.drop_prob = share * number / max(1, len(branches) - 1)
 
 
 def add_classifier(encoder: nn.Module, classes: int, device: torch.device) -> nn.Sequential:

@@ -1,10 +1,14 @@
-"""How an encoder is fine-tuned: optimizer, schedule, layer decay and mixing of images, as several papers do it."""
+"""How an encoder is fine-tuned: optimizer, schedule, layer decay and regularization, as several papers do it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
 
 from kontrast.errors import UsageError
+from kontrast.networks.vit import DropPath
 from kontrast.optim import cosine_decay
 from kontrast.registry import nearest
 
@@ -25,6 +29,9 @@ class FineTuning:
         mixup: alpha of mixup's Beta distribution; 0 for none.
         cutmix: alpha of cutmix's Beta distribution; 0 for none. With both, each batch takes one of them.
         smoothing: label smoothing.
+        drop_path: the share of images for which the last block's branches are left out, growing linearly from 0 at the
+            first block. It applies to kontrast's vision transformers; for other encoders `suited_to` sets it to 0.
+        erasing: the probability that a box of an image is replaced by noise, after augmentation.
 
     Example:
         >>> FineTuning("mine", lr=0.1, epochs=10, warmup=2).rate(1.0)
@@ -42,6 +49,12 @@ class FineTuning:
     mixup: float = 0.0
     cutmix: float = 0.0
     smoothing: float = 0.0
+    drop_path: float = 0.0
+    erasing: float = 0.0
+
+    def suited_to(self, encoder: nn.Module) -> FineTuning:
+        """Return the settings without drop path, if the encoder has no branches that can be left out."""
+        return self if any(isinstance(m, DropPath) for m in encoder.modules()) else replace(self, drop_path=0.0)
 
     def rate(self, epoch: float) -> float:
         """Return the learning rate after `epoch` epochs, which may be a fraction."""
@@ -50,20 +63,18 @@ class FineTuning:
         return cosine_decay(self.lr, epoch - self.warmup, self.epochs - self.warmup)
 
 
+MIXED: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0, "smoothing": 0.1, "drop_path": 0.1}
 FINE_TUNING = {
     p.name: p
     for p in (
         FineTuning(),
         FineTuning("simclr", lr=0.05, epochs=30, batch=256),
-        FineTuning(
-            "mae", "adamw", 2e-3, 0.05, 100, 1024, warmup=5, layer_decay=0.65, mixup=0.8, cutmix=1.0, smoothing=0.1
-        ),
-        FineTuning("moco-v3", "adamw", 1e-3, 0.05, 150, 1024, warmup=5, mixup=0.8, cutmix=1.0, smoothing=0.1),
-        FineTuning("moco-v3-small", "adamw", 6e-4, 0.1, 100, 1024, warmup=3, mixup=0.8, cutmix=1.0, smoothing=0.1),
+        FineTuning("mae", "adamw", 2e-3, 0.05, 100, 1024, warmup=5, layer_decay=0.65, erasing=0.25, **MIXED),
+        FineTuning("moco-v3", "adamw", 1e-3, 0.05, 150, 1024, warmup=5, erasing=0.25, **MIXED),
+        FineTuning("moco-v3-small", "adamw", 6e-4, 0.1, 100, 1024, warmup=3, **MIXED),
     )
 }
-"""Protocols by name. Drop path, random erasing, RandAugment and repeated augmentation, which MAE and MoCo v3 use too,
-are left out."""
+"""Protocols by name. RandAugment and repeated augmentation, which MAE and MoCo v3 use too, are left out."""
 
 RATES, DECAYS = (0.1, 1.0, 10.0), (0.0, 1e-4, 0.05)
 """What a search tries: multiples of the protocol's learning rate, and weight decays."""

@@ -154,6 +154,10 @@ def newer_version(tree: dict[str, Any], name: str) -> list[str]:
     return [f"{name} was written by a newer version of kontrast; what this version does not know is not shown."]
 
 
+NEITHER_LINK_NOR_WAIT: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Flags of `os.open`; Windows has neither."""
+
+
 def read_bytes(path: Path) -> bytes:
     """Read a regular file of a run folder, which may come from others; b"" if there is none.
 
@@ -161,7 +165,7 @@ def read_bytes(path: Path) -> bytes:
     end.
     """
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NEITHER_LINK_NOR_WAIT)) as file:
             return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except (FileNotFoundError, IsADirectoryError):
         return b""

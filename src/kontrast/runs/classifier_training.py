@@ -68,12 +68,12 @@ class ClassifierTraining:
         pool = pool.first(SEARCHED)
         probabilities = self.outputs(network, pool)
         unsure = entropy(probabilities)
-        entries = []
+        entries, shown = [], self.run.shown(pool)
         for place in unsure.argsort(descending=True, stable=True)[:UNCERTAIN].tolist():
             best = probabilities[place].topk(min(GUESSES, len(sets.classes)))
             guesses = [[sets.classes[i], round(p, 4)] for p, i in zip(best.values.tolist(), best.indices.tolist())]
             entry = {"file": str(pool.names[place]), "uncertainty": round(float(unsure[place]), 4), "guesses": guesses}
-            entries.append({**entry, "image": image_as_data_url(pool.pictures[place])})
+            entries.append({**entry, "image": image_as_data_url(shown.pictures[place])})
         return entries
 
 
@@ -115,13 +115,13 @@ class FullTraining(ClassifierTraining):
         folds: int,
     ):
         super().__init__(run, sets, device)
-        self.settings, self.searching, seed = settings, search, run.recipe.seed
+        self.settings, self.searching, seed = settings.suited_to(self.encoder), search, run.recipe.seed
         repeated = 1 + search * len(RATES) * len(DECAYS) * (HELD_OUT - 1) / HELD_OUT
         repeated += (folds - 1) if sets.test is None and folds else 0
         self.bar = Progress("finetune", round(settings.epochs * len(sets.train) * repeated))
         augment = None if cached else fine_tuning_crops(run, seed)
         self.tuner = FineTuner(self.encoder, len(sets.classes), self.view, augment, self.bar.advance, seed)
-        self.protocol = asdict(settings) | {"augmented": not cached}
+        self.protocol = asdict(self.settings) | {"augmented": not cached}
 
     def __enter__(self) -> ClassifierTraining:
         super().__enter__()

@@ -18,10 +18,11 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from torch import Tensor
 
 from kontrast.data import ImageSet
 from kontrast.data.bad_images import check_bad, skipped
+from kontrast.engines.ray_cluster import Cluster, check_engine
+from kontrast.engines.ray_pool import Pool
 from kontrast.errors import CheckpointError, DataError, UsageError, printable
 from kontrast.files import disk_faults, read_json, remove_folder, write_atomic, write_json
 from kontrast.plugins import command_start
@@ -44,6 +47,19 @@ from kontrast.training.signals import StopSignals
 
 BATCHES_PER_PART = 16
 """A kill loses at most the work on so many batches."""
+
+
+class PartContent(NamedTuple):
+    """What a part consists of: the bytes of its .npy file, and the facts of its JSON file."""
+
+    vectors: bytes
+    facts: dict[str, Any]
+
+
+Progressed = tuple[int, tuple[int, PartContent] | None]
+"""How many images were read since the last time, and the number and content of a part that is complete now."""
+Compute = Callable[[list[int]], Generator[Progressed, None, None]]
+"""Computes the parts with these numbers, in any order."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,8 @@ def embed(
     device: str = "auto",
     max_bad: float | None = None,
     float_range: tuple[float, float] | None = None,
+    engine: str = "local",
+    workers: int | None = None,
     say: Callable[[str], None] = print,
 ) -> EmbedResult:
     """Write the encoder's vector of every image of `data` to a file. Call it again to continue after a kill.
@@ -83,6 +101,9 @@ def embed(
         device: "auto" (default), "cpu" or "cuda".
         max_bad: The share of unreadable images that is allowed; default: the recipe's.
         float_range: The values of black and white in float images; default: the recipe's.
+        engine: "local" (default) for this process, or "ray" for the workers of a Ray cluster: the one that RAY_ADDRESS
+            names, or one on this machine for the time of the call.
+        workers: With Ray, the number of processes; default: one per GPU, or as many as the cores allow.
         say: Called with each line of progress and each warning; default: print.
 
     Returns:
@@ -95,17 +116,30 @@ def embed(
         240 vectors of width 32
         out     vectors.npy
     """
+    on_ray = check_engine(engine, workers)
     run, out = open_run(run, float_range), Path(out)
     check_suffix(out)
     if out.suffix == ".parquet":
         import_parquet()
     refuse_existing(out)
-    on = choose_device(device)
+    if on_ray and isinstance(data, ImageSet):
+        raise UsageError("engine='ray' needs a place of images that the workers can read, not images in memory")
+    on = torch.device("cpu") if on_ray else choose_device(device)
     encoder = run.encoder(on)
-    stream = open_stream(run, data if isinstance(data, ImageSet) else os.fspath(data), split, say, max_bad)
-    facts = dependencies(run, encoder, stream, on)
+    place = data if isinstance(data, ImageSet) else os.fspath(data)
+    stream = open_stream(run, place, split, say, max_bad)
     command = resume_command(run, stream, out, split, max_bad, device)
-    images, bad = write_in_parts(run, encoder, stream, out, write_embeddings, facts, command, max_bad, on, say)
+    compute: Compute = partial(compute_parts, run, encoder, stream, on)
+    facts = dependencies(run, encoder, stream, on)
+    with contextlib.ExitStack() as stack:
+        if on_ray:
+            from kontrast.runs.embed_on_ray import parts_on_ray
+
+            pool = Pool(stack.enter_context(Cluster(workers)), workers, device, say)
+            command += f" --engine ray --workers {pool.workers}"
+            facts["device"] = pool.device
+            compute = partial(parts_on_ray, pool, run, str(place), split, max_bad, facts)
+        images, bad = write_in_parts(run, stream, out, write_embeddings, facts, command, max_bad, compute, say)
     return EmbedResult(out, images, encoder.width, bad)
 
 
@@ -122,28 +156,26 @@ def parts_of(out: Path) -> Path:
 
 def write_in_parts(
     run: Run,
-    network: Any,
     stream: Stream,
     out: Path,
     write: Callable[[Path, Sequence[Part], dict[str, Any]], None],
     facts: dict[str, Any],
     command: str,
     max_bad: float | None,
-    device: torch.device,
+    compute: Compute,
     say: Callable[[str], None],
 ) -> tuple[int, list[tuple[str, str]]]:
-    """Apply a network to all images of a stream, part by part, and join the parts into `out`.
+    """Compute the vectors of all images of a stream, part by part, and join the parts into `out`.
 
     Args:
-        run: The run, whose view prepares the images.
-        network: A module with the attribute `width`, the length of its vectors.
+        run: The run, whose recipe says which share of the images may be unreadable.
         stream: The images.
         out: The file to write.
         write: `write(out, parts, facts)` joins the parts.
         facts: Everything that determines the vectors; parts with other facts are discarded.
         command: The command that continues after an interruption.
         max_bad: The share of unreadable images that is allowed; None: the recipe's.
-        device: Where the network is.
+        compute: Computes parts by their numbers.
         say: Called with each line of progress and each warning.
 
     Returns:
@@ -154,7 +186,7 @@ def write_in_parts(
         for torn in out.parent.glob(f".tmp-*-{glob.escape(out.name)}"):  # left by a kill while the parts were joined
             torn.unlink(missing_ok=True)
         discard_outdated(parts, facts, say)
-        done = _embed_parts(run, network, stream, parts, device, command, say)
+        done = _finish_parts(stream, parts, compute, command, say)
         bad = _check_skipped(stream, done, run.recipe.data.max_bad if max_bad is None else max_bad)
         write(out, done, facts)
         remove_folder(parts)
@@ -224,34 +256,61 @@ def resume_command(
     return shlex.join(words)
 
 
-def _embed_parts(
-    run: Run, network: Any, stream: Stream, parts: Path, device: torch.device, command: str, say: Callable
-) -> list[Part]:
-    """Return all parts in order, computing those after the last one that can be read."""
-    size, transform = BATCHES_PER_PART, run.transform()
-    count = -(-stream.steps // size)
-    done: list[Part] = []
-    while len(done) < count and (part := read_part(part_path(parts, len(done)))):
-        done.append(part)
+def _finish_parts(stream: Stream, parts: Path, compute: Compute, command: str, say: Callable) -> list[Part]:
+    """Return all parts in order, computing those that can't be read."""
+    count = -(-stream.steps // BATCHES_PER_PART)
+    done = {number: part for number in range(count) if (part := read_part(part_path(parts, number)))}
     if done:
         say(f"continuing: {len(done)} of {count} parts are done")
-    embedded = sum(len(part.ids) + len(part.bad) for part in done)
+    embedded = sum(len(part.ids) + len(part.bad) for part in done.values())
+    missing = [number for number in range(count) if number not in done]
     with StopSignals() as stop, Progress("embed", stream.total, done=embedded) as bar:
         stop.patient = True
+        with contextlib.closing(compute(missing)) as progress:
+            for images, finished in progress:
+                if images:
+                    bar.advance(images)
+                if finished is not None:
+                    number, content = finished
+                    done[number] = write_part(part_path(parts, number), content)
+                if stop.signal is not None:
+                    raise stop.error(f"part {len(done)} of {count}", command)
+    return [done[number] for number in range(count)]
+
+
+def compute_parts(
+    run: Run, network: Any, stream: Stream, device: torch.device, numbers: list[int]
+) -> Generator[Progressed, None, None]:
+    """Apply a network to the images of some parts of a stream, and yield each part after its last batch.
+
+    Args:
+        run: The run, whose view prepares the images.
+        network: A module with the attribute `width`, the length of its vectors.
+        stream: The images.
+        device: Where the network is.
+        numbers: The numbers of the parts, in ascending order.
+    """
+    size, transform = BATCHES_PER_PART, run.transform()
+    for first, last in spans(numbers):
         rows: list[Tensor] = []
         batches: list[StreamBatch] = []
-        for batch in stream.batches(len(done) * size, stream.steps):
+        for batch in stream.batches(first * size, min(last * size, stream.steps)):
             if batch.ids:
                 rows.append(extract_features(network, batch.images, transform, device=device))
             batches.append(batch)
-            bar.advance(len(batch.ids) + len(batch.bad))
+            finished = None
             if len(batches) == size or batch.number + 1 == stream.steps:
                 vectors = torch.cat(rows) if rows else torch.empty(0, network.width)
-                done.append(write_part(part_path(parts, len(done)), vectors, batches))
+                finished = batch.number // size, part_content(vectors, batches)
                 rows, batches = [], []
-            if stop.signal is not None:
-                raise stop.error(f"part {len(done)} of {count}", command)
-    return done
+            yield len(batch.ids) + len(batch.bad), finished
+
+
+def spans(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield where each run of consecutive numbers begins, and the number after its end: [1, 2, 5] is (1, 3), (5, 6)."""
+    starts = [number for place, number in enumerate(numbers) if place == 0 or numbers[place - 1] + 1 != number]
+    ends = [number + 1 for place, number in enumerate(numbers) if numbers[place + 1 : place + 2] != [number + 1]]
+    yield from zip(starts, ends)
 
 
 def _check_skipped(stream: Stream, parts: list[Part], allowed: float) -> list[tuple[str, str]]:
@@ -281,19 +340,24 @@ def read_part(path: Path) -> Part | None:
         return None
 
 
-def write_part(path: Path, vectors: Tensor, batches: list[StreamBatch]) -> Part:
-    """Write the vectors first, then the JSON file that marks them as complete."""
+def part_content(vectors: Tensor, batches: list[StreamBatch]) -> PartContent:
+    """Return what is written for a part: its vectors, and their ids, names and skipped images."""
     buffer = io.BytesIO()
     np.save(buffer, vectors.numpy())
-    write_atomic(path.with_suffix(".npy"), buffer.getvalue())
-    facts: dict[str, Any] = {
+    return PartContent(buffer.getvalue(), {
         "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
         "ids": [i for batch in batches for i in batch.ids],
         "names": [str(n) for batch in batches for n in batch.images.names],
         "bad": [pair for batch in batches for pair in batch.bad],
-    }
+    })  # fmt: skip
+
+
+def write_part(path: Path, content: PartContent) -> Part:
+    """Write the vectors first, then the JSON file that marks them as complete."""
+    vectors, facts = path.with_suffix(".npy"), content.facts
+    write_atomic(vectors, content.vectors)
     write_atomic(path, json.dumps(facts))
-    return Part(path.with_suffix(".npy"), facts["ids"], facts["names"], facts["bad"])
+    return Part(vectors, facts["ids"], facts["names"], facts["bad"])
 
 
 def train_embeddings(run: Run, device: str, say: Callable[[str], None]) -> Path:

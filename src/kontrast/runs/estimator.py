@@ -38,7 +38,7 @@ class ImageEncoder:
         settings: Settings that replace the recipe's, such as {"training.epochs": 5}.
         random_state: The seed, a whole number; default: 0.
         out: A run folder to write and keep; default: none, everything stays in memory.
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".
         verbose: Whether to print progress.
 
     Attributes:
@@ -46,8 +46,8 @@ class ImageEncoder:
         recipe_: The resolved recipe.
         info_: The facts of its run.json: device, versions, data, duration.
 
-    Images are uint8 [N,C,H,W] (a tensor or an array); a folder, shards, a packed store or a named set; or, for `fit`, a
-    map-style dataset of images.
+    Images are uint8 or uint16 [N,C,H,W] (a tensor or an array); a folder, shards, a packed store or a named set; or,
+    for `fit`, a map-style dataset of images.
 
     Example:
         >>> import numpy, kontrast
@@ -171,8 +171,8 @@ class ImageEncoder:
             (place / "encoder.safetensors").write_bytes(content)
             info |= {"encoder_sha256": sha256(content)}
             kept = {name: value for name, value in self.get_params().items() if name != "out"}
-            (place / "estimator.json").write_text(json.dumps({"version": 1, "parameters": kept}, default=str))
-        (place / "run.json").write_text(json.dumps(info))
+            (place / "estimator.json").write_text(json.dumps({"version": 1, "parameters": kept}, default=str), "ascii")
+        (place / "run.json").write_text(json.dumps(info), "ascii")
         return Run(place)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -243,6 +243,10 @@ def _read_parameters(path: Path, estimator: ImageEncoder) -> dict[str, Any]:
     return {name: value for name, value in (given or {}).items() if name in estimator.get_params()}
 
 
+ENCODED = ("uint8", "uint16")
+"""The types of values that images in memory can have."""
+
+
 def _source(images: Any) -> str | ImageSet:
     """Return what `open_stream` takes: a place, or an image set of pixels."""
     if isinstance(images, ImageSet):
@@ -250,7 +254,11 @@ def _source(images: Any) -> str | ImageSet:
     if isinstance(images, str | os.PathLike):
         return os.fspath(images)
     kind = f"{getattr(images, 'dtype', type(images).__name__)} {list(getattr(images, 'shape', []))}"
-    if not hasattr(images, "ndim") or images.ndim != 4 or "uint8" not in str(images.dtype):
+    if (
+        not hasattr(images, "ndim")
+        or images.ndim != 4
+        or str(images.dtype).rpartition(".")[2] not in ("uint8", "uint16")
+    ):
         raise DataError(f"can't encode {kind}: give uint8 images [N,C,H,W], or a folder or the name of a data set")
     pixels = images if torch.is_tensor(images) else torch.from_numpy(np.require(images, requirements=["C", "W"]))
     return ImageSet(pixels.cpu(), [str(number) for number in range(len(pixels))], name="images in memory")

@@ -1,4 +1,5 @@
-"""Write a run's encoder for other programs: safetensors or ONNX, each with a JSON card that describes it.
+"""Write a run's encoder for other programs: one file with a JSON card that describes it, or a folder with a card in
+Markdown for timm, torchvision and the Hugging Face Hub.
 
 images [N,C,h,w] float32, normalized as the card says -> features [N,F].
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import warnings
@@ -27,27 +27,31 @@ from kontrast.errors import CheckpointError, DataError, EnvironmentFault, Number
 from kontrast.files import disk_faults, write_atomic, write_json
 from kontrast.networks import Encoder
 from kontrast.registry import nearest
+from kontrast.runs import model_folder
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.probe import read_probes
 from kontrast.runs.run import Run, open_run
 from kontrast.training import checkpoints
-from kontrast.training.run_folder import result_prefix, sha256
+from kontrast.training.run_folder import result_prefix, sha256, weights_path
+from kontrast.training.weight_files import safetensors_bytes
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "detectron2": ".detectron2.safetensors"}
-"""The formats, and how the names of their files end."""
+"""The formats of one file, and how its name ends; those of a folder are in `model_folder.FORMATS`."""
 MOST_IMAGES = 32
 """An ONNX file must agree with torch on at most so many real images."""
 TOLERANCE = 1e-3
 """How far an ONNX file may be from torch, as a share of the largest feature."""
 INSTEAD = "not written; export to safetensors instead"
 READ = "a shorter side over {0} px is first resized to {0}, {1}; a JPEG from the next larger scale of its decoder"
+SCALED = "first (value - low) / (high - low) of each channel, clamped to 0 and 1"
+THEN = ", then / 255"
 BOTH = "and a longer side that is then over {0} px to {0}, in one step with Pillow's Hamming window"
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The exported file, its card, the number of features, and the largest difference of ONNX from torch on real
-    images, as a share of the largest feature (None for safetensors, which holds the exact weights)."""
+    """The exported file or folder, its card, the number of features, and the largest difference of ONNX from torch on
+    real images, as a share of the largest feature (None for safetensors, which holds the exact weights)."""
 
     path: Path
     card: Path
@@ -72,22 +76,30 @@ def export(
     *,
     data: str | None = None,
     with_head: bool = False,
+    license: str = "",
+    allow_paths: bool = False,
 ) -> ExportResult:
-    """Write the encoder to a file for other programs, and a JSON card beside it.
+    """Write the encoder for other programs, with a card that describes it.
 
-    An ONNX file is run on real images and compared with torch; one that disagrees is not written.
+    An ONNX file is run on real images and compared with torch; one that disagrees is not written. The formats timm,
+    torchvision and hub are folders of model.safetensors, config.json and README.md, a card with the data, the recipe
+    and the accuracies. `timm.create_model("local-dir:FOLDER", pretrained=True)` and torchvision's model of the same
+    name load them, if the libraries have an equal model; that of the hub can also be loaded by `kontrast.load`.
 
     Args:
         run: A run folder or a `kontrast.Run`.
         format: "safetensors" (default), "onnx", or "detectron2": the tensors of a ResNet under detectron2's names, in a
-            safetensors file.
-        out: The file to write; default: export/encoder.FORMAT in the run folder.
+            safetensors file; "timm", "torchvision", or "hub" for the Hugging Face Hub.
+        out: The file or folder to write; default: export/encoder.FORMAT, or export/FORMAT, in the run folder. For timm
+            and torchvision, a name that ends in .safetensors gives a file, with its configuration and card beside it.
         data: The images to compare ONNX with torch on; default: the run's own.
         with_head: Add what the newest checkpoint has besides the encoder, for safetensors alone: the projection head,
             the predictor and the prototypes, under names that begin with "kontrast.".
+        license: Of the weights, for timm, torchvision and hub: an identifier such as "cc-by-4.0".
+        allow_paths: Keep absolute paths of this machine in a folder, which is made to be published; default: no.
 
     Returns:
-        The paths of the file and its card, the number of features, and ONNX's largest difference from torch.
+        The paths of the file or folder and its card, the number of features, and ONNX's largest difference from torch.
 
     Example:
         >>> import kontrast
@@ -97,13 +109,17 @@ def export(
         card    encoder.safetensors.json
     """
     run = open_run(run)
-    if format not in FORMATS:
-        raise UsageError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
+    if format not in (*FORMATS, *model_folder.FORMATS):
+        raise UsageError(f"unknown format {format!r}: {nearest(format, (*FORMATS, *model_folder.FORMATS))}")
+    if with_head and format != "safetensors":
+        raise UsageError(f"--with-head needs --format safetensors: with {format} there is the encoder alone")
+    if format in model_folder.FORMATS:
+        return export_model(run, format, out, license, allow_paths)
+    if license or allow_paths:
+        raise UsageError(f"--license and --allow-paths are for --format timm, torchvision and hub, not for {format}")
     out = Path(out) if out is not None else run.path / "export" / f"encoder{FORMATS[format]}"
     ending = f".{FORMATS[format].rpartition('.')[2]}"
-    if with_head and format != "safetensors":
-        raise UsageError(f"--with-head needs --format safetensors: an {format} file has the encoder alone")
-    if not out.name.endswith(ending) or out.resolve() == (run.path / "encoder.safetensors").resolve():
+    if not out.name.endswith(ending) or out.resolve() == weights_path(run.path).resolve():
         raise UsageError(f"--out {out}: give a path that ends in {ending} and is not the run's own file")
     encoder = run.encoder("cpu")
     card = describe(run, encoder)
@@ -127,10 +143,31 @@ def export(
     return ExportResult(out, card_path, encoder.width, difference)
 
 
+def export_model(
+    run: Run, format: str, out: str | os.PathLike[str] | None, license: str, allow_paths: bool
+) -> ExportResult:
+    """Write a folder for timm, torchvision or the hub, or for the first two a file with others beside it."""
+    out = Path(out) if out is not None else run.path / "export" / format
+    alone = out.suffix == ".safetensors"
+    if alone and format == "hub":
+        raise UsageError(f"--out {out}: --format hub writes a folder; give its path")
+    encoder, weights = run.encoder("cpu"), out.name if alone else model_folder.WEIGHTS
+    title, named = run.path.resolve().name, {"place": out.resolve().name, "weights": weights}
+    files = model_folder.model_files(
+        run, encoder, describe(run, encoder), format, license=license, allow_paths=allow_paths, title=title, **named
+    )
+    if alone:
+        model_folder.write_beside(out, files)
+        return ExportResult(out, model_folder.files_beside(out)[model_folder.CARD], encoder.width, None)
+    model_folder.write_folder(out, files)
+    return ExportResult(out, out / model_folder.CARD, encoder.width, None)
+
+
 def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
     """Return the card: how the encoder was trained, its input and output, and its probe results."""
     policy, info, data = run.transform().policies[0], run.info, run.recipe.data
     how = BOTH.format(data.longest) if data.longest else "bicubic"
+    deep = {"low": list(policy.low), "high": list(policy.high)} if policy.low and policy.high else {}
     return {
         "version": 1,
         "what": "an image encoder trained without labels by kontrast",
@@ -141,10 +178,13 @@ def describe(run: Run, encoder: Encoder) -> dict[str, Any]:
             "size": run.recipe.views.size,
             "layout": "NCHW float32",
             **({"read": READ.format(data.size, how)} if data.size else {}),
-            "resize": f"shorter side and center crop, {policy.interpolation} with antialiasing, then / 255",
+            **({"values": SCALED, "dtype": run.limits.made.dtype} if deep else {}),
+            "resize": f"shorter side and center crop, {policy.interpolation} with antialiasing{'' if deep else THEN}",
             "crop": f"the middle {policy.center_fraction:g} of the shorter side",
+            "interpolation": policy.interpolation,
+            "center_fraction": policy.center_fraction,
         },
-        "normalisation": {"mean": list(policy.mean), "std": list(policy.std)},
+        "normalisation": {"mean": list(policy.mean), "std": list(policy.std), **deep},
         "data": info["data"],
         "trained": {key: info[key] for key in ("device", "steps", "seconds", "finished") if key in info},
         "versions": {key: info[key] for key in ("kontrast", "torch", "python") if key in info},
@@ -164,24 +204,6 @@ def beside_encoder(run: Run) -> dict[str, Tensor]:
     parts["prototypes"] = "learner.prototypes"
     found = {name: checkpoints.under(prefix, newest[0]) for name, prefix in parts.items()}
     return {f"kontrast.{name}.{key}": tensor for name, tensors in found.items() for key, tensor in tensors.items()}
-
-
-def safetensors_bytes(named: dict[str, Tensor], card: dict[str, Any]) -> bytes:
-    """Return the content of the safetensors file, with the card in its header."""
-    from safetensors.torch import save
-
-    tensors = {name: t.detach().cpu().contiguous() for name, t in named.items()}
-    return sort_header(save(tensors, metadata={"format": "pt", "kontrast": json.dumps(card)}))
-
-
-def sort_header(content: bytes) -> bytes:
-    """Sort the metadata of a safetensors file: the library writes it in a random order, so the bytes would differ."""
-    length = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:length])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[length:]
 
 
 def real_images(run: Run, data: str | None) -> ImageSet:

@@ -40,7 +40,7 @@ from kontrast.runs.run import Run, open_run
 from kontrast.training import checkpoints
 from kontrast.training.device import choose_device
 from kontrast.training.run_folder import VERSION, sha256, timestamp
-from kontrast.training.splits import place_of
+from kontrast.training.splits import dtype_fact, place_of
 
 ONNX_IMAGES = 32
 
@@ -273,6 +273,7 @@ def run_info(job: Saving, argv: str) -> dict[str, Any]:
     info, train = job.run.info, job.sets.train
     kept: dict[str, Any] = {key: info[key] for key in ("device", "precision", "steps") if key in info}
     data = {"name": train.name, "images": len(train), "classes": len(job.sets.classes), "channels": train.channels}
+    data |= dtype_fact(train)
     # A run that has saved checkpoints and lost them is not resumed, so `pretrain --resume` does not overwrite this one.
     kept |= {"first_checkpoint": info.get("first_checkpoint", info.get("steps", 0))}
     kept |= {"version": VERSION, **checkpoints.versions(), "command": argv, "seconds": job.seconds}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,6 +69,7 @@ def open_stream(
     split: str = "all",
     say: Callable[[str], None] = tell,
     max_bad: float | None = None,
+    decoders: int | None = None,
 ) -> Stream:
     """Open a source as a stream of images that are prepared for a run.
 
@@ -77,6 +79,7 @@ def open_stream(
         split: "all" for every image; "train" or "test" for a split of a named set or a store, or a sub-folder.
         say: called with a line if a damaged store was packed again.
         max_bad: share of the images of a named set that may be unreadable; default: the run's.
+        decoders: how many processes decode files; default: one per core.
     """
     if isinstance(data, ImageSet):
         return _of_images(run, [data])
@@ -84,7 +87,7 @@ def open_stream(
     check_split(source.spec, split, SPLITS)
     listed = _list_files(run, source, split)
     if listed is not None:
-        return _of_listing(run, listed, source.spec)
+        return _of_listing(run, listed, source.spec, decoders)
     own = run.recipe.data
     options: dict[str, Any] = {"root": own.root or None, "size": own.size or None, "say": say}
     options |= {"max_bad": own.max_bad if max_bad is None else max_bad, "follow_links": own.follow_links}
@@ -103,13 +106,14 @@ def _list_files(run: Run, source: Source, split: str) -> Listing | None:
     folder = source.path if split == "all" else source.path / split
     if not folder.is_dir():
         raise UsageError(f"{source.spec} has no folder {split!r}: leave --split out to embed all of it")
-    return scan_folder(str(folder), run.recipe.data.follow_links)
+    own = run.recipe.data
+    return scan_folder(str(folder), own.follow_links, files=own.files, every=own.every)
 
 
-def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
+def _of_listing(run: Run, listed: Listing, spec: str, decoders: int | None) -> Stream:
     def batches(first: int, last: int) -> Iterator[StreamBatch]:
         items = listed.items[: last * BATCH]
-        for number, chunk in decode_all(items, run.limits, BATCH, start=first):
+        for number, chunk in decode_all(items, run.limits, BATCH, decoders, first):
             start = number * BATCH
             bad = [(listed.items[start + place].name, reason) for place, reason in chunk.bad]
             ids = [start + place for place in chunk.kept]
@@ -122,8 +126,9 @@ def _of_listing(run: Run, listed: Listing, spec: str) -> Stream:
 def _image_set(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
     if not names:
         return ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), [])
-    flat = torch.frombuffer(bytearray(chunk.pixels), dtype=torch.uint8)
-    return run.check_channels(ImageSet(shape_images(flat, torch.tensor(chunk.sizes), 3), names), spec)
+    form = run.limits.made
+    flat = torch.from_numpy(np.frombuffer(bytearray(chunk.pixels), form.dtype))
+    return run.check_channels(ImageSet(shape_images(flat, torch.tensor(chunk.sizes), form.channels), names), spec)
 
 
 def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
@@ -157,7 +162,7 @@ def _readable(images: ImageSet, positions: Tensor) -> tuple[Tensor, ImageSet, li
     if not good:
         return positions[:0], ImageSet(torch.empty(0, 3, 1, 1, dtype=torch.uint8), []), bad
     sizes = torch.tensor([image.shape[1:] for _, image in good])
-    pixels: Any = shape_images(torch.cat([image.flatten() for _, image in good]), sizes, 3)
+    pixels: Any = shape_images(torch.cat([image.flatten() for _, image in good]), sizes, len(good[0][1]))
     positions = torch.tensor([place for place, _ in good])
     if isinstance(images.pictures, DigitOverlay):
         scans = images.pictures.scans[images.pictures.which[positions]]

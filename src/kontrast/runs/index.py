@@ -150,7 +150,7 @@ def _build(place: Path, facts: dict[str, Any], file: Embeddings, say: Callable[[
 
     work = place / "part"
     key = json.dumps({name: facts[name] for name in ("kind", "rows", "width", "mark", "centroids")}, sort_keys=True)
-    if not (work / "key").is_file() or (work / "key").read_text() != key:
+    if not (work / "key").is_file() or (work / "key").read_text("ascii", "replace") != key:
         remove_folder(work)
         work.mkdir()
         write_atomic(work / "key", key)

@@ -36,6 +36,7 @@ from kontrast.training.online_probe import IMAGES, LIDAR_VIEWS
 from kontrast.training.progress import Progress
 from kontrast.training.resolve import temperature_of
 from kontrast.views import Views
+from kontrast.views.composite import Composite
 
 AUGMENTATIONS = 8
 SNAPSHOTS, MAPS, QUERIES = 9, 4, 3
@@ -230,8 +231,8 @@ def _summarize_queries(
         others = summaries.mini_batch_of(place, len(shown))
         query, batch = shown.subset([place]), shown.subset(others)
         z = _project_query(run, history[-1], query, batch, views, device)
-        pictures = denormalize(augment(run, query, views, device)[:, 0], views)
-        weights.append(_weights_entry(shown, place, others, pictures, *z))
+        pictures = denormalize(augment(run, query, views, device)[:, 0], run.composite)
+        weights.append(_weights_entry(run.shown(shown), place, others, pictures, *z))
         if place != chosen[0]:
             continue
         summaries.weights(summary, *z)
@@ -270,12 +271,12 @@ def _weights_entry(
     }
 
 
-def denormalize(view: Tensor, views: Views) -> Tensor:
-    """Turn normalized views [n,C,h,w] back into pictures: uint8 [n,c,h,w] of the color channels."""
-    policy = views.policies[0]
-    colors = policy.picture_channels(view.shape[1])
-    mean, std = (torch.tensor(v)[:colors, None, None] for v in (policy.mean, policy.std))
-    return ((view[:, :colors].cpu().float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+def denormalize(view: Tensor, composite: Composite) -> Tensor:
+    """Turn normalized views [n,C,h,w] back into pictures: uint8 [n,c,h,w] of the channels that are shown."""
+    policy = composite.policy
+    shown = composite.chosen(policy.picture_channels(view.shape[1]))
+    mean, std = (torch.tensor([v[c % len(v)] for c in shown])[:, None, None] for v in (policy.mean, policy.std))
+    return ((view[:, shown].cpu().float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 # An embeddings file

@@ -51,9 +51,11 @@ def card(name: str, facts: dict[str, Any], info: dict[str, Any], view: Views, ch
     crop = (
         f"the middle {policy.center_fraction:g} of the shorter side is cropped and resized to {view.size} x {view.size}"
     )
-    lines += [
-        f"Input: {channels} channels; {crop}, divided by 255 and normalized with mean {mean} and deviation {std}."
-    ]
+    scaled = "divided by 255"
+    if policy.low and policy.high:
+        ends = "; ".join(f"{low:g} to {high:g}" for low, high in zip(policy.low, policy.high))
+        scaled = f"values scaled to 0 to 1 ({ends} of the channels)"
+    lines += [f"Input: {channels} channels; {crop}, {scaled} and normalized with mean {mean} and deviation {std}."]
     files = "encoder.safetensors (the network up to the features), classifier.safetensors (`weight` and `bias` of the "
     lines += ["", f"Files: {files}linear layer), classifier.json (the labels in the order of the outputs)."]
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kontrast.errors import DataError, UsageError, printable
 from kontrast.files import atomic_path
 from kontrast.registry import nearest
 from kontrast.runs.classifier import Classifier
-from kontrast.runs.embed import dependencies, refuse_existing, resume_command, write_in_parts
+from kontrast.runs.embed import compute_parts, dependencies, refuse_existing, resume_command, write_in_parts
 from kontrast.runs.embeddings_file import Part
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.run import open_run
@@ -109,12 +110,13 @@ def predict(
     facts |= {"classifier": classifier.classifier_digest(), "labels": labels}
     command = resume_command(classifier, stream, out, split, max_bad, device, verb="predict")
     command += " --probabilities" * probabilities
+    compute = partial(compute_parts, classifier, network, stream, on)
     counts: Counter[str] = Counter()
 
     def write(path: Path, parts: Sequence[Part], facts: dict[str, Any]) -> None:
         write_predictions(path, parts, labels, counts, probabilities)
 
-    done, bad = write_in_parts(classifier, network, stream, out, write, facts, command, max_bad, on, say)
+    done, bad = write_in_parts(classifier, stream, out, write, facts, command, max_bad, compute, say)
     return PredictResult(out, done, dict(counts.most_common()), bad)
 
 
@@ -124,16 +126,20 @@ def image_source(classifier: Classifier, images: Any) -> str | ImageSet:
         return images
     if isinstance(images, str | os.PathLike):
         return classifier.read_image(images) if os.path.isfile(images) and is_image(images) else os.fspath(images)
-    if not hasattr(images, "ndim") or images.ndim != 4 or str(images.dtype).rpartition(".")[2] != "uint8":
+    wanted = classifier.limits.made.dtype
+    if not hasattr(images, "ndim") or images.ndim != 4 or str(images.dtype).rpartition(".")[2] != wanted:
         kind = f"{images.dtype} {list(images.shape)}" if hasattr(images, "ndim") else type(images).__name__
-        raise DataError(f"can't classify {kind}: give an image file, a folder, a data set, or uint8 pixels [N,C,H,W]")
+        allowed = f"give an image file, a folder, a data set, or {wanted} pixels [N,C,H,W]"
+        raise DataError(f"can't classify {kind}: {allowed}")
     return ImageSet(torch.as_tensor(images), [str(number) for number in range(len(images))], name="pixels")
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    from kontrast.data.decode import SUFFIXES
+    """Whether a file is a single image by its name; a video is not."""
+    from kontrast.data.file_kinds import FILE_KINDS
 
-    return os.fspath(path).lower().endswith(SUFFIXES)
+    single = [suffix for kind, suffixes in FILE_KINDS.items() if kind != "video" for suffix in suffixes]
+    return os.fspath(path).lower().endswith(tuple(single))
 
 
 def write_predictions(

@@ -21,6 +21,7 @@ from kontrast.data import ImageSet, read_labels
 from kontrast.data.bad_images import skipped
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
+from kontrast.float64 import float64_device
 from kontrast.lens.gallery import GallerySplit, write_gallery
 from kontrast.probes import PROTOCOLS, ProbeResult, extract_features, few_shot, finetune, knn, linear, logistic
 from kontrast.probes.fine_tuning import HELD_OUT
@@ -35,6 +36,7 @@ from kontrast.runs.towers import Towers
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
 from kontrast.training.splits import Splits, find_changes, open_split
+from kontrast.training.trackers import track_results
 
 PROBES: dict[str, Callable[..., ProbeResult]] = {
     "knn": knn,
@@ -135,7 +137,17 @@ def probe(
         results += save_results(run, found, data, labels)
     if not results:
         _report_missing(run, train, test, data or (run.recipe.data.source if kind else None), say)
+    if data is None:
+        track_results(run.folder, run.recipe, tracked_numbers(results), say)
     return ProbeResults(tuple(results), run.path)
+
+
+def tracked_numbers(results: Sequence[ProbeResult]) -> dict[str, float]:
+    """Return the accuracies as a run's trackers show them, averaged over seeds: `probe/knn/trained`."""
+    found: dict[str, list[float]] = {}
+    for r in results:
+        found.setdefault(f"probe/{r.probe}/{r.features}".replace(" ", "-"), []).append(r.accuracy)
+    return {name: fmean(values) for name, values in found.items()}
 
 
 def encoders_of(run: Run, device: torch.device) -> dict[str, nn.Module]:
@@ -168,7 +180,7 @@ def probe_towers(
             found, queries = text_results(towers, kinds, test, templates, bar.advance, run.recipe.seed)
             results += [dataclasses.replace(one, features=features) for one in found]
             if queries and shown and features == "trained":
-                write_examples(run.path, queries, test)
+                write_examples(run.path, queries, run.shown(test))
     return results
 
 
@@ -261,7 +273,8 @@ class _Job:
             for part in (self.train, self.test)
             if part is not None
         ]
-        fit, held = features[0].to(self.device), features[-1].to(self.device)
+        where = float64_device(self.device)
+        fit, held = features[0].to(where), features[-1].to(where)
         if gallery and name == "trained" and self.run.recipe.evaluation.gallery:
             self._write_gallery(fit, held)
         results = []
@@ -309,8 +322,8 @@ class _Job:
 
     def _write_gallery(self, fit: Tensor, held: Tensor) -> None:
         recipe, shown = self.run.recipe, self.train if self.test is None else self.test
-        train = None if self.test is None else GallerySplit("train", fit, self.train)
-        test = GallerySplit("test", held, shown)
+        train = None if self.test is None else GallerySplit("train", fit, self.run.shown(self.train))
+        test = GallerySplit("test", held, self.run.shown(shown))
         write_gallery(self.run.path, test, train, points=recipe.evaluation.gallery, seed=recipe.seed)
 
 

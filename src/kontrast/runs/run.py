@@ -12,7 +12,8 @@ import torch
 
 from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import ImageSet
-from kontrast.data.decode import BadImage, Limits, decode_file
+from kontrast.data.decode import decode_file
+from kontrast.data.limits import MOST_CHANNELS, BadImage, Form, Limits
 from kontrast.errors import CheckpointError, DataError, UsageError, refuse_pickle
 from kontrast.files import read_bytes
 from kontrast.networks import Encoder
@@ -20,14 +21,14 @@ from kontrast.registry import nearest
 from kontrast.training.build import evaluation_view
 from kontrast.training.checkpoints import read_weights, under
 from kontrast.training.device import choose_device
+from kontrast.training.hub import fetch, is_hub
 from kontrast.training.learner import Student, build_student
-from kontrast.training.run_folder import RunFolder, sha256, stored_recipe
+from kontrast.training.run_folder import RunFolder, sha256, stored_recipe, weights_path
 from kontrast.training.splits import located, open_split
 from kontrast.training.starting_weights import FILE as START_FILE
 from kontrast.training.starting_weights import load_named, read_start
 from kontrast.views import Views
-
-MOST_CHANNELS = 4096
+from kontrast.views.composite import Composite, ShownImages
 
 
 class Run:
@@ -36,7 +37,8 @@ class Run:
     Every function that takes a run takes either the folder's path or a `Run`, and a `Run` can be used as a path.
 
     Args:
-        path: The run folder.
+        path: The run folder, the folder of an exported model (`kontrast export --format hub`), or a model on the
+            Hugging Face Hub, "hf://owner/name" or "hf://owner/name@revision", which is downloaded.
 
     Attributes:
         path: The run folder as a `pathlib.Path`.
@@ -53,8 +55,9 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.folder = RunFolder(path)
-        self.path = Path(path)
+        place = os.fspath(path)
+        self.path = fetch(place) if is_hub(place) else Path(place)
+        self.folder = RunFolder(self.path)
         refuse_pickle(self.path)
         if not (self.path / "recipe.toml").is_file():
             raise UsageError(f"{self.path} is not a run folder: it has no recipe.toml")
@@ -92,7 +95,11 @@ class Run:
     def limits(self) -> Limits:
         """How the recipe's data settings say that image files are decoded."""
         data = self.recipe.data
-        return Limits(data.size or None, float_range=data.float_range, longest=data.longest or None)
+        form = Form(str(self.info.get("data", {}).get("dtype", "uint8")), self.channels)
+        return Limits(
+            data.size or None, float_range=data.float_range, longest=data.longest or None,
+            form=form if data.depth == "own" else None, layout=data.layout, pages=data.pages,
+        )  # fmt: skip
 
     def untrained(self) -> Student:
         """Return encoder and head with the recipe's random weights."""
@@ -127,7 +134,7 @@ class Run:
 
     def _read_weights(self, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Read encoder.safetensors and check it: the recipe's tensors, finite numbers, the digest in run.json."""
-        path = self.path / "encoder.safetensors"
+        path = weights_path(self.path)
         weights = read_weights(path)
         if {k: (t.shape, t.dtype) for k, t in weights.items()} != {k: (t.shape, t.dtype) for k, t in expected.items()}:
             problem = "does not fit the run's recipe: it has other tensors"
@@ -141,17 +148,30 @@ class Run:
 
     def encoder_digest(self) -> str:
         """Return the SHA-256 of the encoder's file."""
-        path = self.path / "encoder.safetensors"
+        path = weights_path(self.path)
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: the run has not finished; resume it first")
         return sha256(read_bytes(path))
 
     def check_channels(self, images: ImageSet, name: str = "") -> ImageSet:
-        """Return the images if they have as many channels as the encoder takes."""
+        """Return the images if they have as many channels as the encoder takes, and values of the same type."""
+        given, problem = name or images.name, ""
         if images.channels != self.channels:
-            given = f"{name or images.name} has images of {images.channels} channels"
-            raise DataError(f"{given}, the run's encoder takes {self.channels}: give images like those of its training")
+            problem = f"has images of {images.channels} channels, the run's encoder takes {self.channels}"
+        elif self.limits.form is not None and images.dtype != getattr(torch, self.limits.made.dtype):
+            problem = f"has {images.dtype} values, the run was trained on {self.limits.made.dtype}"
+        if problem:
+            raise DataError(f"{given} {problem}: give images like those of its training")
         return images
+
+    @property
+    def composite(self) -> Composite:
+        """What shows images of the run on a screen: the bands of data.bands, stretched if they are not 8-bit."""
+        return Composite(self.transform().policies[0], self.recipe.data.bands)
+
+    def shown(self, images: ImageSet) -> ImageSet:
+        """The set with its images as a screen can show them."""
+        return replace(images, images=ShownImages(images.pictures, self.composite))
 
     def transform(self) -> Views:
         """Return the view used outside training: center crop, resized and normalized as in training."""
@@ -161,7 +181,8 @@ class Run:
         """Crop, resize and normalize images as the encoder expects them.
 
         Args:
-            images: One image file or a list of them, of any sizes; or decoded pixels, uint8 [N,C,H,W] or [C,H,W].
+            images: One image file or a list of them, of any sizes; or decoded pixels, [N,C,H,W] or [C,H,W], uint8 or
+                of the type that the run's images have.
 
         Returns:
             float32 [N,C,h,w], the same input that `kontrast.embed` gives the encoder.
@@ -213,14 +234,16 @@ def load(run: str | os.PathLike[str], device: torch.device | str = "cpu", *, as_
     """Load the trained encoder of a run, in eval mode.
 
     Args:
-        run: A run folder or a `kontrast.Run`.
+        run: A run folder or a `kontrast.Run`; the folder of an exported model; or a model on the Hugging Face Hub,
+            "hf://owner/name" or "hf://owner/name@revision", which needs the extra `hub`.
         device: Where to put the encoder: "cpu" (default), "cuda" or "cuda:N".
         as_: "encoder" (default); or, of a ResNet, the backbone of a detector of your own: "fpn", with a feature pyramid
             whose new layers are random, or "c4", without the last stage. Both have `out_channels`, as torchvision's
             detectors expect, and take images [N,3,H,W] of any size, normalized as in training.
 
     Returns:
-        A `torch.nn.Module` whose `width` is the number of features. `kontrast.Run(run).prepare(files)` makes its input.
+        A `torch.nn.Module` whose `width` is the number of features. Its `prepare(files)` makes its input from image
+        files or from uint8 pixels, as `kontrast.Run(run).prepare` does; backbones have none.
 
     Shape:
         images [N,C,h,w] -> features [N,F].
@@ -228,14 +251,16 @@ def load(run: str | os.PathLike[str], device: torch.device | str = "cpu", *, as_
     Example:
         >>> import kontrast
         >>> encoder = kontrast.load("runs/digits")
-        >>> encoder(kontrast.Run("runs/digits").prepare("photo.png")).shape
+        >>> encoder(encoder.prepare("photo.png")).shape
         torch.Size([1, 32])
     """
     if as_ not in BACKBONES:
         raise UsageError(f"as_ = {as_!r}: {nearest(as_, BACKBONES)}")
     opened, on = Run(run), choose_device(str(device))
     if as_ == "encoder":
-        return opened.encoder(on)
+        encoder: Any = opened.encoder(on)
+        encoder.prepare = opened.prepare
+        return encoder
     from kontrast.detection.backbones import c4_backbone, fpn_backbone
 
     with torch.random.fork_rng(devices=[]):

@@ -11,7 +11,6 @@ N rows, F width, Q queries, k neighbors.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from torch import Tensor
 from kontrast.errors import DataError, EnvironmentFault
 from kontrast.files import read_bytes
 from kontrast.lens.measures import directions
+from kontrast.operating_system import c_library
 from kontrast.probes import nearest_rows
 from kontrast.runs.embeddings_file import Embeddings, read_embeddings
 
@@ -51,7 +51,7 @@ def import_faiss() -> Any:
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
     """Discard what faiss's native code prints on standard output, which belongs to the command's result."""
-    libc = ctypes.CDLL(None)
+    libc = c_library()
     sys.stdout.flush()
     saved, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -23,7 +23,7 @@ SMALL_VIEWS = {"crop_scale": [0.2, 1.0], "jitter": [0.8, 0.8, 0.8, 0.2], "blur":
 CHOSEN = (
     "adapt", "views.size", "views.policy", "views.crop_scale", "views.jitter", "views.blur", "views.blur_sigma",
     "encoder.", "training.batch", "training.epochs", "training.warmup", "training.weight_decay",
-    "data.size", "data.longest",
+    "data.size", "data.longest", "data.depth", "views.low", "views.high", "views.mean", "views.std", "views.gray",
 )  # fmt: skip
 """Prefixes of the settings that are chosen here."""
 

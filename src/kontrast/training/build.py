@@ -131,10 +131,14 @@ def views_of(recipe: Recipe, count: int, **options: Any) -> Views:
     return Views(recipe.views.policy, count=count, size=recipe.views.size, **options, **arguments)
 
 
+EVALUATED = ("mean", "std", "low", "high", "planes", "colors", "interpolation")
+"""Fields of the training views' policy that views outside training have too."""
+
+
 def evaluation_view(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Views:
     """Return one view without random augmentation, normalized like the training views."""
     policy = views_of(recipe, 1).policies[0]
     return Views(
         "evaluate", count=1, size=recipe.views.size, dtype=dtype, center_fraction=recipe.evaluation.crop,
-        **{name: getattr(policy, name) for name in ("mean", "std", "planes", "colors", "interpolation")},
+        **{name: getattr(policy, name) for name in EVALUATED},
     )  # fmt: skip

@@ -60,7 +60,7 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
                 (aside / name).write_bytes(data)
             files = {name: describe_file(data) for name, data in content.items()}
             manifest = {"schema": SCHEMA, "step": step, "files": files, **facts}
-            (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1))
+            (aside / "manifest.json").write_text(json.dumps(manifest | {"self": _digest(manifest)}, indent=1), "ascii")
             if final.exists():
                 os.rename(final, replaced)
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import resource
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ import torch
 from kontrast import distributed
 from kontrast.config.recipe import Recipe
 from kontrast.data import Feeder, ImageSet
-from kontrast.errors import EnvironmentFault, NumbersError
+from kontrast.errors import EnvironmentFault, LostRank, NumbersError
+from kontrast.operating_system import peak_memory
 from kontrast.training.build import build_feeder, build_learner, build_views, facts_of, optimizer_of, precision
 from kontrast.training.checkpoints import checkpoints
 from kontrast.training.run_folder import RunFolder
@@ -34,14 +34,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or any(t in str(error) for t in texts)
 
 
-def lost_rank(error: BaseException) -> EnvironmentFault | None:
+def lost_rank(error: BaseException) -> LostRank | None:
     """Return an error that names the rank whose loss made a collective fail; None if the error is of another kind."""
     missing = distributed.missing_ranks(error)
     if missing is None:
         return None
     names = " and ".join(f"rank {r}" for r in missing) or "a rank"
     advice = "see its output; run again with --resume, or let torchrun restart it with --max-restarts"
-    return EnvironmentFault(f"{names} of {distributed.world()} ended or does not answer: {advice}")
+    return LostRank(f"{names} of {distributed.world()} ended or does not answer: {advice}")
 
 
 def out_of_memory(recipe: Recipe, train: ImageSet, device: torch.device) -> EnvironmentFault:
@@ -50,12 +50,12 @@ def out_of_memory(recipe: Recipe, train: ImageSet, device: torch.device) -> Envi
     Call this after the frames of the failed run, and so its tensors, are gone.
     """
     t, cuda = recipe.training, device.type == "cuda"
-    resident = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak = (torch.cuda.max_memory_allocated(device) if cuda else resident) / 2**30
+    used = torch.cuda.max_memory_allocated(device) if cuda else peak_memory()
+    peak = "" if used is None else f" (peak {used / 2**30:.1f} GiB)"
     fits = largest_batch(recipe, train, device) if cuda and distributed.world() == 1 else None
     advice = f"about {fits} would fit: training.batch={fits}" if fits else "halve training.batch"
     return EnvironmentFault(
-        f"out of {'GPU memory' if cuda else 'memory'} (peak {peak:.1f} GiB) at batch {t.batch} x {recipe.views.count} "
+        f"out of {'GPU memory' if cuda else 'memory'}{peak} at batch {t.batch} x {recipe.views.count} "
         f"views: {advice}, or compute the same batch in parts with training.accumulate={t.accumulate * 2}"
     )
 

@@ -34,6 +34,7 @@ from kontrast.training.build import (
 )
 from kontrast.training.caption_batches import CaptionBatches, tokenizer_of
 from kontrast.training.compiled_blocks import keep_compiled_code
+from kontrast.training.device import generator_of, synchronize
 from kontrast.training.failures import SKIPS, describe_failure, failure_text, not_finite
 from kontrast.training.metrics_log import MetricsLog
 from kontrast.training.progress import Progress
@@ -98,7 +99,7 @@ class Loop:
         self.stopping = StoppingRule(recipe, self.position.epochs)
         self.owed = False  # whether a signal interrupted the evaluation of this step
         self.failures: list[dict[str, Any]] = []
-        self.log = MetricsLog(folder, t)
+        self.log = MetricsLog(folder, t.track, say)
         self.timing = Timing(gpu=device.type == "cuda")
         self.slow_steps = EAGER_STEPS + 1 if device.type == "cuda" else 1  # those that compile and capture
         self.tried, self.steady, self.estimated = False, False, False
@@ -171,8 +172,7 @@ class Loop:
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
     def save(self) -> None:
         """Write a checkpoint of this step. The first rank writes it, with the shards of all ranks."""
@@ -185,7 +185,7 @@ class Loop:
         tensors |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state_dict().items()}
         if not self.main:
             return
-        self.log.metrics.sync()
+        self.log.sync()
         tensors["window"] = self.step.sums
         state = {"step": self.position.step, "names": self.step.names, "count": self.step.count, "best": self.best}
         state |= {"owed": self.owed, "failures": self.failures}
@@ -196,6 +196,7 @@ class Loop:
         if not self.has_saved:  # recorded once, so that lost checkpoints are noticed
             self.folder.update_info(first_checkpoint=self.position.step)
             self.has_saved = True
+        self.log.commit(self.position.step, self.owed)
         best = int(self.best["step"]) if self.best else None
         checkpoints.prune(place, self.recipe.checkpoints.keep, best, self.position.step)
 
@@ -217,7 +218,7 @@ class Loop:
         """
         position, batch = self.position, self.recipe.training.batch
         self.learner.train()
-        if self.main and (damaged := self.log.open(position.step, self.owed)):
+        if self.main and (damaged := self.log.open(self.recipe, position.step, self.owed)):
             self.say(f"metrics.jsonl: dropped {damaged} damaged line{'s' if damaged > 1 else ''}")
         if self.owed:
             self.evaluate(evaluate, stop)
@@ -245,6 +246,11 @@ class Loop:
         self.save()
         sync_bad_images(self.feeder.data)
         self.log.close()
+
+    def finish_trackers(self) -> None:
+        """Give the trackers what the run ended with. This may wait for them, so no rank may wait for this one."""
+        results = {f"best_{name}": float(value) for name, value in self.best.items()}
+        self.log.trackers.finish(self.position.step, results)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the remaining batches of the epoch. If reading images fails, save a checkpoint first."""
@@ -296,11 +302,7 @@ class Loop:
         This holds for a captured graph too: it reads the seed of the device's generator whenever it is replayed.
         """
         draw = self.position.step * distributed.world() + distributed.rank()
-        generator = torch.default_generator  # torch.manual_seed itself, for all devices, takes 200 times as long
-        if self.device.type == "cuda":
-            index = torch.cuda.current_device() if self.device.index is None else self.device.index
-            generator = torch.cuda.default_generators[index]
-        generator.manual_seed((self.recipe.seed * GOLDEN + draw) % 2**63)
+        generator_of(self.device).manual_seed((self.recipe.seed * GOLDEN + draw) % 2**63)
 
     def report(self, bar: Progress) -> None:
         """Show progress, and log every `log_every` steps, which waits for the device."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kontrast.config.recipe import Recipe
 from kontrast.errors import NumbersError
+from kontrast.float64 import float64_device
 from kontrast.lens.label_free import alpha_req, lidar, rankme
 from kontrast.lens.measures import conditional_entropy
 from kontrast.lens.rank import effective_rank
@@ -47,7 +48,7 @@ class OnlineProbe:
 
     def __call__(self, network: nn.Module) -> dict[str, float]:
         encoder = getattr(network, "encoder", network)
-        fit = extract_features(encoder, self.train, self.transform, device=self.device).to(self.device)
+        fit = extract_features(encoder, self.train, self.transform, device=self.device).to(float64_device(self.device))
         if not bool(torch.isfinite(fit).all()):  # the loss of the last step was finite, the weights after it are not
             raise NumbersError("the encoder's features are not finite after the last step: lower training.lr")
         record = {"effective_rank": effective_rank(fit)}

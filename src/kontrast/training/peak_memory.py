@@ -31,5 +31,5 @@ class PeakMemory:
             self.bytes = torch.cuda.max_memory_allocated(self.device)
             return
         with contextlib.suppress(OSError, StopIteration, ValueError):
-            lines = (PROCESS / "status").read_text().splitlines()
+            lines = (PROCESS / "status").read_text(encoding="utf-8", errors="replace").splitlines()
             self.bytes = 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])

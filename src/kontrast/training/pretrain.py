@@ -22,7 +22,7 @@ from kontrast.config.recipe import Recipe, fingerprint, read_recipe, to_toml
 from kontrast.data import ImageSet
 from kontrast.data.bad_images import skipped
 from kontrast.data.in_memory import pack_in_memory
-from kontrast.errors import UsageError
+from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.files import sweep, write_atomic
 from kontrast.plugins import command_start
 from kontrast.registry import nearest
@@ -31,7 +31,7 @@ from kontrast.training import checkpoints
 from kontrast.training.auto_recipe import unread_folders
 from kontrast.training.build import algorithms
 from kontrast.training.caption_batches import VOCABULARY
-from kontrast.training.device import choose_device, describe_device
+from kontrast.training.device import MPS_NOTE, choose_device, describe_device
 from kontrast.training.failures import is_out_of_memory, lost_rank, out_of_memory
 from kontrast.training.ineffective_settings import schedule_warnings
 from kontrast.training.loop import Loop
@@ -44,6 +44,8 @@ from kontrast.training.starting_weights import write_start_weights
 from kontrast.training.student import Student
 from kontrast.training.time_budget import AfterTraining, Budget
 from kontrast.training.trial import plan_run
+
+NO_OUT = "--out is missing: give the folder of a new run, or with --resume that of the run to resume"
 
 
 def pretrain(
@@ -60,28 +62,31 @@ def pretrain(
     minutes: float | None = None,
     began: float | None = None,
     probed: bool = False,
+    engine: str = "local",
     say: Callable[[str], None] = print,
 ) -> Path:
     """Train an encoder on images without labels, and return its run folder.
 
     Args:
         data: what to train on: the path of a folder of images, of tar shards or of a packed store; the name of a data
-            set; a uint8 tensor or array [N,C,H,W]; or a map-style dataset of images (with `len` and `[i]`). Images in
-            memory are packed into the run folder. Default: the recipe's own, or the embedded digits.
+            set; a uint8 or uint16 tensor or array [N,C,H,W]; or a map-style dataset of images (with `len` and `[i]`).
+            Images in memory are packed into the run folder. Default: the recipe's own, or the embedded digits.
         recipe: the name of a recipe (`kontrast recipes` lists them) or the path of a .toml file. Default: `folder`,
             which adapts to the images and the device, or `quickstart` if there is no data.
         overrides: settings that replace the recipe's: `{"training": {"epochs": 5}}`, `{"training.epochs": 5}` or
             `["training.epochs=5"]`.
         out: the run folder. Default: a new one under runs/.
-        from_: weights to start from: an earlier run's folder, a .safetensors, .pt or .pth file, or "timm:NAME".
-            Default: random weights. The recipe keeps it as `start.weights`.
+        from_: weights to start from: an earlier run's folder, a .safetensors, .pt or .pth file, "timm:NAME" or
+            "hf://OWNER/NAME". Default: random weights. The recipe keeps it as `start.weights`.
         resume: continue the run in `out` from its newest checkpoint. `data` and `recipe` may be left out.
         accept_data_change: resume even if the images changed since the run began.
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".
         on_nan: if the loss or a gradient is not finite, "stop", or "skip" the step, up to ten times per run.
         minutes: a budget for everything, by which the epochs of a new run are planned. Default: the recipe's epochs.
         began: when the budget began, by `time.monotonic`. Default: now.
         probed: whether probes and a report follow, for which the budget and the time left allow.
+        engine: what started the ranks, which the command that resumes the run names: "local" for one process or
+            torchrun, or "ray".
         say: a function that receives one-line messages for people.
 
     Returns:
@@ -104,8 +109,9 @@ def pretrain(
     if budget is not None:
         budget.check(overrides)
     job = Pretraining(
-        data, recipe, overrides, accept_data_change, device, choose_device(device), on_nan, budget, probed, say
-    )
+        data, recipe, overrides, accept_data_change, device, choose_device(device), on_nan, budget, probed,
+        engine, say,
+    )  # fmt: skip
     try:
         with StopSignals() as stop:
             return job.run(out, resume, stop)
@@ -130,6 +136,7 @@ class Pretraining:
     on_nan: str
     budget: Budget | None
     probed: bool
+    engine: str
     say: Callable[[str], None]
     resolved: tuple[Recipe, ImageSet] | None = None
 
@@ -191,7 +198,9 @@ class Pretraining:
     def warn(self, recipe: Recipe, epochs: float, train: ImageSet) -> None:
         """Print warnings last, when training is about to begin, so that they never precede an error."""
         if self.device_name == "auto" and self.device.type == "cpu":
-            self.say("no usable NVIDIA GPU: training on the CPU")
+            self.say("no usable GPU of NVIDIA or Apple: training on the CPU")
+        if self.device.type == "mps":
+            self.say(MPS_NOTE)
         schedule = schedule_warnings(recipe.training, epochs).values()
         for line in [*unread_folders(recipe), *schedule, *bank_warnings(recipe, len(train))]:
             self.say(line)
@@ -200,7 +209,9 @@ class Pretraining:
         """Return the command that resumes the run in this folder."""
         options = "" if self.device_name == "auto" else f" --device {self.device_name}"
         options += "" if self.on_nan == "stop" else f" --on-nan {self.on_nan}"
-        start = shlex.join([*distributed.launcher(), *command_start()])
+        on_ray = self.engine == "ray"
+        options += f" --engine ray --workers {distributed.world()}" if on_ray else ""
+        start = shlex.join([*([] if on_ray else distributed.launcher()), *command_start()])
         return f"{start} pretrain --resume --out {shlex.quote(str(folder.path))}{options}"
 
     def report_skipped(self, folder: RunFolder, train: ImageSet) -> None:
@@ -217,22 +228,29 @@ class Pretraining:
         stop.patient = True
         try:
             steps()
+            encoder = whole_state(loop.learner.result.encoder)  # every rank must take part
+            if distributed.is_main():
+                self.finish(folder, encoder, loop, begin)
+            if stop.signal is None:
+                loop.finish_trackers()
         finally:
+            loop.log.trackers.stop()
             if len(train.bad) > known:  # unpacked images are decoded, and found to be bad, during training
                 self.report_skipped(folder, train)
-        encoder = whole_state(loop.learner.result.encoder)  # every rank must take part
-        if distributed.is_main():
-            digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
-            texts = write_text_tower(folder, loop.learner.result)
-            seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
-            facts = {"finished": timestamp(), "seconds": seconds, "steps": loop.position.step}
-            folder.update_info(**facts, encoder_sha256=digest, **texts)
-            if loop.position.stopped:
-                reason = loop.stopping.reason(loop.best, loop.position.per_epoch)
-                folder.update_info(stopped=reason)
-                self.say(reason)
         if stop.signal is not None:
             raise stop.error("the end of training", shlex.join([*command_start(), "probe", str(folder.path)]))
+
+    def finish(self, folder: RunFolder, encoder: dict[str, torch.Tensor], loop: Loop, begin: float) -> None:
+        """Write the encoder, and into run.json that the run has finished."""
+        digest = checkpoints.write_weights(folder / "encoder.safetensors", encoder)
+        texts = write_text_tower(folder, loop.learner.result)
+        seconds = folder.info().get("seconds", 0.0) + time.monotonic() - begin
+        facts = {"finished": timestamp(), "seconds": seconds, "steps": loop.position.step}
+        folder.update_info(**facts, encoder_sha256=digest, **texts)
+        if loop.position.stopped:
+            reason = loop.stopping.reason(loop.best, loop.position.per_epoch)
+            folder.update_info(stopped=reason)
+            self.say(reason)
 
 
 def write_text_tower(folder: RunFolder, student: Student) -> dict[str, str]:
@@ -257,17 +275,33 @@ def choose_folder(out: Any, resume: bool, recipe: str | None, data: Any) -> tupl
     # A rank that torchrun restarts resumes its run without --resume, if the run had begun.
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     if out == "" or (resume and out is None):
-        raise UsageError("--out is missing: give the folder of a new run, or with --resume that of the run to resume")
+        raise UsageError(NO_OUT)
     if out is not None and is_place(data) and Path(data).is_dir() and Path(out).resolve() == Path(data).resolve():
         raise UsageError(f"--out {out} is the folder of images itself: give another folder, which may be inside it")
     folder = RunFolder(out or distributed.broadcast(default_out(recipe, data)))
-    holds_run = distributed.broadcast(str(folder.holds_run)) == "True"
+    seen = [text == "True" for text in distributed.gather_texts(str(folder.holds_run))]
+    holds_run = seen[0]
     if resume and not holds_run:
         raise UsageError(f"--resume: {folder.path} contains no run; start one without --resume")
     resume = resume or (restarted and out is not None and holds_run)
+    if resume and not all(seen):
+        blind = f"rank {seen.index(False)} does not see the run in {folder.path}"
+        raise EnvironmentFault(f"{blind}, which rank 0 sees: all nodes need the same storage for --out")
     if distributed.is_main() and not resume:
         folder.create()
     return folder, resume
+
+
+def choose_out(
+    data: Any, recipe: str | None, overrides: Overrides, out: str | os.PathLike[str] | None, resume: bool
+) -> str | os.PathLike[str]:
+    """Return the run folder of a run that other processes will train, after checking what needs no images."""
+    if out == "" or (resume and out is None):
+        raise UsageError(NO_OUT)
+    if not resume:
+        tree, origin = recipe_tree(data if is_place(data) else None, recipe)
+        read_recipe(apply_overrides(tree, overrides), origin)
+    return default_out(recipe, data) if out is None else out
 
 
 def default_out(recipe: str | None, data: Any) -> str:
@@ -294,7 +328,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
                 sweep(place)
         yield
     finally:
-        if distributed.is_main():
+        if folder.is_held:  # without the lock, they are what another process is writing
             with contextlib.suppress(OSError):  # checkpoints that the file system refused to remove
                 sweep(folder / "checkpoints")
         folder.abandon()

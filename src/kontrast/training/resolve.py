@@ -22,12 +22,13 @@ from kontrast.networks import ENCODERS, HEADS, PREDICTORS
 from kontrast.objectives import OBJECTIVES, objective
 from kontrast.training.auto_recipe import CHOSEN, adapt, bounded, reasons
 from kontrast.training.ineffective_settings import refuse_ineffective, unused_settings
+from kontrast.training.own_depth import STATISTICS, with_own_depth
 from kontrast.training.run_folder import RunFolder, stored_recipe
 from kontrast.training.splits import located, open_split, preview_split
 from kontrast.training.starting_weights import choices, start_reasons, starting_source
 
 MAY_CHANGE = (
-    "title", "training.log_every", "training.tensorboard", "training.max_steps", "training.compile", "data.resident",
+    "title", "training.log_every", "training.track", "training.max_steps", "training.compile", "data.resident",
     "data.max_bad", "checkpoints.",
 )  # fmt: skip
 """Settings that a resumed run may change; those that end with a dot are whole sections."""
@@ -79,9 +80,12 @@ def fresh_recipe(
     if decoded and is_free:
         resolved = replace(resolved, data=replace(resolved.data, size=0, longest=0))  # nothing was reduced
     refuse_size(resolved.data, train)
+    resolved, about_depth = with_own_depth(resolved, train, set(override_keys(overrides)))
     if preview is not None:
         for line in reasons(resolved, train, preview.side, device):
             say(line)
+    for line in about_depth:
+        say(line)
     for line in start_reasons(source, unstarted, resolved) if source is not None else ():
         say(line)
     for line in unused_settings(resolved, overrides):
@@ -129,8 +133,8 @@ def resumed_recipe(
         if wanted.adapt:
             refuse_changes(stored, wanted, (*MAY_CHANGE, *CHOSEN))
             wanted = fresh_recipe(data, recipe, overrides, device, lambda _: None)[0]
-        elif not gives_size(tree, overrides):  # it was chosen when the run began
-            wanted = replace(wanted, data=replace(wanted.data, size=stored.data.size, longest=stored.data.longest))
+        else:
+            wanted = as_chosen(wanted, stored, gives_size(tree, overrides), set(override_keys(overrides)))
     else:
         tree = merge_trees(apply_overrides(to_tree(stored), overrides), data_source(data))
         wanted = read_recipe(tree, str(folder / "recipe.toml"))
@@ -138,6 +142,25 @@ def resumed_recipe(
     return wanted, open_split(
         located(wanted.data, folder.info()), "train", seed=wanted.seed, pretraining=True, verify=True
     )
+
+
+def as_chosen(wanted: Recipe, stored: Recipe, sized: bool, given: set[str]) -> Recipe:
+    """The recipe of a resumed run with what was chosen by its images when it began, unless the user gives it.
+
+    Args:
+        wanted: the recipe that is named again.
+        stored: the recipe of the run.
+        sized: whether the user gives the size to which images are reduced.
+        given: keys that the user sets.
+    """
+    data = wanted.data if "data.depth" in given else replace(wanted.data, depth=stored.data.depth)
+    if not sized:
+        data = replace(data, size=stored.data.size, longest=stored.data.longest)
+    arguments, chosen = dict(wanted.views.arguments), stored.views.arguments
+    if "low" in chosen:
+        keys = [key for key in (*STATISTICS, "gray", "jitter") if key in chosen and f"views.{key}" not in given]
+        arguments |= {key: chosen[key] for key in keys}
+    return replace(wanted, data=data, views=replace(wanted.views, arguments=arguments))
 
 
 def refuse_changes(stored: Recipe, wanted: Recipe, allowed: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ from kontrast.files import LockHeld, disk_faults, read_json, take_lock, write_at
 VERSION = 1
 KINDS: dict[str, Any] = {
     "version": int, "data": dict, "data_before": dict, "seconds": int | float, "steps": int, "resumed": list,
-    "recipe_sha256": list, "fingerprint": str, "data_place": dict | None, "start": dict,
+    "recipe_sha256": list, "fingerprint": str, "data_place": dict | None, "start": dict, "tracker_id": str,
 }  # fmt: skip
 """The types of entries of run.json."""
 WRITTEN = (
@@ -64,13 +64,13 @@ class RunFolder:
     def create(self) -> None:
         """Create the folder and check that it can be written to, before any data is read."""
         self._is_new = True
-        self._refuse_content()
+        self.refuse_content()
         with disk_faults(self.path):
             self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             (self / "checkpoints").mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path, prefix=".tmp-").close()
 
-    def _refuse_content(self) -> None:
+    def refuse_content(self) -> None:
         """Raise if the folder contains a run, or files that a run would overwrite."""
         present = [name for name in WRITTEN if (self / name).exists()]
         if present:
@@ -84,7 +84,7 @@ class RunFolder:
         Only the process that has the lock may do this: without it, the files may be those of another process. The lock
         is removed last, because another process can take a new one from then on.
         """
-        if self._lock is not None and self._made and not self.holds_run:
+        if self.is_held and self._made and not self.holds_run:
             with contextlib.suppress(OSError):
                 for name in ("run.json", "start.safetensors"):
                     (self / name).unlink(missing_ok=True)
@@ -101,15 +101,21 @@ class RunFolder:
             with disk_faults(self / ".lock"):
                 self._lock = take_lock(self / ".lock", wait=False)
                 os.ftruncate(self._lock, 0)
-                os.pwrite(self._lock, f"pid {os.getpid()} on {socket.gethostname()} since {timestamp()}\n".encode(), 0)
+                os.lseek(self._lock, 0, os.SEEK_SET)
+                os.write(self._lock, f"pid {os.getpid()} on {socket.gethostname()} since {timestamp()}\n".encode())
             if self._is_new:  # another process may have begun a run since `create`
-                self._refuse_content()
+                self.refuse_content()
         except LockHeld:
             holder = ""
             with contextlib.suppress(OSError):  # the other process may remove the folder that it gives up
-                holder = (self / ".lock").read_text(errors="replace").strip()
+                holder = (self / ".lock").read_text(encoding="utf-8", errors="replace").strip()
             holder = holder or "another process"
             raise EnvironmentFault(f"{self.path} is in use by {holder}: wait for it to finish, or stop it") from None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has the lock."""
+        return self._lock is not None
 
     def release(self) -> None:
         """Release the lock, if this process holds it."""
@@ -150,12 +156,21 @@ def stored_recipe(folder: RunFolder) -> Recipe:
     if known is not None and sha256(text.encode()) not in known:
         advice = "restore it, or, if the edit is intended, remove recipe_sha256 from run.json"
         raise CheckpointError(f"{path} is damaged or was edited since the run wrote it (its SHA-256 differs): {advice}")
-    return read_recipe(parse_toml(text, str(path)), str(path))
+    tree = parse_toml(text, str(path))
+    if isinstance(tree.get("data"), dict):  # runs of earlier versions converted all images to 8 bits
+        tree["data"].setdefault("depth", "8-bit")
+    return read_recipe(tree, str(path))
 
 
 def result_prefix(recipe: Recipe) -> str:
     """Return how the names of the network that a run is evaluated by begin in its checkpoints."""
     return "learner.teacher.module" if recipe.teacher is not None and recipe.teacher.result else "learner.student"
+
+
+def weights_path(folder: Path) -> Path:
+    """Return the file of a run's trained encoder, which `kontrast export --format hub` calls model.safetensors."""
+    of_hub, own = folder / "model.safetensors", folder / "encoder.safetensors"
+    return of_hub if of_hub.is_file() and not own.is_file() else own
 
 
 def timestamp() -> str:

@@ -12,9 +12,21 @@ from types import FrameType
 from typing import Any
 
 from kontrast.errors import KontrastError, Stopped
+from kontrast.operating_system import KILL
 
 GRACE_SECONDS = 30.0
 """How long a rank may take to stop after its launcher has died; torchrun itself waits as long before it kills."""
+_requested: int | None = None
+"""The signal that `request_stop` was called with."""
+
+
+def request_stop(number: int) -> None:
+    """Let the work of this process stop after its step as if by this signal, whichever thread it runs in.
+
+    The signal is only recorded, and interrupts nothing: Python can't raise an exception in another thread safely.
+    """
+    global _requested
+    _requested = number
 
 
 def end_with_launcher(launcher: int) -> None:
@@ -31,7 +43,7 @@ def end_with_launcher(launcher: int) -> None:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)  # a rank that waits for another inside torch does not notice the signal
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
 
     threading.Thread(target=watch, name="kontrast-launcher-watch", daemon=True).start()
 
@@ -67,11 +79,16 @@ class StopSignals:
     """
 
     def __init__(self, unsaved: str = "stopped before training began; run the same command again") -> None:
-        self.signal: int | None = None
+        self._received: int | None = None
         self.patient, self._cutting, self.unsaved = False, False, unsaved
         self._old: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._old_pipe = -1
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that arrived or was requested, if any."""
+        return self._received if self._received is not None else _requested
 
     def __enter__(self) -> StopSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,7 +97,8 @@ class StopSignals:
             except ValueError:  # not the main thread, which keeps the signals
                 return self
         self._pipe = os.pipe()
-        os.set_blocking(self._pipe[1], False)
+        if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on
+            os.set_blocking(self._pipe[1], False)
         self._old_pipe = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._exit_at_second_interrupt, args=(self._pipe[0],), daemon=True).start()
         return self
@@ -105,7 +123,7 @@ class StopSignals:
         os.close(pipe)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        self._received = number
         if self._cutting or not self.patient:
             raise Cut
 

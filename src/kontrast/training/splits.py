@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
+
 from kontrast import distributed
 from kontrast.config.recipe import DataSettings, Recipe
 from kontrast.data import Changes, ImageSet, LazyImages, file_listing, open_data
@@ -71,6 +73,7 @@ def describe(parts: Splits) -> dict[str, Any]:
         "images": len(trained),
         "classes": None if trained.classes is None else len(trained.classes),
         "channels": trained.channels,
+        **dtype_fact(trained),
         "skipped": len(trained.bad),
         **trained.notes,
         **({MENDED: mended} if mended else {}),
@@ -80,6 +83,11 @@ def describe(parts: Splits) -> dict[str, Any]:
     }
 
 
+def dtype_fact(images: ImageSet) -> dict[str, str]:
+    """What run.json records about the type of the values; nothing if it is uint8."""
+    return {} if images.dtype == torch.uint8 else {"dtype": str(images.dtype).removeprefix("torch.")}
+
+
 def preview_split(settings: DataSettings) -> Preview:
     """The number and typical size of the training images, learned without decoding them."""
     return preview_data(settings.source, settings.split, **_options(settings))
@@ -87,7 +95,8 @@ def preview_split(settings: DataSettings) -> Preview:
 
 def _options(settings: DataSettings) -> dict[str, Any]:
     """The arguments of `open_data` that the data section of a recipe sets."""
-    keys = ("test_share", "max_bad", "follow_links", "float_range", "pack", "captions")
+    keys = ("test_share", "max_bad", "follow_links", "float_range", "pack", "captions", "depth", "files", "every",
+            "layout", "pages")  # fmt: skip
     options = {key: getattr(settings, key) for key in keys}
     options |= {"root": settings.root or None, "say": tell, "listed": ListingLine(settings.source)}
     return {**options, "size": settings.size or None, "longest": settings.longest or None}

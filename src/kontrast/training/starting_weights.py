@@ -26,8 +26,10 @@ from kontrast.networks.resnet import automatic_stem
 from kontrast.sharding import load_whole, whole_state
 from kontrast.training import checkpoints
 from kontrast.training.build import evaluation_view
+from kontrast.training.hub import fetch, is_hub
 from kontrast.training.learner import Learner, Student
-from kontrast.training.run_folder import RunFolder, result_prefix, sha256, stored_recipe
+from kontrast.training.run_folder import RunFolder, result_prefix, sha256, stored_recipe, weights_path
+from kontrast.training.weight_channels import with_channels
 from kontrast.training.weight_files import read_card, read_tensors
 from kontrast.training.weight_matching import fits, match_weights
 
@@ -46,16 +48,18 @@ class WeightSource:
     """Where starting weights come from.
 
     Attributes:
-        place: the run folder, file or timm:NAME, as the user gave it.
+        place: the run folder, file, timm:NAME or hf://OWNER/NAME, as the user gave it.
         about: what it is, for people.
         encoder: the settings of its encoder, as in a recipe; {} if they are not known.
         views: settings of the views that its encoder was trained on.
+        folder: the run folder, or that of a downloaded model; empty if it is neither.
     """
 
     place: str
     about: str
     encoder: dict[str, Any] = field(default_factory=dict)
     views: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""
 
     @property
     def is_timm(self) -> bool:
@@ -63,7 +67,7 @@ class WeightSource:
 
     @cached_property
     def run(self) -> RunFolder | None:
-        return RunFolder(self.place) if os.path.isdir(self.place) else None
+        return RunFolder(self.folder) if self.folder else None
 
     def tensors(self, channels: int, size: int) -> dict[str, Tensor]:
         """Return the tensors of the encoder, and what else the file holds."""
@@ -73,36 +77,40 @@ class WeightSource:
 
 
 def open_source(place: str, guess: bool = True) -> WeightSource:
-    """Say what the weights of `--from` are, without downloading any.
+    """Say what the weights of `--from` are. Those of timm are not downloaded yet, a model on the hub is.
 
     Args:
-        place: a run folder, a file or timm:NAME.
+        place: a run folder, a file, timm:NAME or hf://OWNER/NAME.
         guess: find the encoder of a file that doesn't name it.
     """
     library, colon, name = place.partition(":")
     if colon and library == "timm":
         return WeightSource(place, "timm's pretrained weights", {"name": place}, timm_normalization(name))
+    if is_hub(place):
+        return run_source(place, str(fetch(place)))
     if os.path.isfile(place):
         return file_source(Path(place), guess)
     if os.path.isdir(place):
         refuse_pickle(Path(place))
         if RunFolder(place).holds_run:
-            return run_source(place)
+            return run_source(place, place)
     problem = "is not a run folder: it has no recipe.toml" if os.path.isdir(place) else "is neither file nor folder"
-    allowed = "give a run folder, a .safetensors, .pt or .pth file, or timm:NAME"
+    allowed = "give a run folder, a .safetensors, .pt or .pth file, timm:NAME or hf://OWNER/NAME"
     raise UsageError(f"--from {shorten(place)} {problem}; {allowed}")
 
 
-def run_source(place: str) -> WeightSource:
+def run_source(place: str, folder: str) -> WeightSource:
     """Describe an earlier run: its encoder with the stem that it had, and the size and normalization of its views."""
-    recipe = stored_recipe(RunFolder(place))
+    recipe = stored_recipe(RunFolder(folder))
     encoder = {"name": recipe.encoder.name, **recipe.encoder.arguments}
     if encoder.get("stem") == "auto":
         encoder["stem"] = automatic_stem(recipe.views.size)
     policy = evaluation_view(recipe).policies[0]
     views = {"size": recipe.views.size, "mean": list(policy.mean), "std": list(policy.std)}
-    steps = RunFolder(place).info().get("steps")
-    return WeightSource(place, f"a run of {recipe.objective.name}, {steps} steps", encoder, views)
+    if policy.low is not None and policy.high is not None:
+        views |= {"low": list(policy.low), "high": list(policy.high)}
+    steps = RunFolder(folder).info().get("steps")
+    return WeightSource(place, f"a run of {recipe.objective.name}, {steps} steps", encoder, views, folder)
 
 
 def file_source(path: Path, guess: bool) -> WeightSource:
@@ -146,7 +154,7 @@ def fits_at(settings: dict[str, Any], channels: int, size: int, tensors: Mapping
 
 def encoder_file(folder: RunFolder) -> Path:
     """Return the path of a run's trained encoder, whose digest must be the one in run.json."""
-    path = folder / "encoder.safetensors"
+    path = weights_path(folder.path)
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: the run has not finished; resume it first")
     if folder.info().get("encoder_sha256") not in (None, sha256(read_bytes(path))):
@@ -205,7 +213,7 @@ def write_start_weights(folder: RunFolder, recipe: Recipe, learner: Learner, say
         encoder = learner.student.encoder
         if source.is_timm:
             say(f"start: reading {source.place}, which timm downloads unless it is in its cache")
-        tensors = source.tensors(encoder.channels, encoder.size)
+        tensors, adapted = with_channels(source.tensors(encoder.channels, encoder.size), encoder)
         found = match_weights(encoder, tensors, source.place, recipe.encoder.name)
         kept = {f"encoder.{name}": tensor for name, tensor in (known | found.loaded).items()}
         new = ["encoder." + name for name in found.new]
@@ -221,6 +229,7 @@ def write_start_weights(folder: RunFolder, recipe: Recipe, learner: Learner, say
             "left out": listed(found.left_out),
             "new": listed(new),
         }
+        lines |= {"channels": adapted} if adapted else {}
         folder.update_info(start={"weights": source.place, "sha256": digest, **lines})
         for title, text in lines.items():
             say(f"start: {title}: {text}")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,7 +15,9 @@ from kontrast.config.overrides import Overrides, override_keys
 from kontrast.config.recipe import Recipe
 from kontrast.data import ImageSet
 from kontrast.errors import UsageError
+from kontrast.float64 import float64_device
 from kontrast.lens.map_2d import map_to_plane
+from kontrast.operating_system import process_age
 from kontrast.probes import extract_features, knn, logistic
 from kontrast.training.build import evaluation_view
 from kontrast.training.splits import Splits
@@ -61,13 +61,7 @@ class Budget:
 
 def process_start() -> float:
     """Return when this process started, by the monotonic clock, or now if the system doesn't say."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        ticks = int(fields[19])
-        age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        age = 0.0
-    return time.monotonic() - max(0.0, age)
+    return time.monotonic() - process_age()
 
 
 @dataclass(frozen=True)
@@ -198,7 +192,7 @@ class AfterTraining:
 
     def _nearest_seconds(self, features: torch.Tensor, train: ImageSet, clock: Callable[[], float]) -> float:
         """Return how long kNN takes on all images."""
-        x, labels = features.to(self.device), train.labels
+        x, labels = features.to(float64_device(self.device)), train.labels
         assert labels is not None
         begin = clock()
         knn(x, labels, x, labels)
@@ -206,7 +200,7 @@ class AfterTraining:
 
     def _linear_seconds(self, features: torch.Tensor, train: ImageSet, clock: Callable[[], float]) -> float:
         """Return how long the linear probe takes on all images."""
-        x, labels = features.to(self.device), train.labels
+        x, labels = features.to(float64_device(self.device)), train.labels
         assert labels is not None
         begin = clock()
         logistic(x, labels, x, labels)

@@ -1,4 +1,4 @@
-"""Read the tensors of weight files of other programs: safetensors, and .pt files without unpickling anything else."""
+"""Weight files that go between programs: safetensors with a card, and .pt files without unpickling anything else."""
 
 from __future__ import annotations
 
@@ -45,6 +45,24 @@ def read_card(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return card if isinstance(card, dict) else {}
+
+
+def safetensors_bytes(named: dict[str, Tensor], card: dict[str, Any]) -> bytes:
+    """Return the content of a safetensors file with a card in its header, which `read_card` reads."""
+    from safetensors.torch import save
+
+    tensors = {name: t.detach().cpu().contiguous() for name, t in named.items()}
+    return sort_header(save(tensors, metadata={"format": "pt", "kontrast": json.dumps(card)}))
+
+
+def sort_header(content: bytes) -> bytes:
+    """Sort the metadata of a safetensors file: the library writes it in a random order, so the bytes would differ."""
+    length = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[length:]
 
 
 def _read_torch(path: Path) -> Any:

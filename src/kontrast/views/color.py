@@ -1,7 +1,7 @@
 """Color jitter, grayscale and solarize on planes, each as in torchvision's functional transforms.
 
-A picture is a list of planes [n, h, w] with values in [0, 1]: one (gray) or three (red, green, blue). n views, each
-with its own factors and its own order of the four operations.
+A picture is a list of planes [n, h, w] with values in [0, 1]: one (gray), three (red, green, blue) or any other number,
+which have no hue and no saturation. n views, each with its own factors and its own order of the four operations.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ HUE_OPERATION = 3
 
 
 def luma(planes: list[Tensor]) -> Tensor:
-    """Return the grayscale picture [n, h, w]."""
+    """Return the grayscale picture [n, h, w]; without colors, the mean of the planes."""
     if len(planes) == 1:
         return planes[0]
+    if len(planes) != 3:
+        return torch.stack(planes).mean(0)
     return (planes[0] * RED).add_(planes[1], alpha=GREEN).add_(planes[2], alpha=BLUE)
 
 
@@ -62,7 +64,7 @@ def blend(planes: list[Tensor], operation: Tensor, factors: Tensor) -> list[Tens
     gray = luma(planes)
     level = torch.where(operation == 1, (1 - factor) * mean(gray), 0.0)
     share = torch.where(operation == 2, 1 - factor, 0.0)
-    if len(planes) == 1:  # saturation does not change a gray picture
+    if len(planes) != 3:  # saturation does not change a picture without colors
         factor, base = factor + share, level[:, None, None]
     else:
         base = gray.mul_(share[:, None, None]).add_(level[:, None, None])

@@ -54,10 +54,14 @@ class Policy:
         blur_kernel: size of the blur kernel: an odd number of pixels, or below 1 a share of the view's size. None: four
             standard deviations to each side.
         solarize: probability of inverting all values from one half upwards.
-        mean: subtracted from the values, which are from 0 to 1; one number, or one per color.
-        std: divides the values afterwards; one number, or one per color.
+        mean: subtracted from the values, which are from 0 to 1; one number, or one per channel.
+        std: divides the values afterwards; one number, or one per channel.
+        low: the value of each channel that becomes 0, one number or one per channel, for images of 16-bit values, of
+            floats or of other channels than gray or red, green and blue. None: 0, for 8-bit images alone.
+        high: the value that becomes 1, likewise. None: 255.
         planes: number of channels after the picture's, such as random bits. They pass unchanged.
-        colors: number of channels of the picture, 1 or 3. None: 3 if there are three besides `planes`, else 1.
+        colors: number of channels of the picture. None: all besides `planes`. Hue, saturation and grayscale only change
+            pictures of three channels.
 
     Example:
         >>> Policy(crop_scale=(0.2, 1.0), flip=0.0).crop_ratio
@@ -78,6 +82,8 @@ class Policy:
     solarize: float = 0.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
     planes: int = 0
     colors: int | None = None
 
@@ -90,6 +96,10 @@ class Policy:
                 fine = False
             if not fine:
                 raise UsageError(f"views: {name} is {value!r}; allowed: {values}")
+        if (self.low is None) != (self.high is None):
+            raise UsageError(f"views: low is {self.low} and high is {self.high}: give both, or neither")
+        if self.low and self.high and not all(low < high for low, high in zip(self.low, self.high)):
+            raise UsageError(f"views: low {list(self.low)} must be below high {list(self.high)} in every channel")
 
     def override(self, fields: dict[str, Any]) -> Policy:
         """Return the policy with some fields replaced; an unknown field is an error that names the nearest one."""
@@ -101,7 +111,7 @@ class Policy:
 
     def picture_channels(self, channels: int) -> int:
         """Return how many of the channels belong to the picture."""
-        return min(self.colors or (3 if channels - self.planes >= 3 else 1), channels)
+        return min(self.colors or max(1, channels - self.planes), channels)
 
     def radius(self, size: int) -> int:
         """Return the reach of the blur in pixels, at most 4 sigma: less than one part in ten thousand is beyond it."""
@@ -136,16 +146,18 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "blur_sigma": (_is_pair, "2 numbers, 0 < low <= high"),
     "blur_kernel": (lambda size: size is None or size > 0, "a positive size"),
     "solarize": _PROBABILITY,
-    "mean": (lambda mean: len(mean) in (1, 3), "a list of one or three numbers"),
-    "std": (lambda std: len(std) in (1, 3) and min(std) > 0, "a list of one or three positive numbers"),
+    "mean": (lambda mean: len(mean) > 0, "a list of numbers, one or one per channel"),
+    "std": (lambda std: min(std, default=0) > 0, "a list of positive numbers, one or one per channel"),
+    "low": (lambda low: low is None or len(low) > 0, "a list of numbers, one or one per channel"),
+    "high": (lambda high: high is None or len(high) > 0, "a list of numbers, one or one per channel"),
     "planes": (lambda planes: planes >= 0 and type(planes) is int, "a whole number from 0"),
-    "colors": (lambda colors: colors in (None, 1, 3) and type(colors) is not float, "1 or 3"),
+    "colors": (lambda colors: colors is None or (type(colors) is int and colors > 0), "a whole number from 1"),
 }
 """For each field of a policy, a function that returns whether a value is allowed, and the allowed values in words."""
 
 POLICIES = Registry("policy")
 VIEW_SETTINGS = ("policy", "count", "size", "local_count", "local_size")
-SHARED = ("interpolation", "blur_kernel", "mean", "std", "planes", "colors")
+SHARED = ("interpolation", "blur_kernel", "mean", "std", "low", "high", "planes", "colors")
 
 
 def policies_of_views(

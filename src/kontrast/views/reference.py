@@ -17,7 +17,7 @@ VALUES_PER_CHUNK = 2**19  # few enough to stay in a core's cache
 
 
 def render(images: Tensor, sizes: Tensor, draws: Draws, policies: Sequence[Policy], out: Tensor) -> None:
-    """Fill out [V, B, C, h, w] from uint8 images [B, C, H, W] by the draws [V, B]."""
+    """Fill out [V, B, C, h, w] from images [B, C, H, W], uint8 or floats from 0 to 1, by the draws [V, B]."""
     views, batch, _, size, _ = out.shape
     step = max(1, VALUES_PER_CHUNK // (views * 3 * size * size)) if images.device.type == "cpu" else batch
     for begin in range(0, batch, step):
@@ -57,7 +57,7 @@ def blur_radius(policies: Sequence[Policy], size: int) -> int:
 def crop(images: Tensor, sizes: Tensor, draws: Draws, policy: Policy, size: int) -> list[Tensor]:
     """Resample the drawn boxes [V, B] to `size` and flip them if drawn; return planes [V * B, h, w] in [0, 1]."""
     views = len(draws.top)
-    pixels = images.float().mul_(1 / 255)
+    pixels = images if images.is_floating_point() else images.float().mul_(1 / 255)
     high, wide = sizes[:, 0].float(), sizes[:, 1].float()
     parts = []
     for v in range(views):

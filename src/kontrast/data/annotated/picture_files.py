@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kontrast.data.annotated.annotated_images import AnnotatedImages
-from kontrast.data.decode import BadImage, decode_file, read_sides
+from kontrast.data.decode import decode_file, read_sides
+from kontrast.data.limits import BadImage
 from kontrast.errors import DataError
 
 

@@ -1,0 +1,1 @@
+"""Where training and embedding run, if not in this process or under torchrun: `--engine ray`."""
