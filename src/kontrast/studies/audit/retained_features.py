@@ -45,8 +45,8 @@ def measure_features(
     fit, held = (extract_features(encoder, part, transform, device=device) for part in (train, test))
     measured |= {"target": "labels", **probe_numbers(logistic(fit, train.labels, held, test.labels))}
     if neighbors:
-        settings = {"k": recipe.evaluation.k, "temperature": recipe.evaluation.temperature}
-        measured["knn"] = probe_numbers(knn(fit, train.labels, held, test.labels, **settings))
+        k, temperature = recipe.evaluation.k, recipe.evaluation.temperature
+        measured["knn"] = probe_numbers(knn(fit, train.labels, held, test.labels, k=k, temperature=temperature))
     measured["injected"] = probe_added_feature(fit, train, held, test)
     for name in FACTORS:
         if name in train.factors and name in test.factors:
