@@ -234,7 +234,7 @@ def test_a_cell_can_be_an_autoencoder(tiny, tmp_path):
     table.write_text(table.read_text().replace('recipe = "digits/dcl"', 'recipe = "quickstart", learner = "VAE"'))
     assert run([*command, "--cells", "dcl"]) == 0
     record = stored(tmp_path)["dcl", 0]
-    assert set(record["probes"]) == {"linear"} and record["epochs"] == 1 and record["seconds"] > 0
+    assert set(record["probes"]) == {"linear", "knn"} and record["epochs"] == 1 and record["seconds"] > 0
 
 
 @pytest.mark.parametrize("learner, epochs", [("supervised", 1), ("untrained", 0)])
@@ -246,7 +246,9 @@ def test_a_cell_can_be_a_control(learner, epochs, tiny, tmp_path):
     table.write_text(table.read_text().replace('recipe = "digits/dcl"', cell))
     assert run([*command, "--cells", "dcl"]) == 0
     record = stored(tmp_path)["dcl", 0]
-    assert set(record["probes"]) == {"linear"} and record["epochs"] == epochs
+    probes = record["probes"]
+    assert set(probes) == {"linear", "knn"} and record["epochs"] == epochs
+    assert probes["knn"]["n"] == probes["linear"]["n"] and probes["knn"]["accuracy"] != probes["linear"]["accuracy"]
     assert 0.5 < record["numbers"]["added_feature"] <= 1
 
 

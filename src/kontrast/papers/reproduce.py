@@ -243,9 +243,10 @@ class TableRunner(CellRunner):
     def measure_baseline(self, cell: TableRun) -> Record:
         """Train one of the audit's baselines on the cell's images. It is short and therefore not resumed."""
         start = time.monotonic()
-        found = train_and_probe(cell, cell.row.learner, self.device)
-        probe = {key: found[key] for key in ("accuracy", "low", "high", "n")}
+        found = train_and_probe(cell, cell.row.learner, self.device, neighbors="knn" in self.table.probes)
+        probes = {"linear": {key: found[key] for key in ("accuracy", "low", "high", "n")}}
+        probes |= {"knn": found["knn"]} if "knn" in found else {}
         epochs = 0 if cell.row.learner == UNTRAINED else cell.recipe.training.epochs
         facts = {"seconds": time.monotonic() - start, "epochs": epochs, "precision": "float32"}
         numbers = {} if found["injected"] is None else {"added_feature": found["injected"]}
-        return {**facts, "probes": {"linear": probe}, "numbers": numbers, "curves": {}}
+        return {**facts, "probes": probes, "numbers": numbers, "curves": {}}

@@ -194,8 +194,11 @@ class AuditRunner(CellRunner):
         return f"{record['target']} {record['accuracy']:.3f}"
 
 
-def train_and_probe(cell: Cell, learner: str, device: str) -> Record:
-    """Train a contrastive learner or a baseline and measure which features its encoder retained."""
+def train_and_probe(cell: Cell, learner: str, device: str, neighbors: bool = False) -> Record:
+    """Train a contrastive learner or a baseline and measure which features its encoder retained.
+
+    With `neighbors`, the labels are probed by nearest neighbors too.
+    """
     on, recipe = choose_device(device), cell.recipe
     train = open_split(recipe.data, "train", seed=recipe.seed)
     test = open_split(recipe.data, "test", seed=recipe.seed) if train.has_test else None
@@ -207,5 +210,5 @@ def train_and_probe(cell: Cell, learner: str, device: str) -> Record:
     return {
         **run,
         "fingerprints": probe_fingerprints(train, test),
-        **measure_features(encoder, recipe, train, test, on),
+        **measure_features(encoder, recipe, train, test, on, neighbors),
     }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kontrast.config.recipe import Recipe
 from kontrast.data import ImageSet
 from kontrast.data.added_features import ExtraChannels
-from kontrast.probes import logistic
+from kontrast.probes import knn, logistic
 from kontrast.probes.extract import extract_features
 from kontrast.probes.logistic import fit_logistic, standardize
 from kontrast.probes.result import Predictions, result
@@ -30,9 +30,13 @@ FACTORS = ("background", "hue", *CONTINUOUS)
 
 
 def measure_features(
-    encoder: nn.Module, recipe: Recipe, train: ImageSet, test: ImageSet | None, device: torch.device
-) -> dict[str, Any]:
-    """The accuracy of the labels (or of retrieval without labels), of the added feature, and of each known factor."""
+    encoder: nn.Module, recipe: Recipe, train: ImageSet, test: ImageSet | None, device: torch.device,
+    neighbors: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """The accuracy of the labels (or of retrieval without labels), of the added feature, and of each known factor.
+
+    With `neighbors`, the labels are also predicted by the nearest training images, as `knn`.
+    """
     transform = evaluation_view(recipe)
     measured: dict[str, Any] = {"injected": None, "factors": {}}
     if test is None or train.labels is None or test.labels is None:
@@ -40,6 +44,9 @@ def measure_features(
         return measured | {"target": "retrieval"} | retrieval(encoder, recipe, train if test is None else test, device)
     fit, held = (extract_features(encoder, part, transform, device=device) for part in (train, test))
     measured |= {"target": "labels", **probe_numbers(logistic(fit, train.labels, held, test.labels))}
+    if neighbors:
+        k, temperature = recipe.evaluation.k, recipe.evaluation.temperature
+        measured["knn"] = probe_numbers(knn(fit, train.labels, held, test.labels, k=k, temperature=temperature))
     measured["injected"] = probe_added_feature(fit, train, held, test)
     for name in FACTORS:
         if name in train.factors and name in test.factors:
