@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip("sphinx", reason="needs the dependency group docs")
+
 from builder.api_pages import ROOMS, write_api_pages
 from builder.command_page import command_page
 from builder.docstrings import escape_bars

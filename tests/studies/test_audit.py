@@ -321,7 +321,7 @@ def test_the_autoencoder_sees_the_same_views_and_as_many_images():
 
 def test_the_autoencoder_counts_every_pixel_but_a_bit_once():
     """If all logits are 0, every pixel and every bit costs ln 2, and the 32 x 32 copies of a bit count once."""
-    recipe = resolve("quickstart", ["views.mean=[0.4, 0.5, 0.6]", "views.std=[0.2, 0.3, 0.4]"])
+    recipe = resolve("quickstart", ["views.mean=[0.4, 0.5, 0.6]", "views.std=[0.2, 0.3, 0.4]", "data.random_bits=2"])
     model = VariationalAutoencoder(recipe, 5, beta=0.0).eval()
     model.decoder = torch.nn.Module()
     model.decoder.forward = lambda h: torch.zeros(len(h), 5, 32, 32)
@@ -490,7 +490,8 @@ def test_bits_suppress_digits_under_nt_xent_and_not_in_the_baselines(tmp_path):
 
 
 def test_an_autoencoder_can_count_a_bit_at_every_pixel():
-    models = [VariationalAutoencoder(resolve("quickstart", []), 5, beta=0.0, each_pixel=each) for each in (True, False)]
+    recipe = resolve("quickstart", ["data.random_bits=2"])
+    models = [VariationalAutoencoder(recipe, 5, beta=0.0, each_pixel=each) for each in (True, False)]
     for model in models:
         model.decoder = torch.nn.Module()
         model.decoder.forward = lambda h: torch.zeros(len(h), 5, 32, 32)

@@ -176,7 +176,7 @@ def test_a_checkpoint_with_wrong_measures_is_an_error(tmp_path):
     folder.create()
     made = run_until(folder, recipe(), resume=False)
     made.stopping.measures = [{"rankme": 1.0}]
-    made.log.open(made.position.step)
+    made.log.open(made.recipe, made.position.step)
     made.save()
     with pytest.raises(CheckpointError, match=r"state\.json has wrong entries"):
         run_until(folder, recipe(), resume=True)

@@ -20,7 +20,7 @@ from kontrast.files import read_json, write_atomic, write_json
 from kontrast.probes import ProbeResult
 from kontrast.runs.run import Run
 from kontrast.training.pretrain import pretrain
-from kontrast.training.resolve import with_defaults
+from kontrast.training.resolve import as_chosen, with_defaults
 from kontrast.training.run_folder import RunFolder
 from kontrast.training.signals import Interrupted, StopSignals
 from kontrast.training.splits import open_split
@@ -77,7 +77,9 @@ class CellRunner(ABC):
         for cell in cells:
             record, different = self.read(cell) or {}, []
             if RunFolder(cell.folder).holds_run:
-                different = recipe_changes(with_defaults(Run(cell.folder).recipe), with_defaults(cell.recipe))
+                stored = Run(cell.folder).recipe
+                wanted = as_chosen(cell.recipe, stored, sized=True, given=keys_given(cell.recipe))
+                different = recipe_changes(with_defaults(stored), with_defaults(wanted))
             # Images that changed can change the settings derived from them, so they are reported first, unless the
             # user chose other data.
             if not any(text.startswith("data.") for text in different):
@@ -184,6 +186,12 @@ def finish_run(cell: Cell, device: str, say: Say) -> Run:
     if RunFolder(cell.folder).info().get("finished") and (cell.folder / "encoder.safetensors").is_file():
         return Run(cell.folder)
     return Run(pretrain(out=cell.folder, resume=True, device=device, say=say))
+
+
+def keys_given(recipe: Recipe) -> set[str]:
+    """The settings of a cell that its images don't choose."""
+    depth = set() if recipe.data.depth == "auto" else {"data.depth"}
+    return depth | {f"views.{key}" for key in recipe.views.arguments}
 
 
 def recipe_changes(before: Recipe, after: Recipe) -> list[str]:

@@ -77,6 +77,7 @@ def with_own_depth(recipe: Recipe, train: ImageSet, given: set[str]) -> tuple[Re
     pictures = replace(train, images=train.pictures)
     own = keeps_depth(pictures) or (recipe.data.depth == "own" and pictures.channels == 1)
     recipe = replace(recipe, data=replace(recipe.data, depth="own" if own else "8-bit"))
+    check_lengths(recipe, pictures.channels)
     if not keeps_depth(pictures):
         return recipe, []
     if recipe.data.random_bits or recipe.data.overlay_digits:
@@ -98,6 +99,15 @@ def with_own_depth(recipe: Recipe, train: ImageSet, given: set[str]) -> tuple[Re
         why = f"the {channels} channels are not red, green and blue" if channels > 1 else "the images are gray"
         lines += [f"left out of the views: {COLOR_ONLY}, because {why}"] if left_out else []
     return replace(recipe, views=replace(recipe.views, arguments=arguments)), lines
+
+
+def check_lengths(recipe: Recipe, channels: int) -> None:
+    """Raise if the views normalize another number of channels than images have; gray ones may have those of colors."""
+    for key in STATISTICS:
+        length = len(recipe.views.arguments.get(key, (0,)))
+        if length not in (1, channels) and not (length == 3 and channels == 1):
+            each = f"one for each of the {channels} channels" if channels > 1 else "no more"
+            raise UsageError(f"views.{key} has {length} numbers: give one, or {each}")
 
 
 def without_colors(policy: str, arguments: dict[str, Any], given: set[str]) -> dict[str, Any]:
