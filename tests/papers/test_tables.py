@@ -319,6 +319,22 @@ def test_a_setting_missing_in_old_results_had_its_default():
         refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, later)
 
 
+def test_a_setting_missing_in_a_section_of_old_results_had_its_default():
+    table = load_table("jcl-moco")
+    settings = relevant_settings(table.recipe(table.cells[0]))
+    older = {key: value for key, value in settings.items() if key not in ("bank.start", "teacher.result")}
+    refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, settings)
+    with pytest.raises(UsageError, match=r"bank\.start 0\.0 -> 2\.0"):
+        refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, {**settings, "bank.start": 2.0})
+
+
+def test_results_with_a_removed_setting_that_changes_nothing_can_be_extended():
+    table = table_of("a")
+    settings = relevant_settings(table.recipe(table.cells[0]))
+    older = {**settings, "training.tensorboard": False}
+    refuse_other_settings(Path("x"), {"cell": "a", "data": "D", "settings": older}, settings)
+
+
 def test_autoencoders_do_not_depend_on_the_objective(tmp_path):
     """An autoencoder uses a recipe's images but not its objective."""
     table = load_table("gcl-mnist")

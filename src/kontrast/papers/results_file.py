@@ -10,12 +10,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from kontrast.config.recipe import Recipe
+from kontrast.config.recipe import BankSettings, PrototypeSettings, Recipe, TeacherSettings, TextSettings
 from kontrast.errors import CheckpointError, UsageError
 from kontrast.files import read_json
-from kontrast.papers.tables import Table, TableCell, differing_keys, relevant_settings
+from kontrast.papers.tables import IRRELEVANT_SETTINGS, Table, TableCell, differing_keys, relevant_settings
 
 VERSION = 1
+SECTIONS: dict[str, Any] = {
+    "teacher": TeacherSettings, "bank": BankSettings, "prototypes": PrototypeSettings, "text": TextSettings,
+}  # fmt: skip
+"""Sections that not every recipe has."""
 ENTRY_KEYS = ("cell", "changed", "settings", "data", "runs")
 RUN_KEYS = (
     "seed",
@@ -80,9 +84,13 @@ def metric_values(runs: list[Record], metric: str) -> list[float]:
 def refuse_other_settings(path: Path, entry: Record, settings: Record, data: str | None = None) -> None:
     """Refuse to add runs with other settings or data to an entry.
 
-    A setting that was introduced after the entry was written had its default value.
+    A setting that was introduced after the entry was written had its default value, and one that doesn't change the
+    result may have been removed.
     """
-    before = {**{k: v for k, v in relevant_settings(Recipe()).items() if k in settings}, **entry["settings"]}
+    stored = {k: v for k, v in entry["settings"].items() if not k.startswith(IRRELEVANT_SETTINGS)}
+    sections = {key.partition(".")[0] for key in stored}
+    usual = Recipe(**{name: kind() for name, kind in SECTIONS.items() if name in sections})
+    before = {**{k: v for k, v in relevant_settings(usual).items() if k in settings}, **stored}
     after = {**settings, "data": entry["data"] if data is None else data}
     before["data"] = entry["data"]
     different = [f"{key} {before.get(key)} -> {after.get(key)}" for key in differing_keys(before, after)]

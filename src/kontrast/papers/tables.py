@@ -22,7 +22,8 @@ FOLDER = Path(__file__).parent
 CLAIMS, ITEMS = FOLDER / "claims.toml", FOLDER / "items.toml"
 IRRELEVANT_SETTINGS = (
     "title", "seed", "data.source", "data.root", "data.resident", "data.pack", "data.max_bad", "data.follow_links",
-    "training.compile", "training.log_every", "evaluation.", "checkpoints.",
+    "data.bands", "training.compile", "training.log_every", "training.track", "training.tensorboard", "evaluation.",
+    "checkpoints.",
 )  # fmt: skip
 """Settings in which two runs of a cell may differ: the seed, the place of the images, what is logged and saved."""
 LEARNERS = ("", "VAE", "VAE-pixels", "supervised", "untrained")
