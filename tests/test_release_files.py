@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -163,7 +162,7 @@ def test_the_steps_of_the_dockerfile(tmp_path):
     """
     if not overlays_work(tmp_path / "probe"):
         pytest.skip("needs the rights to mount an overlay")
-    python = os.environ.get("KONTRAST_TEST_PYTHON", sysconfig.get_path("scripts"))
+    python = os.environ.get("KONTRAST_TEST_PYTHON", os.path.join(sys.base_prefix, "bin"))  # a virtual one may lack pip
     device = os.environ.get("KONTRAST_TEST_DEVICE", "cpu")
     printed = Builder(ROOT, tmp_path / "stages", {"DEVICE": device}, python).build()
     assert "run     run" in printed and "report  run/report.html" in printed
