@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from kontrast.data.cache_folder import cache_home
 from kontrast.data.file_columns import to_bytes
 from kontrast.data.remote_files import LARGEST_RANGE, Refused, State, read_range, readers, state_of
 from kontrast.data.store import MANIFEST, DamagedStore, is_store, read_manifest, verify
+from kontrast.data.stored_list import locked
 from kontrast.errors import DataError, EnvironmentFault
-from kontrast.files import disk_faults, exchange_folder, remove_folder, take_lock, write_atomic
+from kontrast.files import disk_faults, exchange_folder, remove_folder, write_atomic
 
 LARGEST_FILE = 1 << 31
 """Bytes of a file of captions."""
@@ -41,7 +40,7 @@ def copy_store(address: str) -> Path:
     place = cache_home() / "stores" / f"{stem}-{_digest(address + hashlib.sha256(manifest).hexdigest())}"
     if is_store(place):
         return place
-    with disk_faults(place, advice="set KONTRAST_CACHE to another disk"), _locked(place):
+    with disk_faults(place, advice="set KONTRAST_CACHE to another disk"), locked(place):
         if not is_store(place):
             _copy_store(address, manifest, place)
     return place
@@ -91,14 +90,3 @@ def _state(address: str) -> State:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(to_bytes(text)).hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    """One process copies a store at a time; the others wait and then find it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle = take_lock(place.with_name(place.name + ".lock"))
-    try:
-        yield
-    finally:
-        os.close(handle)

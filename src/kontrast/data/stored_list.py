@@ -237,7 +237,7 @@ class _Journal:
 
 @contextlib.contextmanager
 def locked(place: Path) -> Iterator[None]:
-    """One process lists a folder at a time; the others wait and then find the work done."""
+    """One process lists a folder, or copies a store, at a time; the others wait and then find the work done."""
     place.parent.mkdir(parents=True, exist_ok=True)
     handle = take_lock(place.with_name(place.name + ".lock"))
     try:

@@ -17,7 +17,7 @@ def without_paths(value: Any) -> Any:
     """Return plain values, as JSON has them, without absolute paths and addresses in any text.
 
     Example:
-        >>> without_paths({"source": "/home/ada/photos", "note": "see /tmp/x.csv", "share": 0.5})
+        >>> without_paths({"source": "/home/ada/photos", "note": "see /home/ada/x.csv", "share": 0.5})
         {'source': 'photos', 'note': 'see x.csv', 'share': 0.5}
     """
     if isinstance(value, dict):
