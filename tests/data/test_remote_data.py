@@ -58,6 +58,14 @@ def test_arrays_at_an_address_keep_their_depth(memory, tmp_path):
     assert found.images.int().amax((1, 2, 3)).tolist() == [10_000, 20_000, 30_000, 40_000]
 
 
+def test_arrays_beside_tar_files_or_tables_are_no_pictures(memory):
+    """As in a folder, where labels.npy beside shards does not make it ambiguous."""
+    for name in ("shards/a.tar", "shards/labels.npy", "tables/a.parquet", "tables/labels.npy"):
+        memory.pipe(f"/bucket/{name}", b"x")
+    assert describe_source("memory://bucket/shards").kind == "shards"
+    assert describe_source("memory://bucket/tables").kind == "tables"
+
+
 def test_other_verbs_read_addresses_too(memory, tmp_path):
     import numpy as np
 

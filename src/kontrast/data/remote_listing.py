@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kontrast.addresses import protocol_of
 from kontrast.data.byte_source import BadImage
-from kontrast.data.decode import list_frames
+from kontrast.data.decode import SUFFIXES, list_frames
 from kontrast.data.file_columns import Columns, ColumnWriter, to_bytes
 from kontrast.data.file_kinds import ALL_SUFFIXES
 from kontrast.data.remote_files import Refused, State, ask, readers, state_in, state_of
@@ -93,7 +93,8 @@ def _is_inside(name: str, folders: set[str]) -> bool:
     return False
 
 
-def is_image(name: str, suffixes: tuple[str, ...] = ALL_SUFFIXES) -> bool:
+def is_image(name: str, suffixes: tuple[str, ...] = SUFFIXES) -> bool:
+    """Whether a name is that of a picture, or ends in another of these ways."""
     return name.lower().endswith(suffixes)
 
 
