@@ -2,10 +2,11 @@
 
     python benchmarks/kernels.py [--quick] [--pairs N ...] [--widths D ...] [--tune] [--json FILE]
 
-Times are of a forward and a backward pass. Peers that are not installed are skipped, and so are sizes at which a peer's
-matrices don't fit. Errors are relative to float64 on the same inputs, of at most 2,048 pairs. Memory is what a call
-adds at its peak. On CUDA, "captured" replays the same call as a CUDA graph, and "share" is the share of the bf16 matrix
-rate measured here, counting 6 M^2 D operations: three products of M rows by M rows at width D.
+Times are medians of a forward and a backward pass, for which the contenders take turns. Peers that are not installed
+are skipped, and so are sizes at which a peer's matrices don't fit. Errors are relative to float64 on the same inputs,
+of at most 2,048 pairs. Memory is what a call adds at its peak. On CUDA, "captured" replays the same call as a CUDA
+graph, and "share" is the share of the bf16 matrix rate measured here, counting 6 M^2 D operations: three products of M
+rows by M rows at width D.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -89,17 +91,24 @@ def errors(loss: Loss, pairs: int, width: int, kind: torch.dtype, device: str) -
 
 def milliseconds(call: Callable[[], object], device: str, budget: float) -> float:
     """Return the median time of a call, repeated for about `budget` seconds."""
-    call()
+    return milliseconds_in_turn([call], device, budget)[0]
+
+
+def milliseconds_in_turn(calls: list[Callable[[], object]], device: str, budget: float) -> list[float]:
+    """Return the median time of each call; they take turns, so that a machine that slows down slows all of them."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times: list[float] = []
-    wait()
-    started = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - started < budget and len(times) < 200):
-        before = time.perf_counter()
+    for call in calls:
         call()
-        wait()
-        times.append(time.perf_counter() - before)
-    return 1e3 * sorted(times)[len(times) // 2]
+    wait()
+    times: list[list[float]] = [[] for _ in calls]
+    started = time.perf_counter()
+    while len(times[0]) < 3 or (time.perf_counter() - started < budget * len(calls) and len(times[0]) < 200):
+        for call, taken in zip(calls, times):
+            before = time.perf_counter()
+            call()
+            wait()
+            taken.append(time.perf_counter() - before)
+    return [1e3 * sorted(taken)[len(taken) // 2] for taken in times]
 
 
 def captured(loss: Loss, z1: Tensor, z2: Tensor, budget: float) -> float:
@@ -165,32 +174,37 @@ def race(
             for pairs in sizes:
                 if kind == torch.float32 and pairs * width > 2**24:
                     continue  # minutes
-                for name, loss in contenders().items():
-                    if pairs > LIMITS.get(name, 2**30) or (
-                        kind == torch.float32 and name == "lightly" and pairs > 4096
-                    ):
-                        continue
-                    line = measure(name, loss, pairs, width, kind, device, budget, rate)
+                for line in measure(pairs, width, kind, device, budget, rate):
                     lines.append(line)
                     show(line, lines)
-                    save(lines)
+                save(lines)
     return lines
 
 
+def fits(name: str, pairs: int, kind: torch.dtype) -> bool:
+    """Return whether a contender's matrices fit in memory, and its time in a race."""
+    return pairs <= LIMITS.get(name, 2**30) and not (kind == torch.float32 and name == "lightly" and pairs > 4096)
+
+
 def measure(
-    name: str, loss: Loss, pairs: int, width: int, kind: torch.dtype, device: str, budget: float, rate: float | None
-) -> dict[str, object]:
-    """Return one line of the table."""
-    value_error, gradient_error = errors(loss, min(pairs, 2048), width, kind, device)
+    pairs: int, width: int, kind: torch.dtype, device: str, budget: float, rate: float | None
+) -> list[dict[str, object]]:
+    """Return a line of the table for each contender."""
+    losses = {name: loss for name, loss in contenders().items() if fits(name, pairs, kind)}
+    exact = {name: errors(loss, min(pairs, 2048), width, kind, device) for name, loss in losses.items()}
     z1, z2 = views(pairs, width, kind, device)
-    line: dict[str, object] = {"type": str(kind), "width": width, "pairs": pairs, "loss": name}
-    line |= {"value error": value_error, "gradient error": gradient_error}
-    line["ms"] = milliseconds(lambda: step(loss, z1, z2), device, budget)
-    line["MiB"] = peak_mib(name, loss, pairs, width, kind, device)
-    if rate and name in ("kontrast", "plain torch"):
-        line["captured ms"] = captured(loss, z1, z2, budget)
-        line["share"] = 6e3 * (2 * pairs) ** 2 * width / (line["captured ms"] * rate)  # type: ignore[operator]
-    return line
+    calls = [partial(step, loss, z1, z2) for loss in losses.values()]
+    times = dict(zip(losses, milliseconds_in_turn(calls, device, budget)))
+    lines = []
+    for name, loss in losses.items():
+        line: dict[str, object] = {"type": str(kind), "width": width, "pairs": pairs, "loss": name}
+        line |= dict(zip(("value error", "gradient error"), exact[name]))
+        line |= {"ms": times[name], "MiB": peak_mib(name, loss, pairs, width, kind, device)}
+        if rate and name in ("kontrast", "plain torch"):
+            line["captured ms"] = captured(loss, z1, z2, budget)
+            line["share"] = 6e3 * (2 * pairs) ** 2 * width / (line["captured ms"] * rate)  # type: ignore[operator]
+        lines.append(line)
+    return lines
 
 
 def compile_kernels(kinds: list[torch.dtype], widths: list[int], sizes: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""The loss of two views in one autograd function: on a CUDA device, launches are nearly all that the host does.
+"""The loss of two views in one autograd function: little more than the launches, or the arithmetic on the CPU, is left.
 
 B images, D width, P rows of each image, S scales.  z [2,B,D], or z and z2 [B,D];  similarity [B], statistics [S,P,B],
 ids [2B].
@@ -11,30 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kontrast.kernels.covariance import identity
 from kontrast.kernels.dense import in_torch_func
 from kontrast.kernels.row_loss import DEBIASED, LSE, MEAN, RowLoss
-from kontrast.kernels.small_batch import (
-    Arguments,
-    are_few_pairs,
-    compute_gradients,
-    compute_statistics,
-    small_definition,
-)
-from kontrast.kernels.symmetry import (
-    ROUNDING,
-    asymmetry_by_definition,
-    compute_norm,
-    compute_norm_gradients,
-    faster_method,
-)
-from kontrast.kernels.unit_rows import by_triton, unit
-from kontrast.kernels.view_links import ALL, SAME, cases_of_links, image_indices
+from kontrast.kernels.small_batch import are_few_pairs, compute_gradients, compute_statistics
+from kontrast.kernels.stored_loss import StoredLossFunction, fits_stored_loss
+from kontrast.kernels.symmetry import ROUNDING, compute_norm, compute_norm_gradients, faster_method
+from kontrast.kernels.two_view_definition import differentiable_gradients, statistics_arguments
+from kontrast.kernels.unit_rows import by_triton
+from kontrast.kernels.view_links import ALL, SAME, image_indices
 
 
 def fits_two_view_loss(z: Any, z2: Any) -> bool:
-    """Return whether the inputs are two views on a CUDA device; anything unusual is not."""
-    if not isinstance(z, Tensor) or z.ndim != (3 if z2 is None else 2) or not by_triton(z):
+    """Return whether the inputs are two views of a type that one function can take; anything unusual is not."""
+    if not isinstance(z, Tensor) or z.ndim != (3 if z2 is None else 2) or not (by_triton(z) or z.device.type == "cpu"):
         return False
     if torch.compiler.is_compiling() or in_torch_func():
         return False
@@ -46,21 +35,18 @@ def fits_two_view_loss(z: Any, z2: Any) -> bool:
     return same and B > 1 and D > 0 and z.is_floating_point()
 
 
-def computes(loss: RowLoss, B: int) -> bool:
-    """Return whether this module computes the loss of B images; of large batches, only an lse over all rows."""
+def computes(loss: RowLoss, z: Tensor) -> bool:
+    """Return whether this module computes the loss: of large batches only an lse over all rows, of few on the CPU."""
+    B = z.shape[-2]
+    if not by_triton(z):
+        return fits_stored_loss(z, loss)
     return are_few_pairs(2 * B, 2 * B) or (loss.kind == ALL and loss.repulsion == LSE)
 
 
 def two_view_loss(z: Tensor, z2: Tensor | None, loss: RowLoss) -> Tensor:
     """Return the loss, a scalar, of the normalized rows."""
-    return TwoViewLossFunction.apply(z, z2, loss)
-
-
-def statistics_arguments(loss: RowLoss) -> Arguments:
-    links = 2 if loss.kind == ALL else len(cases_of_links(2, 2)[loss.kind])
-    return Arguments(
-        None, None, loss.kind, links, 0, loss.scales, loss.detach_weights, loss.repulsion == MEAN, False, loss.positive
-    )
+    function = TwoViewLossFunction if by_triton(z) else StoredLossFunction
+    return function.apply(z, z2, loss)
 
 
 class TwoViewLossFunction(torch.autograd.Function):
@@ -98,7 +84,7 @@ class TwoViewLossFunction(torch.autograd.Function):
         z, z2, units, similarities, lse, mean, slopes, matrix, ids, *kept = ctx.saved_tensors
         loss, arguments = ctx.loss, statistics_arguments(ctx.loss)
         if torch.is_grad_enabled():  # with create_graph: the gradient will be differentiated again
-            return *differentiable_gradients(ctx, z, z2, grads[0]), None
+            return *differentiable_gradients(ctx.loss, z, z2, grads[0], ctx.needs_input_grad), None
         # d loss / d row, a scalar that the kernels read with strides of zero.
         each = grads[0] * (loss.push / lse[0].numel())
         of_row = each.expand(lse.shape)
@@ -168,34 +154,3 @@ def asymmetry_gradient(grad: Tensor, kept: list[Tensor], weight: float) -> Tenso
     divisor, *kept = kept
     method = "tiles" if len(kept) < 4 else "closed"
     return compute_norm_gradients((grad * weight) / divisor, kept, method, alone=True)[0]
-
-
-def define_two_view_loss(z: Tensor, loss: RowLoss) -> Tensor:
-    """Compute the loss of z [2,B,D] by definition, differentiated by autograd."""
-    units = unit(z.float(), loss.shortest)
-    lse, mean = small_definition(units.to(z.dtype), None, *statistics_arguments(loss))
-    s = (units[0] * units[1]).sum(-1)
-    if loss.repulsion == DEBIASED:
-        log_R = lse[0] - lse[1] + loss.log_count
-        share = loss.log_share + loss.pull * s - log_R
-        left = torch.log(-torch.expm1(torch.where(share < 0, share, -1.0)))
-        log_N = log_R + left - loss.log_rest
-        log_N = torch.where((share < 0) & (log_N > loss.floor), log_N, loss.floor)
-        repulsion = torch.logaddexp(loss.pull * s, log_N)
-    elif loss.repulsion == MEAN:
-        repulsion = mean[0]
-    else:
-        repulsion = torch.logaddexp(lse[0], loss.scales[0] * s) if loss.positive else lse[0]
-    value = (loss.push * repulsion - loss.pull * s).mean()
-    if loss.asymmetry:
-        norm = asymmetry_by_definition(units[0], units[1], None, None, identity, "tiles")
-        value = value + loss.asymmetry * norm
-    return value
-
-
-def differentiable_gradients(ctx: Any, z: Tensor, z2: Tensor | None, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Compute the gradients by definition, which stores the matrix, so that they can be differentiated."""
-    value = define_two_view_loss(z if z2 is None else torch.stack([z, z2]), ctx.loss)
-    inputs = [x for x, needed in zip((z, z2), ctx.needs_input_grad) if needed and x is not None]
-    found = iter(torch.autograd.grad(value, inputs, grad, create_graph=True))
-    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:2])

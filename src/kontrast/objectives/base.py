@@ -156,16 +156,16 @@ class Objective(nn.Module):
     def row_loss(self, images: int) -> RowLoss | None:
         """Return the loss of two views of so many images as a formula of row statistics, or None.
 
-        On a CUDA device it takes the place of `contrast` if the loss is called from Python, and leaves the host little
-        to do. For large batches that holds for losses of the lse over all rows. A subclass that changes the loss has to
-        define it too, or it is not used.
+        It takes the place of `contrast` if the loss is called from Python, and leaves the host little to do. For large
+        batches, and on the CPU for small ones, that holds for losses of the lse over all rows. A subclass that changes
+        the loss has to define it too, or it is not used.
         """
         return None
 
     def fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
         """Return the loss of two views, z [2,B,D] or z and z2 [B,D], by `row_loss`, or None if there is no formula."""
         row_loss = self.row_loss(z.shape[-2])
-        return two_view_loss(z, z2, row_loss) if row_loss is not None and computes(row_loss, z.shape[-2]) else None
+        return two_view_loss(z, z2, row_loss) if row_loss is not None and computes(row_loss, z) else None
 
     def _try_fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
         """Return the fused loss if the class itself, not a class that it inherits from, has one for these inputs."""

@@ -71,7 +71,7 @@ class SimWhitening(SimAffinity):
 
     def fused_loss(self, z: Tensor, z2: Tensor | None) -> Tensor | None:
         row_loss, ridge = super().row_loss(z.shape[-2]), 1e-3 if self.ridge is None else self.ridge
-        if row_loss is None or not computes(row_loss, z.shape[-2]) or self.variant == "mocov3" or ridge > 1:
+        if row_loss is None or not computes(row_loss, z) or self.variant == "mocov3" or ridge > 1:
             return None
         rows = z if z2 is None else torch.stack([z, z2])
         white = whiten(rows.flatten(0, 1), ridge=ridge).view(rows.shape)
