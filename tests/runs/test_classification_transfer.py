@@ -12,6 +12,7 @@ import kontrast
 from kontrast.errors import DataError, UsageError
 from kontrast.runs.classification_transfer import open_small_set, rows_with_labels
 from kontrast.runs.run import Run
+from kontrast.runs.transfer_jobs import measure_in_processes
 
 from support import tiny_run
 from support.doctests import run_examples
@@ -56,6 +57,27 @@ def test_sets_methods_and_shots_give_one_table_with_ranks(place, monkeypatch):
     monkeypatch.setattr("kontrast.runs.classification_transfer.tuned_scores", lambda *_, **__: pytest.fail("again"))
     again = kontrast.transfer(place / "run", sets, "classify", seeds=2, methods=["linear"], search=False, **QUICK)
     assert list(again) == list(found)
+
+
+def test_several_processes_measure_the_same_as_one(place, tmp_path, monkeypatch):
+    run, sets = tmp_path / "run", [place / "colors", place / "photos"]
+    shutil.copytree(place / "run", run, ignore=shutil.ignore_patterns("transfer*"))
+    settings = {**QUICK, "overrides": {"epochs": 1, "batch": 8}, "against": [place / "run"], "shots": [2]}
+    options = {"seeds": 1, "methods": ["linear"], "search": False, "control": False, **settings}
+    alone = kontrast.transfer(run, sets, "classify", **options)
+    (run / "transfer.json").rename(tmp_path / "alone.json")
+    monkeypatch.setattr("kontrast.runs.classification_transfer.tuned_scores", lambda *_, **__: pytest.fail("here"))
+    together = kontrast.transfer(run, sets, "classify", jobs=2, **options)
+    assert [one.score for one in together] == [one.score for one in alone]
+    assert [one.fingerprint for one in together] == [one.fingerprint for one in alone]
+
+
+def test_a_failed_process_leaves_its_part_and_its_log(tmp_path):
+    said = []
+    arguments = ["--task=classify", "--device=cpu", "--", str(tmp_path), "photos"]
+    measure_in_processes(arguments, 1, tmp_path, torch.device("cpu"), said.append)
+    assert "1 of 1 processes failed" in said[0] and "job-0.log" in said[0]
+    assert "is not a run folder" in (tmp_path / "job-0.log").read_text()
 
 
 def test_fine_tuning_searches_rate_and_decay(place):

@@ -38,6 +38,7 @@ def transfer(
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="classify: choose rate and decay on held-out images.")
     ] = True,
+    jobs: Annotated[int, typer.Option(help="Measurements at once on the device, each in its own process.")] = 1,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -49,7 +50,8 @@ def transfer(
     results = kontrast.transfer(
         run, data or ["canvases"], task, labels=labels, seeds=seeds, against=against or [], control=control,
         protocol=protocol, overrides=overrides, metric=metric, shots=shots or [0, 5],
-        methods=method or ["linear", "fine-tuned"], search=search, device=device, say=say,
+        methods=method or ["linear", "fine-tuned"], search=search, jobs=jobs, device=device,
+        say=say,
     )  # fmt: skip
     page = write_page([run])
     emit({**results.to_dict(), "report": str(page)}, [*str(results).splitlines(), f"report  {page}"], as_json)

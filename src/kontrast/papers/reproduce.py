@@ -17,7 +17,6 @@ import torch
 from kontrast.errors import DataError, UsageError
 from kontrast.files import disk_faults, read_json_lines
 from kontrast.notebook import Printed
-from kontrast.papers.gpu_sharing import shared_gpu
 from kontrast.papers.measure import MEASURES, TABLE_PROBES, logged_curves, mean_and_error, probe_run
 from kontrast.papers.parallel_runs import ParallelRuns, runs_at_once
 from kontrast.papers.result_pages import mean_text
@@ -34,6 +33,7 @@ from kontrast.studies.text_tables import aligned, terminal_width
 from kontrast.training import checkpoints
 from kontrast.training.build import precision
 from kontrast.training.device import choose_device, describe_device
+from kontrast.training.gpu_sharing import shared_gpu
 from kontrast.training.learner import build_objective, check_options
 from kontrast.training.run_folder import timestamp
 from kontrast.training.splits import open_split

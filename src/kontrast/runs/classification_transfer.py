@@ -29,6 +29,7 @@ from kontrast.probes.logistic import standardize
 from kontrast.registry import nearest
 from kontrast.runs.probe import open_images
 from kontrast.runs.transfer_encoders import TransferEncoder
+from kontrast.runs.transfer_jobs import own_part
 from kontrast.runs.transfer_results import TransferResult, read_results, save_result
 from kontrast.training.progress import Progress
 
@@ -222,7 +223,8 @@ def transfer_to_classification(
     found = []
     for source in sources:
         small = open_small_set(encoders[0].run, source, metric, say)
-        for seed in range(seeds):
-            for amount in shots:
-                found += [job.run(small, one, method, amount, seed) for method in methods for one in encoders]
+        cases = [
+            (one, method, n, seed) for seed in range(seeds) for n in shots for method in methods for one in encoders
+        ]
+        found += [job.run(small, *case) for case in own_part(cases)]
     return found

@@ -28,6 +28,7 @@ from kontrast.files import remove_folder
 from kontrast.runs.detection_pictures import write_pictures
 from kontrast.runs.detector_training import DetectorJob, detect, distinct_tensors, read_truth
 from kontrast.runs.transfer_encoders import TRAINED, TransferEncoder
+from kontrast.runs.transfer_jobs import own_part
 from kontrast.runs.transfer_results import TransferResult, read_results, save_result
 from kontrast.training import checkpoints
 from kontrast.training.progress import Progress
@@ -143,4 +144,5 @@ def transfer_to_detection(
         raise DataError(f"{data} has {len(useful)} training images with objects and {len(test)} test images: give both")
     job = DetectionTransfer(folder, data, task, name, settings, labels, useful, test, device, say)
     fingerprint = f"{useful.fingerprint} {test.fingerprint}"
-    return [job.run(encoder, seed, fingerprint) for seed in range(seeds) for encoder in encoders]
+    cases = [(encoder, seed) for seed in range(seeds) for encoder in encoders]
+    return [job.run(encoder, seed, fingerprint) for encoder, seed in own_part(cases)]

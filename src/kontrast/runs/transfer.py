@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from kontrast.config.overrides import Overrides, override_layers
 from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.files import LockHeld, disk_faults, take_lock
 from kontrast.registry import nearest
@@ -13,6 +17,7 @@ from kontrast.runs.classification_transfer import transfer_to_classification
 from kontrast.runs.detection_transfer import FOLDER, transfer_to_detection
 from kontrast.runs.run import open_run
 from kontrast.runs.transfer_encoders import transfer_encoders
+from kontrast.runs.transfer_jobs import in_part, measure_in_processes
 from kontrast.runs.transfer_results import FILE, TransferResults
 from kontrast.training.device import choose_device
 
@@ -30,11 +35,12 @@ def transfer(
     against: Sequence[str | os.PathLike[str]] = (),
     control: bool = True,
     protocol: str = "",
-    overrides: Mapping[str, Any] | Sequence[str] = (),
+    overrides: Overrides = (),
     metric: str = "",
     shots: Sequence[int] = (0, 5),
     methods: Sequence[str] = ("linear", "fine-tuned"),
     search: bool = True,
+    jobs: int = 1,
     device: str = "auto",
     say: Callable[[str], None] = print,
 ) -> TransferResults:
@@ -61,6 +67,7 @@ def transfer(
         shots: To classify: the training images per class; 0 for all; default: all, and 5.
         methods: To classify: "linear" and "fine-tuned" (default: both).
         search: To classify: choose learning rate and weight decay on a fifth of the training images; default: true.
+        jobs: How many measurements to run at once on the device, each in a process of its own; default: 1.
         device: "auto" (default), "cpu" or "cuda".
         say: Called with each warning; default: print.
 
@@ -76,8 +83,8 @@ def transfer(
     """
     if task not in TASKS:
         raise UsageError(f"unknown task {task!r}: {nearest(task, TASKS)}")
-    if seeds < 1:
-        raise UsageError(f"seeds = {seeds}: give at least one")
+    if seeds < 1 or jobs < 1:
+        raise UsageError(f"seeds = {seeds} and jobs = {jobs}: give at least one")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("transfer runs in one process: start it without torchrun")
     opened, on = open_run(run), choose_device(device)
@@ -89,11 +96,16 @@ def transfer(
         raise UsageError(f"{place} is a link, and nothing is written where it leads: remove it")
     with disk_faults(place):
         place.mkdir(exist_ok=True)
-    try:
-        lock = take_lock(place / ".lock", wait=False)
-    except LockHeld:
-        raise EnvironmentFault(f"another `kontrast transfer` is writing to {opened.path}: wait for it") from None
-    try:
+    with contextlib.ExitStack() as stack:
+        if not in_part():
+            stack.callback(os.close, lock_results(place))
+        if jobs > 1 and not in_part():
+            arguments = command_line(
+                opened.path, sources, task=task, labels=labels, seeds=seeds, against=against, control=control,
+                protocol=protocol, overrides=overrides, metric=metric, shots=shots, methods=methods, search=search,
+                device=device,
+            )  # fmt: skip
+            measure_in_processes(arguments, jobs, place, on, say)
         encoders = transfer_encoders(opened, against, control)
         options: dict[str, Any] = {"overrides": overrides, "seeds": seeds, "device": on, "say": say}
         if task == "classify":
@@ -104,6 +116,25 @@ def transfer(
             found = transfer_to_detection(
                 opened.path, encoders, sources[0], task=task, protocol=protocol, labels=labels, **options
             )
-    finally:
-        os.close(lock)
     return TransferResults(tuple(found), opened.path / FILE)
+
+
+def lock_results(place: Path) -> int:
+    """Lock the results of a run for this call, or say that another one is writing them."""
+    try:
+        return take_lock(place / ".lock", wait=False)
+    except LockHeld:
+        raise EnvironmentFault(f"another `kontrast transfer` is writing to {place.parent}: wait for it") from None
+
+
+def command_line(
+    run: Path, data: Sequence[str], *, against: Sequence[Any], control: bool, search: bool, overrides: Overrides,
+    shots: Sequence[int], methods: Sequence[str], **options: Any,
+) -> list[str]:  # fmt: skip
+    """Return the arguments of `kontrast transfer` that measure the same."""
+    given = [f"{key}={json.dumps(value)}" for layer in override_layers(overrides) for key, value in layer.items()]
+    repeated = {"against": [os.fspath(one) for one in against], "shots": shots, "method": methods}
+    named = [(key, value) for key, values in repeated.items() for value in values]
+    named += [(key, value) for key, value in options.items() if value != ""]
+    switches = ["--control" if control else "--no-control", "--search" if search else "--no-search"]
+    return [*(f"--{key}={value}" for key, value in named), *switches, "--", str(run), *data, *given]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from kontrast.errors import CheckpointError
-from kontrast.files import read_json, write_json
+from kontrast.files import read_json, take_lock, write_json
 from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.runs.result_sequence import ResultSequence
 
@@ -98,10 +99,14 @@ def _is_result(entry: Any) -> bool:
 
 def save_result(folder: Path, result: TransferResult) -> None:
     """Add a result to transfer.json, replacing the one of the same row and seed."""
-    kept = [one for one in read_results(folder) if (one.row, one.seed) != (result.row, result.seed)]
-    everything = [*kept, result]
-    tree = {"version": 1, "results": [one.to_dict() for one in everything], "tables": transfer_tables(everything)}
-    write_json(folder / FILE, tree)
+    lock = take_lock(folder)  # several processes may measure at once
+    try:
+        kept = [one for one in read_results(folder) if (one.row, one.seed) != (result.row, result.seed)]
+        everything = [*kept, result]
+        tree = {"version": 1, "results": [one.to_dict() for one in everything], "tables": transfer_tables(everything)}
+        write_json(folder / FILE, tree)
+    finally:
+        os.close(lock)
 
 
 def transfer_tables(results: Sequence[TransferResult]) -> list[dict[str, Any]]:

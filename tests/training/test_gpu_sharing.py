@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from kontrast.papers import gpu_sharing
-from kontrast.papers.gpu_sharing import PIPES, control_program, shared_gpu
+from kontrast.training import gpu_sharing
+from kontrast.training.gpu_sharing import PIPES, control_program, shared_gpu
 
 
 @pytest.fixture
