@@ -1,7 +1,7 @@
 """Detect blood cells with an encoder pre-trained on the same pictures without labels, on other pictures, and at random.
 
     git clone https://github.com/Shenggan/BCCD_Dataset carried/bccd
-    python benchmarks/bccd.py carried/bccd/BCCD [--other DATA] [--labels 0.1] [--seeds 3] [--out runs/bccd]
+    python benchmarks/bccd.py carried/bccd/BCCD [--other DATA] [--labels 0.1] [--seeds 3] [--jobs 3] [--out runs/bccd]
 
 It pre-trains two ResNet-18 by DCL, one on the training pictures of BCCD and one on other pictures, and then trains
 Faster R-CNN with FPN by one schedule on each of them and on random weights. Repeated after a kill, it continues.
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--other", default="digits", help="the other pictures: a folder or a named set")
     parser.add_argument("--labels", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="detectors that are trained at once")
     parser.add_argument("--pretraining-steps", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=SCHEDULE["steps"])
     parser.add_argument("--device", default="auto")
@@ -60,7 +61,8 @@ def main() -> None:
     own = pretrained(str(pictures), given.out / "own", given.pretraining_steps, given.device)
     other = pretrained(given.other, given.out / "other", given.pretraining_steps, given.device)
     results = kontrast.transfer(
-        own, given.data, "boxes", labels=given.labels, seeds=given.seeds, against=[other], device=given.device,
+        own, given.data, "boxes", labels=given.labels, seeds=given.seeds, against=[other],
+        jobs=given.jobs, device=given.device,
         overrides={**SCHEDULE, "steps": given.steps},
     )  # fmt: skip
     print(results)

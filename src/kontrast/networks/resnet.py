@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 
 from kontrast.networks.catalog import ENCODERS, register_sizes
 from kontrast.networks.checks import check_choice, check_whole
@@ -18,6 +19,22 @@ from kontrast.networks.max_pool import MaxPool
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+class ShortcutConvolution(nn.Conv2d):
+    """A 1x1 convolution of every pixel, or of every second one in each direction.
+
+    On CPUs oneDNN's gradient of such a convolution with a stride writes past its memory if there are fewer than 16
+    input channels (oneDNN issue 6035), so there the pixels are chosen before it.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu" or self.in_channels >= 16:
+            return super().forward(input)
+        return conv2d(input[:, :, :: self.stride[0], :: self.stride[1]], self.weight)
 
 
 class BasicBlock(nn.Module):
@@ -62,7 +79,7 @@ class Bottleneck(nn.Module):
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
     if stride == 1 and inputs == outputs:
         return None
-    return nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+    return nn.Sequential(ShortcutConvolution(inputs, outputs, stride), nn.BatchNorm2d(outputs))
 
 
 def automatic_stem(size: int) -> str:
