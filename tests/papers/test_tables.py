@@ -294,6 +294,14 @@ def test_one_seed_has_the_interval_of_its_images(tmp_path):
     assert "| 60.00 | 59.00 to 61.00 (images) |" in (tmp_path / "made.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["methods-cifar10", "methods-digits"])
+def test_the_table_of_all_methods_has_one_encoder(name):
+    table = read_once(name)
+    recipes = [table.recipe(cell) for cell in table.cells]
+    assert len({(str(r.encoder), r.data.source) for r in recipes}) == 1
+    assert name != "methods-cifar10" or {r.training.epochs for r in recipes} == {200}
+
+
 def test_other_settings_and_other_data_are_not_mixed(tmp_path):
     table = table_of("a")
     keep(tmp_path, table, "a", 0, 0.60)
