@@ -1,10 +1,11 @@
 """Detect blood cells with an encoder pre-trained on the same pictures without labels, on other pictures, and at random.
 
     git clone https://github.com/Shenggan/BCCD_Dataset carried/bccd
-    python benchmarks/bccd.py carried/bccd/BCCD [--other DATA] [--labels 0.1] [--seeds 3] [--jobs 3] [--out runs/bccd]
+    python benchmarks/bccd.py carried/bccd/BCCD [--other DATA] [--labels 0.1] [--seeds 3] [--jobs 9] [--out runs/bccd]
 
-It pre-trains two ResNet-18 by DCL, one on the training pictures of BCCD and one on other pictures, and then trains
-Faster R-CNN with FPN by one schedule on each of them and on random weights. Repeated after a kill, it continues.
+It pre-trains two ResNet-18 by the `folder` recipe, one on the training pictures of BCCD and one on other pictures, and
+then trains Faster R-CNN with FPN by one schedule on each of them and on random weights. Repeated after a kill, it
+continues.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import kontrast
+from kontrast.data import open_data
 from kontrast.data.annotated import open_annotated
 
 ENCODER = {"name": "resnet-18", "stem": "imagenet"}
@@ -31,17 +33,19 @@ def training_pictures(data: Path, folder: Path) -> Path:
     return folder
 
 
-def pretrained(source: str, place: Path, steps: int, device: str) -> Any:
-    """Return the run in a folder, which is trained first or finished if need be."""
-    run = place / "run.json"
-    settings: dict[str, Any] = {"encoder": ENCODER, "objective": {"name": "dcl", "temperature": 0.2}}
-    settings |= {"views": {"size": 160}, "evaluation": {"every": 0}, "adapt": False}
-    settings["training"] = {"max_steps": steps, "epochs": 10_000, "batch": 256}
-    if run.is_file() and kontrast.Run(place).info.get("finished"):
-        return kontrast.Run(place)
+def pretrained(source: str, place: Path, presentations: int, device: str) -> Any:
+    """Return the run in a folder, which is trained first or finished if need be.
+
+    What is not given here is chosen by the `folder` recipe, as for anybody's pictures.
+    """
     options: dict[str, Any] = {"out": place, "device": device}
+    if (place / "run.json").is_file() and kontrast.Run(place).info.get("finished"):
+        return kontrast.Run(place)
     if (place / "recipe.toml").is_file():
         return kontrast.pretrain(resume=True, **options)
+    epochs = max(1, round(presentations / len(open_data(source, "train"))))
+    settings: dict[str, Any] = {"encoder": ENCODER, "views": {"size": 160}, "evaluation": {"every": 0}}
+    settings["training"] = {"epochs": epochs, "warmup": epochs / 10}
     return kontrast.pretrain(source, "folder", **options, **settings)
 
 
@@ -52,14 +56,14 @@ def main() -> None:
     parser.add_argument("--labels", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="detectors that are trained at once")
-    parser.add_argument("--pretraining-steps", type=int, default=1000)
+    parser.add_argument("--presentations", type=int, default=300_000, help="images that pre-training sees in all")
     parser.add_argument("--steps", type=int, default=SCHEDULE["steps"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/bccd"))
     given = parser.parse_args()
     pictures = training_pictures(given.data, given.out / "pictures")
-    own = pretrained(str(pictures), given.out / "own", given.pretraining_steps, given.device)
-    other = pretrained(given.other, given.out / "other", given.pretraining_steps, given.device)
+    own = pretrained(str(pictures), given.out / "own", given.presentations, given.device)
+    other = pretrained(given.other, given.out / "other", given.presentations, given.device)
     results = kontrast.transfer(
         own, given.data, "boxes", labels=given.labels, seeds=given.seeds, against=[other],
         jobs=given.jobs, device=given.device,

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from kontrast.cli import main as cli
+from kontrast.config.recipe_files import resolve
 from kontrast.errors import EnvironmentFault
+from kontrast.training import failures
 from kontrast.training.build import precision
 from kontrast.training.failures import batch_that_fits, is_out_of_memory
 
@@ -49,6 +51,25 @@ def test_largest_batch_is_extrapolated_from_two_steps():
     small, twice = 1e9 + 32 * 1e7, 1e9 + 64 * 1e7
     assert batch_that_fits(32, small, twice, 4e9) == 296
     assert batch_that_fits(32, small, twice, 1e8) == 0 and batch_that_fits(32, small, small, 4e9) == 0
+
+
+def test_the_largest_batch_is_estimated_even_if_a_sixteenth_does_not_fit(monkeypatch):
+    """Steps of 8 and 16 images fit, those of 64 and 128 don't."""
+    tried = []
+
+    def peak_of_step(recipe, train, count, device):
+        tried.append(count)
+        if count > 16:
+            raise torch.cuda.OutOfMemoryError("too much")
+        return 1e9 + count * 1e7
+
+    monkeypatch.setattr(failures, "peak_of_step", peak_of_step)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4e9, 4e9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
+    recipe = resolve("quickstart", ["training.batch=1024"])
+    assert failures.largest_batch(recipe, None, torch.device("cuda")) == 280
+    assert tried == [64, 16, 32, 8, 16]
 
 
 @pytest.mark.gpu

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from PIL import Image
 
 from kontrast.config.recipe_files import resolve
 from kontrast.training.auto_recipe import adapt
+from kontrast.training.resolve import fresh_recipe
 
 
 @pytest.mark.parametrize("side", [32, 70])
@@ -22,3 +24,10 @@ def test_small_images_on_a_gpu_get_what_was_best_on_cifar10(side):
 def test_the_warm_up_is_ten_epochs_or_a_tenth(count):
     training = adapt(count, 224, torch.device("cuda"))["training"]
     assert training["warmup"] == min(10, training["epochs"] / 10)
+
+
+def test_a_view_size_of_the_user_decides_what_images_are_reduced_to(tmp_path):
+    for i in range(8):
+        Image.new("RGB", (320, 240), (30 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    recipe, _ = fresh_recipe(str(tmp_path), None, ["views.size=128"], torch.device("cpu"), lambda _: None)
+    assert (recipe.views.size, recipe.views.policy, recipe.data.size) == (128, "moco-v2", 146)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,17 +15,26 @@ from torch import Tensor
 from kontrast.kernels.dense import INTERPRETED
 
 
+class Places(NamedTuple):
+    """The places of the arguments on which a variant depends, other than by their types."""
+
+    tensors: list[int]
+    descriptors: list[int]
+    numbers: list[int]
+
+
 class FastKernel:
     """A decorator over `triton.jit`: `kernel[grid](*arguments, **constants)` finds the compiled variant by a key.
 
-    Triton compiles a variant for each set of constants and options, for the types of the tensors, for pointers that are
-    aligned to 16 bytes or not, and for some values of the whole numbers that are not in `do_not_specialize`. Give
+    Triton compiles a variant for each set of constants and options, for the types of the arguments, for pointers that
+    are aligned to 16 bytes or not, and for some values of the whole numbers that are not in `do_not_specialize`. Give
     tensors and numbers by position, constants and options by name.
     """
 
     def __init__(self, kernel: Any):
         self.kernel = kernel
-        self.compiled: dict[Any, tuple[Any, list[str]]] = {}
+        self.compiled: dict[Any, tuple[Any, list[Any]]] = {}
+        self.places: dict[tuple[type, ...], Places] = {}
         self.specialized = frozenset() if INTERPRETED else frozenset(
             place for place, p in enumerate(kernel.params) if not (p.is_constexpr or p.do_not_specialize)
         )  # fmt: skip
@@ -36,22 +45,36 @@ class FastKernel:
         return functools.partial(self.launch, grid)
 
     def launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        key: list[Any] = [torch.cuda.current_device(), *constants.values()]
-        addresses: list[Any] = []
-        for place, x in enumerate(arguments):
-            if isinstance(x, Tensor):
-                address = x.data_ptr()
-                key += (x.dtype, address % 16 == 0)
-                x = address  # as a number: Triton would ask the driver about each tensor
-            elif not isinstance(x, int | float):  # a tensor descriptor
-                key += (x.base.dtype, *x.block_shape)
-            elif place in self.specialized and isinstance(x, int):
-                key.append(x)
-            addresses.append(x)
+        kinds = tuple(map(type, arguments))
+        places = self.places.get(kinds) or self.find_places(kinds)
+        key: list[Any] = [torch.cuda.current_device(), kinds, *constants.values()]
+        addresses: list[Any] = list(arguments)
+        for place in places.tensors:
+            x = arguments[place]
+            addresses[place] = address = x.data_ptr()  # as a number: Triton would ask the driver about each tensor
+            key += (x.dtype, address % 16 == 0)
+        for place in places.descriptors:
+            x = arguments[place]
+            key += (x.base.dtype, *x.block_shape)
+        for place in places.numbers:
+            key.append(arguments[place])
         found = self.compiled.get(tuple(key))
         if found is None:
             names = self.kernel.arg_names[len(arguments) :]
-            self.compiled[tuple(key)] = self.kernel[grid](*arguments, **constants), names
+            self.compiled[tuple(key)] = self.kernel[grid](*arguments, **constants), [constants[name] for name in names]
             return
-        compiled, names = found
-        compiled[(*grid, 1, 1)[:3]](*addresses, *[constants[name] for name in names])
+        compiled, rest = found
+        compiled[(*grid, 1, 1)[:3]](*addresses, *rest)
+
+    def find_places(self, kinds: tuple[type, ...]) -> Places:
+        """Return and remember what a variant for arguments of these types depends on."""
+        found = Places([], [], [])
+        for place, kind in enumerate(kinds):
+            if issubclass(kind, Tensor):
+                found.tensors.append(place)
+            elif not issubclass(kind, int | float):
+                found.descriptors.append(place)
+            elif place in self.specialized and issubclass(kind, int):
+                found.numbers.append(place)
+        self.places[kinds] = found
+        return found

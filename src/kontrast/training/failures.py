@@ -61,12 +61,19 @@ def out_of_memory(recipe: Recipe, train: ImageSet, device: torch.device) -> Envi
 
 
 def largest_batch(recipe: Recipe, train: ImageSet, device: torch.device) -> int | None:
-    """Estimate the largest batch that fits, from the memory of two small steps; None if even those don't fit."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    """Estimate the largest batch that fits, from the memory of two small steps; None if even 16 images don't fit."""
     small = max(8, recipe.training.batch // 16 // 8 * 8)
     with contextlib.suppress(RuntimeError, ValueError):  # an estimate that fails must not hide the error
-        used = [peak_of_step(recipe, train, count, device) for count in (small, 2 * small)]
+        while True:
+            gc.collect()
+            torch.cuda.empty_cache()
+            try:
+                used = [peak_of_step(recipe, train, count, device) for count in (small, 2 * small)]
+                break
+            except torch.cuda.OutOfMemoryError:
+                if small == 8:
+                    return None
+                small = max(8, small // 4 // 8 * 8)
         free, total = torch.cuda.mem_get_info(device)
         share = torch.cuda.get_per_process_memory_fraction(device)
         room = USABLE * min(free + torch.cuda.memory_reserved(device), share * total)

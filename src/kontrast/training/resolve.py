@@ -60,8 +60,10 @@ def fresh_recipe(
     is_free = not gives_size(tree, overrides)
     preview = preview_split(resolved.data) if resolved.adapt else None
 
+    size_of_views = apply_overrides(start, overrides).get("views", {}).get("size", 0)
+
     def adapted(count: int, side: int) -> Recipe:
-        adaptation = adapt(count, side, device, start.get("views", {}).get("size", 0))
+        adaptation = adapt(count, side, device, size_of_views)
         if not is_free or (preview is not None and preview.images is not None):
             del adaptation["data"]  # the user gave a size, or the images are decoded already and can't be reduced
         chosen = merge_trees(merge_trees(tree, {**adaptation, "adapt": False}), start)
