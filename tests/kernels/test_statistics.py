@@ -231,7 +231,7 @@ def test_operators_pass_torchs_opcheck():
     pairs = ids("one", 40), ids("one", 36)
     torch.library.opcheck(mean_operation.operator, (q, k, v, *pairs, b, 2.0, "tiled"))
     torch.library.opcheck(softplus_operation.operator, (q, k, *pairs, a, c, "tiled"))
-    torch.library.opcheck(two_way_operation.operator, (q, k, *pairs, a, False, True, "tiled"))
+    torch.library.opcheck(two_way_operation.operator, (q, k, *pairs, a, False, True, "tiled", None, False))
 
 
 def test_mean_vectors_are_the_gradient_of_lse_and_project_to_the_mean():

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from kontrast.kernels import mean_vectors, row_statistics, softplus_sums, triton_operands, two_way_statistics
+from kontrast.kernels import (
+    mean_vectors,
+    row_statistics,
+    softplus_sums,
+    triton_operands,
+    triton_wide_launch,
+    two_way_statistics,
+)
 
 from support.statistics_cases import scalar, unit_rows, value_and_gradients
 
@@ -33,7 +40,8 @@ def pairs(request, monkeypatch):
 
 @pytest.mark.parametrize("a", [5.0, 90.0])
 @pytest.mark.parametrize(("with_mean", "detach"), [(False, False), (True, False), (True, True)])
-def test_two_way_statistics(pairs, a, with_mean, detach):
+def test_two_way_statistics(pairs, a, with_mean, detach, monkeypatch):
+    monkeypatch.setattr(triton_wide_launch, "PANEL_SIDE", 64)  # several panels each way
     ids = torch.randint(0, 9, (40,)), torch.randint(0, 9, (150,))
 
     def compute(implementation, q, k, scale):
@@ -47,8 +55,9 @@ def test_two_way_statistics(pairs, a, with_mean, detach):
 
 
 @pytest.mark.parametrize("bias", [-10.0, 0.0, 3.0])
-def test_softplus_sums(bias):
+def test_softplus_sums(bias, monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(triton_wide_launch, "PANEL_SIDE", 64)
     torch.set_num_threads(1)
     ids = torch.arange(40) % 20, torch.arange(150) % 60
 
@@ -76,8 +85,6 @@ def test_key_bias(pairs, D, scale, detach):
 
 @pytest.mark.parametrize(("E", "scale"), [(5, 5.0), (70, 0.0)])
 def test_mean_vectors(E, scale, monkeypatch):
-    from kontrast.kernels import triton_wide_launch
-
     torch.manual_seed(0)
     torch.set_num_threads(1)
     monkeypatch.setattr(triton_wide_launch, "PANEL_BYTES", 1)  # several panels

@@ -29,8 +29,8 @@ def iter_weights(rows: Operand, columns: Operand, lse: Tensor, scale: float) -> 
     alpha, shift = (~empty).float(), lse[None].masked_fill(empty, 0) * LOG2_E
     guard = Guard(rows, columns, [scale], unit=False, ask=False)
     launch = launch_gradient_tiles(rows, columns, (RowTerms(alpha, alpha, shift, False), None), guard, [scale])
-    for first, end, weights in iter_panels(rows, columns, launch):
-        yield slice(first, end), weights
+    for panel in iter_panels(rows, columns, launch):
+        yield panel.rows, panel.stored
 
 
 def triton_means_forward(
@@ -60,12 +60,13 @@ def triton_means_backward(
     level = (incoming * means).sum(dim=1, keepdim=True)
     slopes, q, k, v = (x.to(kind) for x in (incoming, queries, keys, values))
     to_queries = means.new_empty(queries.shape)
-    to_keys = to_values = None
+    to_keys = means.new_zeros(keys.shape) if need_keys else None
+    to_values = means.new_zeros(values.shape) if need_values else None
     to_bias = means.new_zeros(len(keys))
     for some, weights in iter_weights(rows, columns, lse, scale):
         with exact_products():
-            if need_values:
-                to_values = add_product(to_values, weights.T, slopes[some])
+            if to_values is not None:
+                add_product(to_values, weights.T, slopes[some])
             if not (need_queries or need_keys or need_bias):
                 continue
             p = product(slopes[some], v.T).sub_(level[some]).mul_(weights)
@@ -73,8 +74,8 @@ def triton_means_backward(
             p = p.to(kind)
             if need_queries:
                 to_queries[some] = product(p, k)
-            if need_keys:
-                to_keys = add_product(to_keys, p.T, q[some])
+            if to_keys is not None:
+                add_product(to_keys, p.T, q[some])
     found = (
         to_queries.mul_(scale).to(queries.dtype), None if to_keys is None else to_keys.mul_(scale).to(keys.dtype),
         None if to_values is None else to_values.to(values.dtype), None, None, to_bias,

@@ -14,8 +14,8 @@ from kontrast.kernels.triton_fast_launch import FastKernel
 from kontrast.kernels.triton_launch import cast, launch_options, splits_of
 from kontrast.kernels.triton_operands import Operand, ceil_div, shape_of
 from kontrast.kernels.triton_rows import drop_pairs, wide_product
-from kontrast.kernels.triton_wide import tile_of
-from kontrast.kernels.triton_wide_launch import GROUP, multiply_panels
+from kontrast.kernels.triton_wide import panel_tile
+from kontrast.kernels.triton_wide_launch import GROUP, Panel, multiply_panels
 
 
 @FastKernel
@@ -55,22 +55,24 @@ def softplus_rows(
 
 
 @FastKernel
-@triton.jit(do_not_specialize=["first", "end", "columns", "row_stride", "column_stride", "out_stride"])
+@triton.jit(
+    do_not_specialize=[
+        "first", "end", "first_column", "end_column", "columns", "row_stride", "column_stride", "out_stride",
+    ]
+)  # fmt: skip
 def softplus_gradient(
     rows_of, columns_of, row_ids_of, column_ids_of, scale, bias, grad, out,
-    first, end, columns, row_stride, column_stride, out_stride,
+    first, end, first_column, end_column, columns, row_stride, column_stride, out_stride,
     HAS_IDS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Store a g_i sigmoid(a s_ij + b) of one tile of the rows `first` to `end`."""
-    tiles, other_tiles = tl.cdiv(end - first, BLOCK_M), tl.cdiv(columns, BLOCK_N)
-    tile, other = tile_of(tl.program_id(0), tiles, other_tiles, False, GROUP)
-    start = first + tile * BLOCK_M
+    """Store a g_i sigmoid(a s_ij + b) of one tile of a panel, as `wide_gradient` does."""
+    start, column_start = panel_tile(first, end, first_column, end_column, BLOCK_M, BLOCK_N, GROUP)
     s = wide_product(
-        rows_of, columns_of, start, other * BLOCK_N, row_stride, column_stride,
+        rows_of, columns_of, start, column_start, row_stride, column_stride,
         PARTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, D_BLOCKS,
     )  # fmt: skip
-    row, column = start + tl.arange(0, BLOCK_M), other * BLOCK_N + tl.arange(0, BLOCK_N)
+    row, column = start + tl.arange(0, BLOCK_M), column_start + tl.arange(0, BLOCK_N)
     inside = row < end
     a = tl.load(scale)
     p = (a * tl.load(grad + row, mask=inside, other=0.0))[:, None] * tl.sigmoid(a * s + tl.load(bias))
@@ -78,8 +80,8 @@ def softplus_gradient(
     if HAS_IDS:
         row_ids = tl.load(row_ids_of + row, mask=inside, other=0)
     p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, HAS_IDS, False)
-    place = (row - first).to(tl.int64)[:, None] * out_stride + column[None, :]
-    tl.store(out + place, p.to(out.dtype.element_ty), mask=inside[:, None] & (column < columns)[None, :])
+    place = (row - first).to(tl.int64)[:, None] * out_stride + (column - first_column)[None, :]
+    tl.store(out + place, p.to(out.dtype.element_ty), mask=inside[:, None] & (column < end_column)[None, :])
 
 
 def triton_softplus_forward(
@@ -110,11 +112,11 @@ def triton_softplus_backward(
     shape, piece, pieces = shape_of("tiles", rows.rows)
     grad = grad.contiguous()
 
-    def launch(first: int, end: int, panel: Tensor) -> None:
-        softplus_gradient[(ceil_div(end - first, shape.rows) * ceil_div(columns.count, shape.columns),)](
+    def launch(panel: Panel) -> None:
+        softplus_gradient[(panel.tiles(shape),)](
             rows.described(shape.rows, piece), columns.described(shape.columns, piece),
-            rows.pointer(False), columns.pointer(False), scale, bias, grad, panel,
-            first, end, columns.count, rows.stride, columns.stride, panel.stride(0),
+            rows.pointer(False), columns.pointer(False), scale, bias, grad, panel.stored,
+            *panel.ends, columns.count, rows.stride, columns.stride, panel.stored.stride(0),
             GROUP=GROUP, **launch_options(shape, piece, pieces, rows),
         )  # fmt: skip
 

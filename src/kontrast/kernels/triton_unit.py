@@ -42,13 +42,19 @@ def load_rows(place, mask, shortest, NORMALIZE: tl.constexpr):
 @FastKernel
 @triton.jit(do_not_specialize=["V", "W", "B"])
 def unit_forward(
-    z, z2, keys, units, key_units, similarities, V, W, B, D, shortest,
-    PAIRED: tl.constexpr, TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    z, z2, keys, units, key_units, similarities, ids, V, W, B, D, shortest,
+    PAIRED: tl.constexpr, TEACHER: tl.constexpr, NORMALIZE: tl.constexpr, WRITE_IDS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write unit rows, and the similarity of view v to each later view, or with a TEACHER to each view of the keys."""
+    """Write unit rows, and the similarity of view v to each later view, or with a TEACHER to each view of the keys.
+
+    WRITE_IDS: write the index of each row's image too.
+    """
     b, d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
     mask = (b < B)[:, None] & (d < D)[None, :]
     for v in range(V):
+        if WRITE_IDS:
+            tl.store(ids + v * B + b, b.to(tl.int64), mask=b < B)
         x, _ = load_rows(view_rows(z, z2, v, b, B, d, D, PAIRED), mask, shortest, NORMALIZE)
         if NORMALIZE:
             tl.store(view_rows(units, units, v, b, B, d, D, False), x.to(units.dtype.element_ty), mask=mask)

@@ -26,11 +26,13 @@ def block_sizes(B: int, D: int) -> tuple[int, dict[str, Any]]:
 
 
 def triton_unit_forward(
-    z: Tensor, keys: Tensor | None, normalize: bool, z2: Tensor | None = None, shortest: float = SHORTEST
-) -> tuple[Tensor, Tensor | None, Tensor]:
+    z: Tensor, keys: Tensor | None, normalize: bool, z2: Tensor | None = None, shortest: float = SHORTEST,
+    ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """Return unit rows of z and of the keys, and the similarities. Rows that are not normalized are views.
 
-    Two views may be two tensors z and z2 [B,D]; they are normalized.
+    Two views may be two tensors z and z2 [B,D]; they are normalized. The index of each row's image is written to
+    `ids` [V*B] if they are given.
     """
     V, B, D = z.shape if z2 is None else (2, *z.shape)
     W = V if keys is None else keys.shape[0]
@@ -43,7 +45,7 @@ def triton_unit_forward(
         key_units = torch.empty_like(keys, dtype=z.dtype) if normalize else keys.to(z.dtype)
     pairs = V * (V - 1) // 2 if keys is None else V * W
     similarities = z.new_empty(pairs, B, dtype=torch.float32)
-    launch_units(z, z2, keys, units, key_units, similarities, W, normalize, shortest)
+    launch_units(z, z2, keys, units, key_units, similarities, W, normalize, shortest, ids)
     return units, key_units, similarities
 
 
@@ -61,16 +63,19 @@ def triton_wide_units(
 
 def launch_units(
     z: Tensor, z2: Tensor | None, keys: Tensor | None, units: Tensor, key_units: Tensor | None, similarities: Tensor,
-    W: int, normalize: bool, shortest: float,
+    W: int, normalize: bool, shortest: float, ids: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Write unit rows, and the similarities with W views."""
+    """Write unit rows, the similarities with W views, and the ids if they are wanted."""
     V, B, D = units.shape
     programs, blocks = block_sizes(B, D)
     arguments = [
         z, z if z2 is None else z2, z if keys is None else keys, units, units if key_units is None else key_units,
-        similarities, V, W, B, D, shortest,
+        similarities, units if ids is None else ids, V, W, B, D, shortest,
     ]  # fmt: skip
-    constants = {"PAIRED": z2 is not None, "TEACHER": keys is not None, "NORMALIZE": normalize, **blocks}
+    constants = {
+        "PAIRED": z2 is not None, "TEACHER": keys is not None, "NORMALIZE": normalize, "WRITE_IDS": ids is not None,
+        **blocks,
+    }  # fmt: skip
     kernels.unit_forward[(programs,)](*arguments, **constants)
 
 

@@ -1,8 +1,8 @@
 """Triton kernels for wide rows: each program computes one tile of the affinity as a matrix product over the width.
 
 M rows, K columns, D width, S scales (one or two per launch).  A tile is [BLOCK_M, BLOCK_N]; names as in triton_rows.
-The statistics of a tile are added up at once. For the gradient, d loss / d s of a panel of rows is stored, [panel, K],
-and a plain matrix product does the rest: for wide rows that costs less than computing s once per piece of the width.
+The statistics of a tile are added up at once. For the gradient, d loss / d s of a panel of rows and columns is stored,
+and plain matrix products do the rest: for wide rows that costs less than computing s once per piece of the width.
 """
 
 from __future__ import annotations
@@ -86,18 +86,33 @@ def wide_both(
                 add_sums(column_weighteds + n * columns, column, columns, tl.sum(parts * s, 0))
 
 
+@triton.jit
+def panel_tile(first, end, first_column, end_column, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """Return the first row and the first column of a program's tile of a panel."""
+    tiles, other_tiles = tl.cdiv(end - first, BLOCK_M), tl.cdiv(end_column - first_column, BLOCK_N)
+    tile, other = tile_of(tl.program_id(0), tiles, other_tiles, False, GROUP)
+    return first + tile * BLOCK_M, first_column + other * BLOCK_N
+
+
 @FastKernel
-@triton.jit(do_not_specialize=["first", "rows", "columns", "row_stride", "column_stride", "out_stride"])
+@triton.jit(
+    do_not_specialize=[
+        "first", "end", "first_column", "end_column", "rows", "columns", "row_stride", "column_stride", "out_stride",
+    ]
+)  # fmt: skip
 def wide_gradient(
     rows_of, columns_of, row_ids_of, column_ids_of, bias_of, bound, scale_of,
     row_alpha_of, row_beta_of, row_shift_of, alpha, beta, shift, out,
-    first, end, rows, columns, row_stride, column_stride, out_stride, slope, second_slope, limit,
+    first, end, first_column, end_column, rows, columns, row_stride, column_stride, out_stride,
+    slope, second_slope, limit,
     SCALES: tl.constexpr, HAS_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, WITH_BETA: tl.constexpr,
     ROW_SIDE: tl.constexpr, COLUMN_SIDE: tl.constexpr, BOUNDED: tl.constexpr, GUARDED: tl.constexpr,
     SCALED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, D_BLOCKS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Store d loss / d s of one tile of the rows `first` to `end`, through its rows' statistics, its columns', or both.
+    """Store d loss / d s of one tile of a panel, through the statistics of its rows, its columns, or both.
+
+    The panel has the rows from `first` to `end` and the columns from `first_column` to `end_column`.
 
     Coefficients are [scale, row] and [scale, column].
     """
@@ -106,15 +121,13 @@ def wide_gradient(
             return
     if SCALED:
         slope *= tl.load(scale_of)
-    tiles, other_tiles = tl.cdiv(end - first, BLOCK_M), tl.cdiv(columns, BLOCK_N)
-    tile, other = tile_of(tl.program_id(0), tiles, other_tiles, False, GROUP)
-    start = first + tile * BLOCK_M
+    start, column_start = panel_tile(first, end, first_column, end_column, BLOCK_M, BLOCK_N, GROUP)
     s = wide_product(
-        rows_of, columns_of, start, other * BLOCK_N, row_stride, column_stride,
+        rows_of, columns_of, start, column_start, row_stride, column_stride,
         PARTS, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, D_BLOCKS,
     )  # fmt: skip
-    row, column = start + tl.arange(0, BLOCK_M), other * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside, column_inside = row < end, column < columns
+    row, column = start + tl.arange(0, BLOCK_M), column_start + tl.arange(0, BLOCK_N)
+    inside, column_inside = row < end, column < end_column
     bias = bias_of_keys(bias_of, column, columns, False, HAS_BIAS)
     p = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for n in tl.static_range(SCALES):
@@ -130,5 +143,5 @@ def wide_gradient(
     if HAS_IDS:
         row_ids = tl.load(row_ids_of + row, mask=inside, other=0)
     p = drop_pairs(p, 0.0, row_ids, column_ids_of, column, columns, HAS_IDS, False)
-    place = (row - first).to(tl.int64)[:, None] * out_stride + column[None, :]
+    place = (row - first).to(tl.int64)[:, None] * out_stride + (column - first_column)[None, :]
     tl.store(out + place, p.to(out.dtype.element_ty), mask=inside[:, None] & column_inside[None, :])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +23,37 @@ from kontrast.kernels.triton_launch import (
     launch_options,
     launch_rows,
 )  # fmt: skip
-from kontrast.kernels.triton_operands import Guard, Operand, ceil_div, shape_of
+from kontrast.kernels.triton_operands import Guard, Operand, Shape, ceil_div, shape_of
 
 Statistics = tuple[Tensor, Tensor]  # lse and mean, [S,M] or [S,K]
-TileLauncher = Callable[[int, int, Tensor], None]  # first row, end, panel [rows, K]
 
 GROUP = 16
 PANEL_BYTES = 2**29
-"""The most memory for stored tiles of the gradient; a panel has at least as many rows as one tile."""
+"""The most memory for a panel with all columns; it has at least as many rows as one tile."""
+PANEL_SIDE = 2**13
+"""The most rows and columns of a panel whose products with rows and with columns are both needed: they are fast if
+neither of its sides is short, so such a panel can be smaller than one with all columns."""
+
+
+class Panel(NamedTuple):
+    """Some rows and columns of d loss / d s, and the memory [rows, columns] in which they are stored."""
+
+    rows: slice
+    columns: slice
+    stored: Tensor
+
+    @property
+    def ends(self) -> tuple[int, int, int, int]:
+        """The first row and the end of the rows, and the same of the columns."""
+        return self.rows.start, self.rows.stop, self.columns.start, self.columns.stop
+
+    def tiles(self, shape: Shape) -> int:
+        """Return the number of tiles of a shape."""
+        first, end, first_column, end_column = self.ends
+        return ceil_div(end - first, shape.rows) * ceil_div(end_column - first_column, shape.columns)
+
+
+PanelLauncher = Callable[[Panel], None]
 
 
 def launch_both(
@@ -63,22 +87,22 @@ def launch_both(
 
 def launch_gradient_tiles(
     rows: Operand, columns: Operand, sides: tuple[RowTerms | None, RowTerms | None], guard: Guard, scales: list[float]
-) -> TileLauncher:
-    """Return a function that stores d loss / d s of some rows, through the statistics of rows, columns, or both."""
+) -> PanelLauncher:
+    """Return a function that stores a panel of d loss / d s, through the statistics of rows, columns, or both."""
     row_terms, column_terms = sides
     terms = row_terms or column_terms
     assert terms is not None
 
-    def launch(first: int, end: int, panel: Tensor) -> None:
+    def launch(panel: Panel) -> None:
         shape, piece, pieces = shape_of("tiles", rows.rows)
-        grid = (ceil_div(end - first, shape.rows) * ceil_div(columns.count, shape.columns),)
+        grid = (panel.tiles(shape),)
         for bounded in guard.variants:
             narrow = guard.narrow(bounded)
             wide_kernels.wide_gradient[grid](
                 rows.described(shape.rows, piece), columns.described(shape.columns, piece),
                 rows.pointer(narrow), columns.pointer(narrow), columns.bias_pointer, guard.bound, guard.scale,
-                *(row_terms or terms)[:3], *(column_terms or terms)[:3], panel,
-                first, end, rows.count, columns.count, rows.stride, columns.stride, panel.stride(0),
+                *(row_terms or terms)[:3], *(column_terms or terms)[:3], panel.stored,
+                *panel.ends, rows.count, columns.count, rows.stride, columns.stride, panel.stored.stride(0),
                 scales[0] * LOG2_E, scales[-1] * LOG2_E, guard.limit,
                 SCALES=len(scales), HAS_BIAS=columns.bias is not None, WITH_BETA=terms.with_beta, GROUP=GROUP,
                 SCALED=guard.scaled,
@@ -90,24 +114,32 @@ def launch_gradient_tiles(
 
 
 def multiply_panels(
-    rows: Operand, keyed: Operand | None, launch: TileLauncher, need_rows: bool, need_columns: bool
+    rows: Operand, keyed: Operand | None, launch: PanelLauncher, need_rows: bool, need_columns: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the rows and of the keys, from d loss / d s of one panel of rows at a time.
+    """Return the gradients of the rows and of the keys, from one panel of d loss / d s at a time.
 
-    `launch` stores d loss / d s of some rows, in bf16 if the rows are, else in float32.
+    `launch` stores a panel, in bf16 if the rows are, else in float32.
     """
     columns = keyed or rows
     kind = panel_type(rows)
     row_rows, column_rows = (side.rows[:, : side.width].to(kind) for side in (rows, columns))
+    need_columns = need_columns and keyed is not None
+    square = need_rows and need_columns
     to_rows = to_columns = None
-    if need_rows:
+    if square:
+        to_rows = rows.rows.new_zeros(rows.count, rows.width, dtype=torch.float32)
+    elif need_rows:
         to_rows = rows.rows.new_empty(rows.count, rows.width, dtype=rows.kind if kind == torch.bfloat16 else kind)
-    for first, end, part in iter_panels(rows, columns, launch):
+    if need_columns:
+        to_columns = rows.rows.new_zeros(columns.count, columns.width, dtype=torch.float32)
+    for panel in iter_panels(rows, columns, launch, square):
         with exact_products():
-            if to_rows is not None:
-                torch.mm(part, column_rows, out=to_rows[first:end])
-            if keyed is not None and need_columns:
-                to_columns = add_product(to_columns, part.T, row_rows[first:end])
+            if to_rows is not None and square:
+                add_product(to_rows[panel.rows], panel.stored, column_rows[panel.columns])
+            elif to_rows is not None:
+                torch.mm(panel.stored, column_rows, out=to_rows[panel.rows])
+            if to_columns is not None:
+                add_product(to_columns[panel.columns], panel.stored.T, row_rows[panel.rows])
     return to_rows, to_columns
 
 
@@ -115,16 +147,25 @@ def panel_type(rows: Operand) -> torch.dtype:
     return torch.bfloat16 if rows.rows.dtype == torch.bfloat16 else torch.float32
 
 
-def iter_panels(rows: Operand, columns: Operand, launch: TileLauncher) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield the first row, the end and the stored tiles [end - first, K] of each panel, which share their memory."""
-    block, kind = shape_of("tiles", rows.rows)[0].rows, panel_type(rows)
-    stride = ceil_div(columns.count, 8) * 8
-    height = even_panels(rows.count, max(1, PANEL_BYTES // (stride * kind.itemsize * block)) * block, block)
-    panel = rows.rows.new_empty(height, stride, dtype=kind)[:, : columns.count]
+def iter_panels(rows: Operand, columns: Operand, launch: PanelLauncher, square: bool = False) -> Iterator[Panel]:
+    """Yield each panel, whose tiles are stored; all have the same memory. A panel that is not `square` has all columns.
+
+    A product with a panel is fast if neither of its sides is short.
+    """
+    shape, kind = shape_of("tiles", rows.rows)[0], panel_type(rows)
+    width = even_panels(columns.count, PANEL_SIDE, shape.columns) if square else columns.count
+    stride = ceil_div(width, 8) * 8
+    most = PANEL_SIDE if square else max(1, PANEL_BYTES // (stride * kind.itemsize * shape.rows)) * shape.rows
+    height = even_panels(rows.count, most, shape.rows)
+    memory = rows.rows.new_empty(height, stride, dtype=kind)
     for first in range(0, rows.count, height):
         end = min(first + height, rows.count)
-        launch(first, end, panel)
-        yield first, end, panel[: end - first]
+        for first_column in range(0, columns.count, width):
+            end_column = min(first_column + width, columns.count)
+            stored = memory[: end - first, : end_column - first_column]
+            panel = Panel(slice(first, end), slice(first_column, end_column), stored)
+            launch(panel)
+            yield panel
 
 
 def triton_two_way_forward(
@@ -209,13 +250,12 @@ def even_panels(rows: int, height: int, block: int) -> int:
     return min(height, ceil_div(ceil_div(rows, panels), block) * block)
 
 
-def add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """Return total + a b in float32."""
-    if total is None:
-        return product(a, b)
-    if a.dtype == torch.float32:
-        return torch.addmm(total, a, b, out=total)
-    return torch.addmm(total, a, b, out_dtype=torch.float32)
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a b to the total, in float32."""
+    if a.dtype == torch.float32 or not a.is_cuda:
+        total.addmm_(a.float(), b.float())
+    else:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

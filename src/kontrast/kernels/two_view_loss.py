@@ -18,7 +18,7 @@ from kontrast.kernels.stored_loss import StoredLossFunction, fits_stored_loss
 from kontrast.kernels.symmetry import ROUNDING, compute_norm, compute_norm_gradients, faster_method
 from kontrast.kernels.two_view_definition import differentiable_gradients, statistics_arguments
 from kontrast.kernels.unit_rows import by_triton
-from kontrast.kernels.view_links import ALL, SAME, image_indices
+from kontrast.kernels.view_links import ALL, SAME
 
 
 def fits_two_view_loss(z: Any, z2: Any) -> bool:
@@ -57,18 +57,17 @@ class TwoViewLossFunction(torch.autograd.Function):
         from kontrast.kernels.triton_unit_launch import triton_unit_forward
 
         z, z2 = z.contiguous(), None if z2 is None else z2.contiguous()
-        units, _, similarities = triton_unit_forward(z, None, True, z2, loss.shortest)
-        ctx.small = are_few_pairs(2 * units.shape[1], 2 * units.shape[1])
-        mean = slopes = matrix = ids = None
-        if ctx.small:
+        M = 2 * z.shape[-2]
+        ctx.small = are_few_pairs(M, M)
+        ids = None if ctx.small else z.new_empty(M, dtype=torch.int64)
+        units, _, similarities = triton_unit_forward(z, None, True, z2, loss.shortest, ids)
+        mean = slopes = matrix = None
+        if ids is None:
             arguments = statistics_arguments(loss)
             lse, mean, rows, slopes, matrix = compute_statistics(units, None, arguments, similarities, loss)
-            value = rows.mean()
         else:
-            ids = image_indices(units.shape[1], 0, units.device).repeat(2)
-            lse = large_statistics(units, similarities, ids, loss)
-            value = lse.mean() if loss.push == 1 else lse.mean() * loss.push
-            value = torch.sub(value, similarities.mean(), alpha=loss.pull)
+            lse, rows = large_statistics(units, similarities, ids, loss)
+        value = rows.mean()
         kept: list[Tensor] = []
         if loss.asymmetry:
             norm, *kept = asymmetry_norm(z, z2, loss.shortest)
@@ -110,16 +109,17 @@ class TwoViewLossFunction(torch.autograd.Function):
         return (found, None, None) if z2 is None else (found[0], found[1], None)
 
 
-def large_statistics(units: Tensor, similarities: Tensor, ids: Tensor, loss: RowLoss) -> Tensor:
-    """Return the lse [1,2,B] of each row over all rows of other images, and over its positive if that counts too."""
+def large_statistics(units: Tensor, similarities: Tensor, ids: Tensor, loss: RowLoss) -> tuple[Tensor, Tensor]:
+    """Return the lse [1,2,B] of each row over all rows of other images, and the loss of each row [2,B].
+
+    If the positive counts in the lse, it is included.
+    """
     from kontrast.kernels.triton_launch import triton_forward
-    from kontrast.kernels.triton_log_add_exp import triton_log_add_exp
+    from kontrast.kernels.triton_row_losses import triton_row_losses
 
     lse, _ = triton_forward(units.flatten(0, 1), None, ids, None, loss.scales, False, unit=True)
-    lse = lse.view(units.shape[:2])
-    if loss.positive:
-        lse = triton_log_add_exp(lse, similarities.expand(2, -1), loss.scales[0])
-    return lse[None]
+    losses = triton_row_losses(lse.view(units.shape[:2]), similarities, loss)
+    return lse.view(1, *units.shape[:2]), losses
 
 
 def large_gradient(grad_lse: Tensor, units: Tensor, lse: Tensor, ids: Tensor, loss: RowLoss) -> Tensor:

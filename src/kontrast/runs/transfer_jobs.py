@@ -48,7 +48,7 @@ def measure_in_processes(
     with ExitStack() as stack:
         variables = stack.enter_context(shared_gpu(device.type, say))
         processes: list[subprocess.Popen[bytes]] = []
-        stack.callback(lambda: [process.terminate() for process in processes if process.poll() is None])
+        stack.callback(end_all, processes)
         for number in range(jobs):
             log = folder / f"job-{number}.log"
             with disk_faults(log):
@@ -59,3 +59,10 @@ def measure_in_processes(
     if failed:
         logs = " and ".join(f"job-{number}.log" for number in failed)
         say(f"{len(failed)} of {jobs} processes failed (see {folder}/{logs}): what they left is measured now")
+
+
+def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the processes that still run."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
