@@ -29,6 +29,7 @@ TITLES = {
     "kernels": "NT-Xent, forward and backward, compared with other libraries",
     "family": "The other objectives compared with NT-Xent",
     "eager": "Every objective at a small batch, called from Python and captured",
+    "image_text": "Losses of images and texts compared with open_clip's, and their training with the bare step",
     "methods": "The whole step of methods with local crops compared with the bare step of their networks",
     "links": "Several views at small batches: all pairs of views at once, or pair by pair",
     "views": "Views compared with torchvision and kornia",
@@ -36,8 +37,8 @@ TITLES = {
     "training": "Training end to end compared with the bare network step and with lightly",
     "probes": "Complete probes on the features of a run",
 }
-NEEDS_CUDA = {"family", "eager", "methods"}
-PEERS = {"kernels": ("lightly", "pytorch-metric-learning")}
+NEEDS_CUDA = {"family", "eager", "image_text", "methods"}
+PEERS = {"kernels": ("lightly", "pytorch-metric-learning"), "image_text": ("open_clip",)}
 UNITS = {
     "ms": "ms",
     "captured ms": "captured, ms",
@@ -67,7 +68,7 @@ def options(race: str, cuda: bool, full: bool) -> list[str]:
         return ["--encoder", "small-alexnet", "--batch", "64", "--steps", "3", "--images", "1024", *peer]
     if race == "views":
         return [*quick, "--device", "cuda" if cuda else "cpu"]
-    return {"family": [], "eager": [], "methods": [], "probes": ["--cached"]}.get(race, quick)
+    return {"family": [], "eager": [], "image_text": [], "methods": [], "probes": ["--cached"]}.get(race, quick)
 
 
 def run_race(race: str, place: Path, cuda: bool, full: bool) -> str:
@@ -107,15 +108,17 @@ def with_ratios(race: str, rows: list[Record]) -> list[Record]:
         peers = {"peer": "speedup", "helped_peer": "speedup, optimized"}
         kept = [{key: value for key, value in r.items() if key != "seconds"} for r in rows]
         return [{**r, **{name: r["ours"] / r[p] for p, name in peers.items() if p in r}} for r in kept]
-    if race != "kernels":
+    if race not in ("kernels", "image_text"):
         return rows
-    ours = {(r["type"], r.get("width"), r["pairs"]): r for r in rows if r["loss"] == "kontrast"}
+    same = ("type", "width", "pairs") if race == "kernels" else ("loss",)
+    ours = {tuple(map(r.get, same)): r for r in rows if "kontrast" in (r["loss"], r.get("library"))}
     made = []
     for r in rows:
-        mine = ours[r["type"], r.get("width"), r["pairs"]]
+        mine = ours[tuple(map(r.get, same))]
         both = "captured ms" in mine and "captured ms" in r
         captured = {"times ours, captured": r["captured ms"] / mine["captured ms"]} if both else {}
-        made.append({**r, "times ours": r["ms"] / mine["ms"], **captured})
+        memory = {"MiB, times ours": r["MiB"] / mine["MiB"]} if race == "image_text" and "MiB" in r else {}
+        made.append({**r, "times ours": r["ms"] / mine["ms"], **captured, **memory})
     return made
 
 
@@ -154,7 +157,11 @@ def section(race: str, path: Path) -> list[str]:
     heads = [UNITS.get(key, key.replace("_", " ")) for key in columns]
     lines += ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
     lines += ["| " + " | ".join(words(row[key]) if key in row else "" for key in columns) + " |" for row in rows]
-    missing = [peer for peer in PEERS.get(race, ()) if peer not in {row.get("loss") for row in rows}]
+    missing = [
+        peer
+        for peer in PEERS.get(race, ())
+        if peer not in {row.get(key) for row in rows for key in ("loss", "library")}
+    ]
     note = f"Not in this race: {', '.join(missing)} (not installed, or every size needs too much memory)."
     return [*lines, "", *([note, ""] if missing else [])]
 

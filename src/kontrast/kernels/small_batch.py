@@ -19,10 +19,10 @@ from kontrast.kernels.view_links import ALL, cases_of_links, from_one_matrix, im
 
 SMALL = 2**22
 """Up to this many pairs of rows, launches cost more than the arithmetic. `benchmarks/links.py` times both ways."""
-WIDEST, MOST_ROWS = 128, 2**10
-"""The widest rows of half precision, and the most of them, for which a kernel computes s itself; else a matrix product
-stores s. In results/races/kernels.json, storing s of width 512 takes less time than computing s of width 256 at any
-size, and than computing s of width 64 at 2,048 rows."""
+WIDEST, MOST_ROWS = 128, {2: 2**10, 4: 0}
+"""The widest rows, and the most of them by bytes per number, for which a kernel computes s itself; else a matrix
+product stores s. In results/races/kernels.json, storing s of width 512 takes less time than computing s of width 256 at
+any size, and than computing s of width 64 at 2,048 rows."""
 
 
 def fits_small_kernel(queries: Tensor, keys: Tensor | None) -> bool:
@@ -39,7 +39,8 @@ def are_few_pairs(rows: int, columns: int) -> bool:
 def is_stored(queries: Tensor) -> bool:
     """Return whether a matrix product computes s; for float32 it is faster than tensor cores on three parts."""
     V, B, D = queries.shape
-    return queries.dtype == torch.float32 or D > WIDEST or V * B > MOST_ROWS
+    rows, most = V * B, MOST_ROWS[queries.element_size()]
+    return D > WIDEST or rows > most
 
 
 class Arguments(NamedTuple):
