@@ -45,7 +45,8 @@ def pretrained(source: str, place: Path, presentations: int, device: str) -> Any
         return kontrast.pretrain(resume=True, **options)
     epochs = max(1, round(presentations / len(open_data(source, "train"))))
     settings: dict[str, Any] = {"encoder": ENCODER, "views": {"size": 160}, "evaluation": {"every": 0}}
-    settings["training"] = {"epochs": epochs, "warmup": epochs / 10}
+    # Compiling would take longer than it saves.
+    settings["training"] = {"epochs": epochs, "warmup": epochs / 10, "compile": "no"}
     return kontrast.pretrain(source, "folder", **options, **settings)
 
 
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--labels", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="detectors that are trained at once")
-    parser.add_argument("--presentations", type=int, default=300_000, help="images that pre-training sees in all")
+    parser.add_argument("--presentations", type=int, default=200_000, help="images that pre-training sees in all")
     parser.add_argument("--steps", type=int, default=SCHEDULE["steps"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/bccd"))
