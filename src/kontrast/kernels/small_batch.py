@@ -19,10 +19,10 @@ from kontrast.kernels.view_links import ALL, cases_of_links, from_one_matrix, im
 
 SMALL = 2**22
 """Up to this many pairs of rows, launches cost more than the arithmetic. `benchmarks/links.py` times both ways."""
-WIDEST, MOST_ROWS = 128, {2: 2**10, 4: 0}
+WIDEST, MOST_ROWS = 128, {2: 2**10, 4: 2**8}
 """The widest rows, and the most of them by bytes per number, for which a kernel computes s itself; else a matrix
 product stores s. In results/races/kernels.json, storing s of width 512 takes less time than computing s of width 256 at
-any size, and than computing s of width 64 at 2,048 rows."""
+any size, and than computing s of width 64 at 2,048 rows; `benchmarks/small_batches.py` chose the rows of float32."""
 
 
 def fits_small_kernel(queries: Tensor, keys: Tensor | None) -> bool:
