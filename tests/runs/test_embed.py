@@ -280,9 +280,19 @@ def test_bad_arguments_are_errors(run, tmp_path):
     with pytest.raises(DataError, match="no folder"):
         embed(run, tmp_path / "nowhere", tmp_path / "v.npy")
     few = open_data("digits", "test").first(4)
+    two = dataclasses.replace(few, images=few.images[:, :2])
+    with pytest.raises(DataError, match=r"2 channels.* takes 3"):
+        embed(run, two, tmp_path / "v.npy")
+
+
+def test_gray_images_get_three_equal_channels(run, tmp_path):
+    few = open_data("digits", "test").first(4)
     gray = dataclasses.replace(few, images=few.images[:, :1])
-    with pytest.raises(DataError, match=r"1 channels.* takes 3"):
-        embed(run, gray, tmp_path / "v.npy")
+    color = dataclasses.replace(few, images=few.images[:, :1].expand(-1, 3, -1, -1).contiguous())
+    for name, images in (("gray", gray), ("color", color)):
+        embed(run, images, tmp_path / f"{name}.npy", device="cpu", say=silent)
+    np.testing.assert_array_equal(np.load(tmp_path / "gray.npy"), np.load(tmp_path / "color.npy"))
+    torch.testing.assert_close(run.prepare(gray[:4]), run.prepare(color[:4]))
 
 
 def test_runs_that_are_unfinished_damaged_or_newer(tmp_path):

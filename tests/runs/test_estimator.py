@@ -175,8 +175,8 @@ def test_bad_images_and_parameters_are_one_clear_line(tmp_path):
     fitted = encoder().fit(pixels())
     with pytest.raises(DataError, match=r"can't encode float64 \[2, 3, 16, 16\]: give uint8 images"):
         fitted.transform(np.zeros((2, 3, 16, 16)))
-    with pytest.raises(DataError, match="1 channels"):
-        fitted.transform(np.zeros((2, 1, 16, 16), dtype=np.uint8))
+    with pytest.raises(DataError, match="4 channels"):
+        fitted.transform(np.zeros((2, 4, 16, 16), dtype=np.uint8))
     (tmp_path / "broken.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"can't read broken\.png .*every image needs a row"):
         fitted.transform(tmp_path)

@@ -100,7 +100,8 @@ class ImageEncoder:
         """Return the features of images, float32 [N,F].
 
         Args:
-            X: The images. Their sizes may differ from those of training; their channels may not.
+            X: The images. Their sizes may differ from those of training; their channels may not, but gray images suit
+                an encoder of color images.
         """
         self._check_fitted()
         device = choose_device(self.device)

@@ -137,8 +137,7 @@ def _image_set(run: Run, chunk: Chunk, names: list[str], spec: str) -> ImageSet:
 def _of_images(run: Run, sets: list[ImageSet]) -> Stream:
     plan: list[tuple[ImageSet, int, int]] = []  # for each batch: its set, its first position there, and that image's id
     total = 0
-    for one in sets:
-        run.check_channels(one, one.name)
+    for one in [run.check_channels(one, one.name) for one in sets]:
         plan += [(one, start, total + start) for start in range(0, len(one), BATCH)]
         total += len(one)
 

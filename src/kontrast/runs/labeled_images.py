@@ -43,7 +43,9 @@ def open_labeled(
     if labels is not None:
         settings = replace(settings, test_share=0.0)  # few labels are all needed for training
     train = run.check_channels(open_split(settings, "train", seed=run.recipe.seed))
-    test = open_split(settings, "test", seed=run.recipe.seed, other_bad=train.bad) if train.has_test else None
+    test = None
+    if train.has_test:
+        test = run.check_channels(open_split(settings, "test", seed=run.recipe.seed, other_bad=train.bad))
     for part in (train, test):
         if part is not None and part.bad:
             say(skipped(part.bad, part.total, f"{part.split} images"))

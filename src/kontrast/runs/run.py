@@ -158,8 +158,14 @@ class Run(Printed):
         return sha256(read_bytes(path))
 
     def check_channels(self, images: ImageSet, name: str = "") -> ImageSet:
-        """Return the images if they have as many channels as the encoder takes, and values of the same type."""
+        """Return the images if they have as many channels as the encoder takes, and values of the same type.
+
+        For an encoder of color images, gray ones get three equal channels, as gray files do when they are decoded.
+        """
         given, problem = name or images.name, ""
+        gray = images.channels == 1 and isinstance(images.images, torch.Tensor)
+        if gray and self.channels == 3 and self.limits.form is None:
+            images = replace(images, images=images.images.expand(-1, 3, -1, -1))
         if images.channels != self.channels:
             problem = f"has images of {images.channels} channels, the run's encoder takes {self.channels}"
         elif self.limits.form is not None and images.dtype != getattr(torch, self.limits.made.dtype):
@@ -195,7 +201,7 @@ class Run(Printed):
         if hasattr(images, "ndim"):
             pixels = torch.as_tensor(images)
             pixels = pixels[None] if pixels.ndim == 3 else pixels
-            self.check_channels(ImageSet(pixels, [""] * len(pixels)), "images")
+            pixels = self.check_channels(ImageSet(pixels, [""] * len(pixels)), "images").images
             return view(pixels, torch.arange(len(pixels), device=pixels.device))[0]
         files = images if isinstance(images, list | tuple) else [images]
         kinds = {type(file).__name__ for file in files if not isinstance(file, str | os.PathLike)}
