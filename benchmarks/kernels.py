@@ -95,19 +95,30 @@ def milliseconds(call: Callable[[], object], device: str, budget: float) -> floa
 
 
 def milliseconds_in_turn(calls: list[Callable[[], object]], device: str, budget: float) -> list[float]:
-    """Return the median time of each call; they take turns, so that a machine that slows down slows all of them."""
+    """Return the median time of each call; they take turns, so that a machine that slows down slows all of them.
+
+    A turn is a fiftieth of a second of calls, one at least. Of several, the first does not count: it would pay for the
+    caches and the memory that the contender before it has emptied.
+    """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    for call in calls:
-        call()
-    wait()
-    times: list[list[float]] = [[] for _ in calls]
-    started = time.perf_counter()
-    while len(times[0]) < 3 or (time.perf_counter() - started < budget * len(calls) and len(times[0]) < 200):
-        for call, taken in zip(calls, times):
+
+    def turn(call: Callable[[], object]) -> list[float]:
+        taken = []
+        while not taken or sum(taken) < 0.02:
             before = time.perf_counter()
             call()
             wait()
             taken.append(time.perf_counter() - before)
+        return taken[1:] or taken
+
+    for call in calls:
+        turn(call)
+    times: list[list[float]] = [[] for _ in calls]
+    rounds, started = 0, time.perf_counter()
+    while rounds < 3 or (time.perf_counter() - started < budget * len(calls) and rounds < 200):
+        rounds += 1
+        for call, taken in zip(calls, times):
+            taken += turn(call)
     return [1e3 * sorted(taken)[len(taken) // 2] for taken in times]
 
 
