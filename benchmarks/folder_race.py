@@ -53,8 +53,15 @@ CANDIDATES: dict[str, list[str]] = {
         "training.lr=0.001", "training.lr_scaling=none",
     ],
     "multi-crop": LOCAL_CROPS,
+    "resnet-64": ["encoder.name=small-resnet", "encoder.width=64"],
+    "resnet-128": ["encoder.name=small-resnet", "encoder.width=128"],
+    "resnet-256": ["encoder.name=small-resnet", "encoder.width=256"],
+    "strong": [
+        "views.crop_scale=[0.2,1.0]", "views.jitter=[0.8,0.8,0.8,0.2]", "views.blur=0.5", "views.blur_sigma=[0.1,1.5]",
+        "training.weight_decay=5e-4",
+    ],
 }  # fmt: skip
-"""Settings on top of the `folder` recipe; `folder` is the default itself."""
+"""Settings on top of the `folder` recipe; `folder` is the default itself, and `one+other` has the settings of both."""
 LOCAL_SHARE = 9 / 16
 """The side of a local crop, as a share of the views' side."""
 
@@ -88,7 +95,7 @@ def link(file: Path, place: Path) -> None:
 
 def settings_of(candidate: str, folder: str) -> list[str]:
     """Return the overrides of a candidate; the size of local crops follows the views that the recipe chooses."""
-    chosen = list(CANDIDATES[candidate])
+    chosen = [setting for part in candidate.split("+") for setting in CANDIDATES[part]]
     if "views.local_count=4" in chosen:
         from kontrast.data.sources import preview_data
         from kontrast.training.auto_recipe import view_size
@@ -96,6 +103,13 @@ def settings_of(candidate: str, folder: str) -> list[str]:
         size = view_size(preview_data(folder, "train").side, choose_device("auto").type == "cuda")
         chosen.append(f"views.local_size={round(LOCAL_SHARE * size)}")
     return chosen
+
+
+def known(candidate: str) -> str:
+    """Return the candidate if each of its parts has settings."""
+    if unknown := [part for part in candidate.split("+") if part not in CANDIDATES]:
+        raise argparse.ArgumentTypeError(f"no candidate {unknown[0]!r}: give {', '.join(CANDIDATES)}, joined by +")
+    return candidate
 
 
 def race(source: str, folder: str, cell: dict[str, Any], run: Path, device: str) -> dict[str, Any]:
@@ -145,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", metavar="NAME=PATH", help="folders, or names such as digits=digits")
     parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--candidates", nargs="*", choices=CANDIDATES, default=list(CANDIDATES))
+    parser.add_argument("--candidates", nargs="*", type=known, metavar="NAME[+NAME]", default=list(CANDIDATES))
     parser.add_argument("--images", type=int, default=0, help="at most so many training images; 0: all")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--confirm", action="store_true", help="measure on the test images")

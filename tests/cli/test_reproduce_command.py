@@ -59,6 +59,37 @@ def stored(path: Path) -> dict[tuple[str, int], dict]:
     return {(cell["cell"], record["seed"]): record for cell in tree["cells"] for record in cell["runs"]}
 
 
+def test_a_table_without_probes_is_about_a_measured_number(tmp_path, capsys):
+    text = """
+title = "Bits"
+paper = "nobody"
+about = "A."
+probes = []
+measures = ["repulsion"]
+settings = ["encoder.name=small-conv", "encoder.width=8", "training.epochs=1", "training.batch=512"]
+
+[[groups]]
+name = "dcl"
+title = "DCL"
+where = "figure 0"
+recipe = "black/dcl"
+overrides = []
+grid = { key = "data.random_bits", values = [1, 3], label = "bits" }
+"""
+    (tmp_path / "bits.toml").write_text(text)
+    words = ["reproduce", str(tmp_path / "bits.toml"), "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert run([*words, "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:1] == ["dcl-1"] and line.split()[2:] == ["0"] for line in printed)
+    page = (tmp_path / "bits.md").read_text()
+    assert "| repulsion at the end |" in page and "Accuracies" not in page
+    values = [
+        cell["runs"][0]["numbers"]["repulsion"] for cell in json.loads((tmp_path / "bits.json").read_text())["cells"]
+    ]
+    assert values[0] > values[1] and f"| {values[0]:.3f} |" in page
+    assert "repulsion by bits" in (tmp_path / "bits-bits.svg").read_text()
+
+
 def test_list_is_quick_and_needs_no_torch():
     code = "import sys; from kontrast.cli.main import run; run(['reproduce', '--list']); print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -129,7 +160,8 @@ grid = { key = "training.lr", label = "lr", values = [0.1, 0.2], paper = [1.0, 2
         ("values = [0.1, 0.2]", 'values = ["a", "b"]', "can't be read"),
         ("paper = [1.0, 2.0]", "paper = [1.0]", "'grid' with 2 values but 1 paper numbers"),
         ('["linear", "knn"]', '["linear", "kn"]', "unknown probe 'kn': did you mean 'knn'?"),
-        ('["linear", "knn"]', "[]", "has no probes"),
+        ('["linear", "knn"]\nmeasures = ["multiplier", "positives"]', "[]", "has no probes and no measures"),
+        ('["linear", "knn"]\nmeasures = ["multiplier",', "[]\nmeasures = [", "'positives' is not one number: give a"),
         ('["multiplier", "positives"]', '["multiplyer"]', "unknown measure 'multiplyer': did you mean 'multiplier'?"),
         ('"training.batch=32"', '"training.batch=32", "training.epochs=0"', "cell 'nt': training.epochs=0"),
         ('"digits/dcl"', '"digits/dlc"', "cell 'dcl': unknown recipe 'digits/dlc'"),

@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 PAPERS = {
     "cacr": "table-2 cifar100 table-3 table-8 table-9 ablations figure-8 figure-9 figure-10 cost",
     "dcl": "batch-sizes temperatures",
-    "gcl": "figure-3 figure-5 figure-6 figure-a1 figure-c1c mnist table-d1 table-d2 table-d3",
+    "gcl": "figure-3 figure-5 figure-6 figure-a1 figure-b1 figure-c1c mnist table-d1 table-d2 table-d3",
     "jcl": "moco",
     "uniclr": "figure-2 table-1 table-3",
 }

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -431,6 +432,27 @@ def test_the_saturation_distance_uses_as_many_draws_as_rows():
     W, P = directions_and_prior("hypersphere", 128, 16, 0, step)
     found = wasserstein(objective("swd", distribution_weight=1.0), z)
     torch.testing.assert_close(found, sliced_wasserstein(z, P, W))
+
+
+def test_the_recipes_of_figure_b1_train_the_terms_of_the_study():
+    """With two equal views attraction has no gradient; in DCL's repulsion each other image appears twice."""
+    z = torch.randn(16, 8, dtype=torch.float64)
+    for name, arguments, term, more in (
+        ("dcl", {"temperature": 0.1}, partial(log_sum_exp, temperature=0.1), math.log(2)),
+        ("swd", {"distribution_weight": 1.0}, None, 0.0),
+    ):
+        recipe = resolve(f"black/{name}")
+        assert recipe.objective.name == name and arguments.items() <= recipe.objective.arguments.items()
+        loss = objective(name, **recipe.objective.arguments)
+        rows = z.clone().requires_grad_()
+        terms = loss.terms(rows, rows)
+        (alone,) = torch.autograd.grad(terms["repulsion"], rows, retain_graph=True)
+        (found,) = torch.autograd.grad(terms["attraction"] + terms["repulsion"], rows)
+        torch.testing.assert_close(found, alone)
+        if term is not None:
+            expected = term(rows)
+            torch.testing.assert_close(terms["repulsion"], expected + more)
+            torch.testing.assert_close(alone, torch.autograd.grad(expected, rows)[0])
 
 
 def test_saturation_falls_with_bits(tmp_path):

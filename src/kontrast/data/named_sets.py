@@ -250,12 +250,20 @@ def _embedded_canvases(split: str = "train", root: str | Path | None = None) -> 
     return canvases(split)
 
 
+def black(split: str = "train", root: str | Path | None = None) -> ImageSet:
+    """4,096 black images of 32x32 without labels, one channel. What there is to learn is what is added to them."""
+    check_split("black", split, ("train",))
+    pixels = torch.zeros(4096, 1, 32, 32, dtype=torch.uint8)
+    return ImageSet(pixels, [f"{i:04d}" for i in range(len(pixels))], name="black", split=split)
+
+
 SOURCES = Registry("data set")
 """Functions (split, root) -> ImageSet or Listing, by name."""
 for _source in (cifar10, cifar100, stl10, mnist, fashion_mnist, imagenet, imagenet100, flickr8k):
     SOURCES.register(_source.__name__.replace("_", "-"))(_source)
 SOURCES.register("digits")(_embedded_digits)
 SOURCES.register("canvases")(_embedded_canvases)
+SOURCES.register("black")(black)
 
 
 def _captioned_digits(split: str = "train", root: str | Path | None = None) -> ImageSet:

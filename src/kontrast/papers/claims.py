@@ -166,7 +166,7 @@ def judge_comparison(table: Table, tree: dict[str, Any], check: tuple[dict[str, 
 
 def judge_claim(claim: Claim, table: Table, tree: dict[str, Any]) -> Judgment:
     """A claim fails with any of its comparisons, and holds only if all of them hold."""
-    metric = claim.metric or table.probes[0]
+    metric = claim.metric or table.main
     judged = [judge_comparison(table, tree, pair, metric) for check in claim.checks for pair in parse_check(check)]
     verdicts = [judgment.verdict for judgment in judged]
     verdict = next((v for v in (FAILS, NOT_RUN, INCONCLUSIVE) if v in verdicts), HOLDS)

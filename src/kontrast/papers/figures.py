@@ -37,7 +37,8 @@ def draw_figures(table: Table, runs: Runs, curves: dict[str, tuple[str, float, s
     for swept, lines in sweep_lines(table, runs).items():
         dashed = "; dashed: the numbers under `paper`" if any(line.reference for line in lines) else ""
         name = f"{table.name}-{re.sub(r'[^a-z]+', '', swept.lower()) or 'sweep'}.svg"
-        figures[name] = line_chart(f"Accuracy by {swept}, {table.probes[0]}{dashed}", swept, lines, "%", exact=True)
+        title, unit = (f"Accuracy by {swept}, {table.main}", "%") if table.probes else (f"{table.main} by {swept}", "")
+        figures[name] = line_chart(f"{title}{dashed}", swept, lines, unit, exact=True)
     return figures
 
 
@@ -95,8 +96,9 @@ def sweep_lines(table: Table, runs: Runs) -> dict[str, list[Line]]:
         if len(names) != 1 or not all(matches):
             continue
         values = [float(match[2]) for match in matches if match]
-        measured = [(x, metric_values(runs(cell), table.probes[0])) for x, cell in zip(values, cells)]
-        ours = sorted((x, 100 * statistics.fmean(accuracies)) for x, accuracies in measured if accuracies)
+        measured = [(x, metric_values(runs(cell), table.main)) for x, cell in zip(values, cells)]
+        factor = 100 if table.probes else 1
+        ours = sorted((x, factor * statistics.fmean(accuracies)) for x, accuracies in measured if accuracies)
         paper = sorted((x, cell.paper) for x, cell in zip(values, cells) if cell.paper is not None)
         line = Line(title, ours, paper)
         if len(line.points) >= MIN_POINTS:

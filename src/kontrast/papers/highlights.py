@@ -9,7 +9,7 @@ from typing import Any
 from kontrast.config.recipe import parse_toml
 from kontrast.config.recipe_files import recipe_text
 from kontrast.errors import UsageError
-from kontrast.papers.result_pages import markdown_row, mean_text
+from kontrast.papers.result_pages import main_text, markdown_row
 from kontrast.papers.results_file import find_entry, finished_runs, read_results
 from kontrast.papers.tables import ITEMS, load_table
 
@@ -34,7 +34,7 @@ def highlight_row(highlight: dict[str, Any], out: Path) -> list[str]:
     parts = [part for part in highlight["text"].split("; ") if any(runs[name] for name in NAME.findall(part))]
     if not parts:
         return []
-    text = NAME.sub(lambda found: mean_text(runs[found[1]], table.probes[0], 100, ".2f") or "–", "; ".join(parts))
+    text = NAME.sub(lambda found: main_text(table, runs[found[1]]) or "–", "; ".join(parts))
     counts = sorted({len(done) for done in runs.values() if done})
     seeds = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
     where = f"[{highlight['title']}](../results/{table.name}.md), {highlight['what']}"

@@ -133,6 +133,12 @@ def training_loss(run: Run, device: torch.device, say: Callable[[str], None]) ->
     return {"training_loss": torch.tensor(losses[-max(1, len(losses) // 10) :])}, {}
 
 
+def repulsion(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
+    """The mean repulsion over the last twentieth of the training (GCL, figure B.1)."""
+    values = [line["repulsion"] for line in read_json_lines(run.path / "metrics.jsonl") if "repulsion" in line]
+    return {"repulsion": torch.tensor(values[-max(1, len(values) // 20) :])}, {}
+
+
 def step_time(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
     """The median time of a training step (CACR, tables 14 and 17)."""
     rates = [line["images_per_second"] for line in read_json_lines(run.path / "speed.jsonl")]
@@ -159,5 +165,6 @@ MEASURES: dict[str, Callable[..., Measured]] = {
     "projections": projections,
     "linear_by_epoch": linear_by_epoch,
     "training_loss": training_loss,
+    "repulsion": repulsion,
     "step_time": step_time,
 }

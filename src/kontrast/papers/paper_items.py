@@ -8,7 +8,7 @@ from typing import Any
 
 from kontrast.config.recipe import parse_toml
 from kontrast.config.recipe_files import recipe_text
-from kontrast.papers.result_pages import markdown_row, mean_text
+from kontrast.papers.result_pages import main_text, markdown_row
 from kontrast.papers.results_file import find_entry, finished_runs, read_results
 from kontrast.papers.tables import ITEMS, Table, TableCell, load_table
 
@@ -99,6 +99,6 @@ def numbers(table: Table, measured: list[tuple[TableCell, list[dict[str, Any]]]]
     """The paper's number and ours of the first cells that were run."""
     shown = []
     for cell, runs in measured[:SHOWN]:
-        ours = mean_text(runs, table.probes[0], 100, ".2f")
+        ours = main_text(table, runs)
         shown.append(f"{cell.name} {f'{cell.paper:g} / ' if cell.paper is not None else ''}{ours}")
     return "; ".join(shown) + ("; ..." if len(measured) > SHOWN else "")

@@ -19,7 +19,7 @@ from kontrast.files import disk_faults, read_json_lines
 from kontrast.notebook import Printed
 from kontrast.papers.measure import MEASURES, TABLE_PROBES, logged_curves, mean_and_error, probe_run
 from kontrast.papers.parallel_runs import ParallelRuns, runs_at_once
-from kontrast.papers.result_pages import mean_text
+from kontrast.papers.result_pages import NUMBERS, main_text
 from kontrast.papers.results_file import find_entry, finished_runs, read_results, refuse_other_settings, results_path
 from kontrast.papers.save_results import add_runs
 from kontrast.papers.table_data import describe_data, find_data
@@ -59,11 +59,11 @@ class Reproduction(Printed):
         return self.printed(terminal_width())
 
     def printed(self, width: int | None = None) -> str:
-        rows = [["cell", "paper", self.table.probes[0], "seeds"]]
+        rows = [["cell", "paper", self.table.main, "seeds"]]
         for cell in self.table.cells:
             runs = finished_runs(find_entry({"cells": self.cells}, cell, {}))
             paper = "" if cell.paper is None else f"{cell.paper:g}"
-            ours = mean_text(runs, self.table.probes[0], 100, ".2f") or "not run"
+            ours = main_text(self.table, runs) or "not run"
             rows.append([cell.name, paper, ours, " ".join(str(run["seed"]) for run in runs)])
         return "\n".join([*aligned(rows, width), str(self.file), str(self.page)])
 
@@ -155,6 +155,10 @@ class TableRunner(CellRunner):
             for name in names:
                 if name not in known:
                     raise UsageError(f"table {table.origin!r}: unknown {kind} {name!r}: {nearest(name, known)}")
+        if not table.probes and table.main not in NUMBERS:
+            raise UsageError(
+                f"table {table.origin!r} has no probes, and {table.main!r} is not one number: give a probe"
+            )
 
     def plan(self, row: TableCell, seed: int) -> TableRun:
         """Prepare and check one run before the first one trains."""
@@ -181,7 +185,7 @@ class TableRunner(CellRunner):
         """Check that all images are labeled; this also packs them before several processes need them."""
         captioned = set(self.table.probes) <= set(TEXT_RESULTS[RETRIEVAL])
         for cell in {cell.source: cell for cell in cells}.values():
-            for split in ("train", "test"):
+            for split in ("train", "test") if self.table.probes else ("train",):
                 if open_split(cell.recipe.data, split, seed=cell.seed).labels is None and not captioned:
                     raise DataError(f"the {split} images of {cell.source} have no labels, which the probes need")
 
@@ -206,8 +210,9 @@ class TableRunner(CellRunner):
         return {"seed": cell.seed, "failed": numbers["reason"]} if "reason" in numbers else numbers
 
     def describe(self, record: Record) -> str:
-        found = ", ".join(f"{name} {100 * probe['accuracy']:.2f}" for name, probe in record["probes"].items())
-        return f"{found} in {record['seconds']:.0f} s"
+        found = [f"{name} {100 * probe['accuracy']:.2f}" for name, probe in record["probes"].items()]
+        found = found or [f"{name} {value:.4g}" for name, value in record["numbers"].items()]
+        return f"{', '.join(found)} in {record['seconds']:.0f} s"
 
     def measure(self, cell: TableRun) -> Record:  # type: ignore[override]
         on = choose_device(self.device)
@@ -230,7 +235,7 @@ class TableRunner(CellRunner):
                 numbers[number], error = mean_and_error(values)
                 errors |= {} if error is None else {number: error}
             curves |= more_curves
-        first = probes[self.table.probes[0]]
+        first = probes.get(self.table.main, {})
         numbers |= {number: first[key] for number, key in (("top5", "top5"), ("best_epoch", "best")) if key in first}
         for name in ("knn", "linear"):
             if curves.get(name):

@@ -57,13 +57,18 @@ class Table:
     title: str
     paper: str
     about: str
-    probes: tuple[str, ...]  # names of probes, the paper's own first
+    probes: tuple[str, ...]  # names of probes, the paper's own first; none if the table is about a measured number
     settings: tuple[str, ...]
     measures: tuple[str, ...]  # names of other measurements
     curves: tuple[str, ...]  # names of the curves over epochs that are drawn and printed
     groups: dict[str, str]  # names and titles
     cells: tuple[TableCell, ...]
     origin: str = ""  # the name or file that the user gave
+
+    @property
+    def main(self) -> str:
+        """The probe or the measured number that the table is about."""
+        return (self.probes or self.measures)[0]
 
     @property
     def run_cells(self) -> list[TableCell]:
@@ -137,8 +142,8 @@ def table_mistakes(table: Table) -> Iterator[str]:
     yield from (f"has a cell and a group named {name!r}: rename one" for name in names if name in table.groups)
     if not table.cells:
         yield "has no cells: give at least one"
-    if not table.probes:
-        yield "has no probes: give at least one"
+    if not table.probes and not table.measures:
+        yield "has no probes and no measures: give at least one"
     runs = {cell.name: cell for cell in table.run_cells}
     for cell in table.cells:
         if cell.learner not in LEARNERS:
