@@ -143,23 +143,30 @@ def measured(step, evaluation=0.0, after=0.0):
     return timing
 
 
-@pytest.mark.parametrize("seconds", [11, 60, 61.7, 600, 7200])
+@pytest.mark.parametrize("seconds", [12.05, 60, 61.7, 600, 7200])
 @pytest.mark.parametrize("fixed", [True, False])
 def test_plan_fills_the_budget(seconds, fixed):
-    """The planned epochs fit into the seconds, and one more would not; few evaluations unless the user wants more."""
+    """The planned steps fit into the seconds, and another would not, or another epoch if there are many; few
+    evaluations unless the user wants more."""
     timing, of = measured(0.1, evaluation=2.0, after=5.0), recipe(every=1)
     plan = plan_epochs(of, timing, 10, seconds, fixed)
     chosen = plan.apply(of)
 
-    def needed(epochs):
-        return 10 * epochs * 0.1 + timing.beside_steps(chosen, Position(0, 10 * epochs, 10))
+    def needed(steps):
+        return steps * 0.1 + timing.beside_steps(chosen, Position(0, steps, 10))
 
-    assert needed(plan.epochs) <= seconds < needed(plan.epochs + 1)
-    assert plan.every == (1 if fixed else 40) and plan.max_steps == 0
+    steps = plan.max_steps or 10 * plan.epochs
+    assert needed(steps) <= seconds < needed(steps + (10 if plan.epochs > 20 else 1))
+    assert plan.every == (1 if fixed else 40) and plan.epochs == -(-steps // 10)
+    assert (plan.max_steps == 0) == (steps % 10 == 0) and (steps < 200 or plan.max_steps == 0)
 
 
-def test_plan_shorter_than_an_epoch():
-    """If not even an epoch fits, the plan is in steps, at least one."""
+def test_plan_of_few_epochs_ends_within_one():
+    """An epoch that does not fit is trained in part, at least for a step, and the schedule ends where it does."""
+    of = recipe(every=0, epochs=10, warmup=0.0, schedule="steps", milestones=[5])
+    plan = plan_epochs(of, measured(1.0), 100, 250.0, False)
+    assert (plan.epochs, plan.max_steps, plan.milestones) == (3, 250, (1.25,))
+    assert plan_epochs(of, measured(1.0), 100, 200.0, False).max_steps == 0
     of = recipe(every=0, warmup=1.0)
     plan = plan_epochs(of, measured(1.0), 100, 30.0, False)
     assert (plan.epochs, plan.max_steps, plan.warmup) == (1, 30, pytest.approx(0.06))

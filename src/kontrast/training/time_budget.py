@@ -27,6 +27,7 @@ from kontrast.training.timing import Timing, rest_of
 MARGIN = 0.03  # of the budget is left for what varies
 EVALUATIONS = 0.05  # of the time at most goes to evaluations, unless the user says how often
 WARMUP = 0.2  # of the epochs at most are warm-up
+WHOLE = 20  # epochs from which on a plan has whole ones: a part of one is then less than a twentieth of the time
 PROBES = 0.5  # of the time left at most goes to probes and report; otherwise the linear probe is left out
 SAMPLE = 2048  # images that the probes are tried on
 REPORT_SECONDS = 2.0  # to open the images again and to write the page
@@ -69,7 +70,7 @@ class Plan:
     """What a budget decides of a recipe."""
 
     epochs: int
-    max_steps: int  # 0 unless not even one epoch fits
+    max_steps: int  # 0 if it ends with an epoch
     warmup: float
     milestones: tuple[float, ...]
     every: int  # epochs between two evaluations
@@ -84,7 +85,7 @@ class Plan:
 
 
 def plan_epochs(recipe: Recipe, timing: Timing, per_epoch: int, seconds: float, fixed: bool) -> Plan:
-    """Return the epochs that fit into these seconds, and a schedule to match.
+    """Return the epochs that fit into these seconds, of which the last may be a part of one, and a schedule to match.
 
     Args:
         recipe: what would be trained without a budget.
@@ -102,15 +103,14 @@ def plan_epochs(recipe: Recipe, timing: Timing, per_epoch: int, seconds: float, 
     def needed(steps: int) -> float:
         return steps * step + timing.beside_steps(seen, Position(0, steps, per_epoch))
 
-    most = max(1, int(seconds / (per_epoch * step)))
-    fitting = bisect.bisect_right(range(1, most + 1), seconds, key=lambda epochs: needed(epochs * per_epoch))
-    epochs, steps = max(1, fitting), 0
-    if not fitting:
-        free = seconds - timing.beside_steps(seen, Position(0, per_epoch, per_epoch))
-        steps = max(1, min(per_epoch, int(free / step)))
-    length = steps / per_epoch if steps else epochs
-    milestones = tuple(round(m * epochs / max(1, t.epochs), 6) for m in t.milestones)
-    return Plan(epochs, steps, min(t.warmup, WARMUP * length), milestones, every, recipe.evaluation.linear)
+    most = max(1, int(seconds / step))
+    steps = max(1, bisect.bisect_right(range(1, most + 1), seconds, key=needed))
+    if steps >= WHOLE * per_epoch:
+        steps -= steps % per_epoch
+    length, epochs = steps / per_epoch, math.ceil(steps / per_epoch)
+    milestones = tuple(round(m * length / max(1, t.epochs), 6) for m in t.milestones)
+    warmup = min(t.warmup, WARMUP * length)
+    return Plan(epochs, steps if steps % per_epoch else 0, warmup, milestones, every, recipe.evaluation.linear)
 
 
 def describe_time(recipe: Recipe, timing: Timing, position: Position) -> str:

@@ -41,10 +41,10 @@ def plan_run(loop: Loop, budget: Budget, after: AfterTraining | None, fixed: boo
             later = f" by kNN (a linear probe takes {minutes_text(timing.linear)}: `kontrast probe RUN linear`)"
         plan = plan_epochs(recipe, timing, loop.position.per_epoch, seconds, fixed)
         gone = f"{minutes_text(timing.clock() - budget.began)} gone, {minutes_text(timing.after)} for the probes{later}"
-        rate, batch = timing.rate.expected, loop.recipe.training.batch
-        length = f"{plan.epochs} epochs" if not plan.max_steps else f"{plan.max_steps} steps, less than an epoch,"
-        images = f"{loop.position.per_epoch * batch:,} images at {rate:,.0f} images/s"
-        loop.say(f"plan: {budget.minutes:g} minutes, {gone} -> {length} of {images}")
+        rate, batch, per_epoch = timing.rate.expected, loop.recipe.training.batch, loop.position.per_epoch
+        length = plan.max_steps / per_epoch or plan.epochs
+        images = f"{per_epoch * batch:,} images at {rate:,.0f} images/s"
+        loop.say(f"plan: {budget.minutes:g} minutes, {gone} -> {length:,.3g} epochs of {images}")
         text = json.dumps(asdict(plan))
     tree = json.loads(distributed.broadcast(text))
     return Plan(**{**tree, "milestones": tuple(tree["milestones"])})
