@@ -17,7 +17,12 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+from kontrast.config.recipe_files import resolve
+from kontrast.data import ImageSet
 from kontrast.objectives import OBJECTIVES
+from kontrast.training.build import build_learner, build_views, facts_of, optimizer_of
+from kontrast.training.step import Step
+from kontrast.training.step_schedule import Position, schedule_of
 from kontrast.views import Views, keys
 
 from support.objective_inputs import possible_inputs, small_objective
@@ -98,6 +103,8 @@ def stand_in() -> Iterator[torch.device]:
         return made(*arguments, **named).to(device) if there else made(*arguments, device=device, **named)
 
     without = mock.patch("kontrast.float64.WITHOUT_FLOAT64", {NAME})
+    # Otherwise a module that moves would assign `.data`, which does not change what is inside a tensor.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     with without, mock.patch("torch.tensor", tensor), Factory():
         yield torch.device(NAME, 0)
 
@@ -129,6 +136,38 @@ def check_views(device: torch.device) -> None:
             torch.testing.assert_close(mine.cpu(), theirs)
 
 
+STEPS = 2
+TRAININGS = {
+    "nt-xent, sgd": ["quickstart"],
+    "byol, lars": ["digits/byol", "training.optimizer=lars"],
+    "swav, adamw": ["digits/swav", "training.optimizer=adamw", "prototypes.count=8"],
+}
+"""Recipes whose first steps are compared, with settings."""
+
+
+def trained(recipe: list[str], device: torch.device) -> dict[str, torch.Tensor]:
+    """Return all parameters and buffers after some steps on noise, whose pixels all differ: a flat area has one
+    activation, and if that is nearly zero, rounding decides about the gradient of the whole area."""
+    small = ["encoder.width=16", "training.batch=8", "views.count=2", "training.warmup=0"]
+    settings, generator = resolve(recipe[0], [*small, *recipe[1:]]), torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    images = ImageSet(pixels, [str(i) for i in range(8)])
+    torch.manual_seed(0)
+    learner = build_learner(settings, device=device, **facts_of(images))
+    step = Step(learner, optimizer_of(settings, learner), build_views(settings, torch.float32), device=device)
+    for number in range(STEPS):
+        position, index = Position(number, 10, 1), torch.arange(8)
+        step(pixels.to(device), keys(0, number, index).to(device), schedule_of(settings, position))
+    return {name: x.detach().cpu().clone() for name, x in learner.state_dict().items()}
+
+
+def check_training(recipe: list[str], device: torch.device) -> None:
+    """Steps of training end with the weights of the CPU."""
+    expected = trained(recipe, torch.device("cpu"))
+    for name, made in trained(recipe, device).items():
+        torch.testing.assert_close(made, expected[name], rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def check_refusals(device: torch.device) -> None:
     """The device notices what these checks are for."""
     x = torch.ones(3).to(device)
@@ -149,6 +188,7 @@ def main() -> int:
             ("refusals", partial(check_refusals, device)),
             ("views", partial(check_views, device)),
             *((name, partial(check_objective, name, device)) for name in OBJECTIVES),
+            *((name, partial(check_training, recipe, device)) for name, recipe in TRAININGS.items()),
         ]
         for name, check in checks:
             try:
