@@ -24,6 +24,7 @@ from kontrast.probes.extract import encoder_input, extract_features
 from kontrast.probes.finetuning_protocols import DECAYS, RATES, FineTuning, fine_tuning_named
 from kontrast.probes.layer_decay import build_optimizers
 from kontrast.probes.mixed_images import mix_images
+from kontrast.probes.rand_augment import rand_augment
 from kontrast.probes.random_erasing import erase_boxes
 from kontrast.probes.result import ProbeResult, check_labels, count_classes, predictions, result
 
@@ -129,7 +130,8 @@ def tuned_scores(
         advance: called with the number of images of each step.
         seed: seed of the order of the images, of mixing, erasing, drop path and of the held-out images.
     """
-    protocol, job = protocol.suited_to(encoder), FineTuner(encoder, classes, transform, augment, advance, seed, measure)
+    protocol = protocol.suited_to(encoder, augment)
+    job = FineTuner(encoder, classes, transform, augment, advance, seed, measure)
     found: dict[str, Any] = {}
     if search:
         protocol, found["searched"] = job.search(protocol, train, labels, rates, decays)
@@ -178,9 +180,11 @@ class FineTuner:
         generator, draws = torch.Generator().manual_seed(self.seed), np.random.default_rng(self.seed)
         for epoch in range(settings.epochs):
             order = torch.randperm(len(train), generator=generator)
+            order = order[: -(-len(train) // settings.repeats)].repeat_interleave(settings.repeats)[: len(train)]
             batches = [rows for rows in order.split(settings.batch) if len(rows) > 1]
             for i, rows in enumerate(batches):
-                x = erase_boxes(self._train_input(train, rows, epoch), settings.erasing, draws)
+                x = self._train_input(train, rows, epoch, settings.repeats)
+                x = erase_boxes(self._rand_augmented(x, settings.randaugment, draws), settings.erasing, draws)
                 y = labels[rows].to(self.device)
                 if labels.ndim == 2:
                     loss = binary_cross_entropy_with_logits(network(x), y.to(x.dtype))
@@ -197,11 +201,24 @@ class FineTuner:
                     self.advance(len(rows))
         return network
 
-    def _train_input(self, train: Any, rows: Tensor, epoch: int) -> Tensor:
+    def _train_input(self, train: Any, rows: Tensor, epoch: int, repeats: int) -> Tensor:
         images, sizes = load_batch(train, rows, self.device)
-        if self.augment is not None:
-            return self.augment(epoch, rows.to(self.device), images, sizes)
-        return encoder_input(self.transform, rows.to(self.device), images, sizes)
+        if self.augment is None:
+            return encoder_input(self.transform, rows.to(self.device), images, sizes)
+        rows, x = rows.to(self.device), torch.empty(0)
+        for number in range(min(repeats, len(rows))):  # crops depend on image and epoch, so repeats count as epochs
+            own = slice(number, None, repeats)
+            part = None if sizes is None else sizes[own]
+            crops = self.augment(epoch * repeats + number, rows[own], images[own], part)
+            x = crops.new_empty(len(rows), *crops.shape[1:]) if not number else x
+            x[own] = crops
+        return x
+
+    def _rand_augmented(self, x: Tensor, magnitude: float, draws: np.random.Generator) -> Tensor:
+        if not magnitude:
+            return x
+        mean, std = (one.to(x).view(1, 3, 1, 1) for one in self.augment.colors)  # type: ignore[union-attr]
+        return (rand_augment(x * std + mean, magnitude, draws, mean.flatten()) - mean) / std
 
     def search(
         self, settings: FineTuning, train: Any, labels: Tensor, rates: Sequence[float], decays: Sequence[float]

@@ -17,7 +17,7 @@ from kontrast.probes import FineTuner, FineTuning, extract_features, linear_laye
 from kontrast.probes.fine_tuning import HELD_OUT
 from kontrast.probes.finetuning_protocols import DECAYS, RATES
 from kontrast.runs.classifier import ClassifierNetwork, entropy
-from kontrast.runs.cropped_features import fine_tuning_crops
+from kontrast.runs.cropped_features import FineTuningCrops
 from kontrast.runs.labeled_images import LabeledSets
 from kontrast.runs.run import Run
 from kontrast.training.progress import Progress
@@ -115,11 +115,11 @@ class FullTraining(ClassifierTraining):
         folds: int,
     ):
         super().__init__(run, sets, device)
-        self.settings, self.searching, seed = settings.suited_to(self.encoder), search, run.recipe.seed
+        augment = None if cached else FineTuningCrops(run, run.recipe.seed)
+        self.settings, self.searching, seed = settings.suited_to(self.encoder, augment), search, run.recipe.seed
         repeated = 1 + search * len(RATES) * len(DECAYS) * (HELD_OUT - 1) / HELD_OUT
         repeated += (folds - 1) if sets.test is None and folds else 0
         self.bar = Progress("finetune", round(settings.epochs * len(sets.train) * repeated))
-        augment = None if cached else fine_tuning_crops(run, seed)
         self.tuner = FineTuner(self.encoder, len(sets.classes), self.view, augment, self.bar.advance, seed)
         self.protocol = asdict(self.settings) | {"augmented": not cached}
 

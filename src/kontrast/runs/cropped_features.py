@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from kontrast.data import ImageSet
 from kontrast.probes import PROTOCOLS
-from kontrast.probes.fine_tuning import Augment
 from kontrast.runs.run import Run
 from kontrast.training.build import build_views, precision
 from kontrast.views import Views, keys
@@ -41,15 +40,26 @@ def crop_views(run: Run, crop: tuple[float, float] | None, dtype: torch.dtype) -
     return Views(policy, count=1, size=run.recipe.views.size, dtype=dtype)
 
 
-def fine_tuning_crops(run: Run, seed: int) -> Augment:
-    """Return a function that makes random crops of a batch for an epoch of fine-tuning."""
-    views = crop_views(run, FINE_TUNING_CROP, torch.float32)
+class FineTuningCrops:
+    """Makes random crops of a batch for an epoch of fine-tuning.
 
-    def crop(epoch: int, rows: Tensor, images: Tensor, sizes: Tensor | None) -> Tensor:
-        drawn: Any = views(images, keys(seed, FIRST_EPOCH + epoch, rows), sizes)
+    Args:
+        run: The run that the encoder belongs to.
+        seed: Decides about the crops, with the epoch and the number of each image.
+
+    Attributes:
+        colors: The mean and the deviation [3] that normalized the crops, if they are red, green and blue.
+    """
+
+    def __init__(self, run: Run, seed: int):
+        self.views, self.seed = crop_views(run, FINE_TUNING_CROP, torch.float32), seed
+        policy = self.views.policies[0]
+        shown = run.channels == 3 and policy.picture_channels(3) == 3 and run.limits.form is None
+        self.colors = tuple(torch.tensor(one).expand(3) for one in (policy.mean, policy.std)) if shown else None
+
+    def __call__(self, epoch: int, rows: Tensor, images: Tensor, sizes: Tensor | None) -> Tensor:
+        drawn: Any = self.views(images, keys(self.seed, FIRST_EPOCH + epoch, rows), sizes)
         return drawn[0]
-
-    return crop
 
 
 class CroppedFeatures:

@@ -28,7 +28,7 @@ from kontrast.probes.fine_tuning import HELD_OUT
 from kontrast.probes.finetuning_protocols import DECAYS, RATES, fine_tuning_named
 from kontrast.probes.intervals import over_seeds, within_one
 from kontrast.registry import nearest
-from kontrast.runs.cropped_features import CROPS, CroppedFeatures, fine_tuning_crops
+from kontrast.runs.cropped_features import CROPS, CroppedFeatures, FineTuningCrops
 from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import Run, open_run
 from kontrast.runs.text_probes import RETRIEVAL, TEXT_PROBES, ZERO_SHOT, text_results, write_examples
@@ -304,7 +304,7 @@ class _Job:
         settings = dataclasses.replace(settings, epochs=self.epochs or settings.epochs)
         with Progress(f"finetune, {name}", self._images_of_fine_tuning(settings.epochs)) as bar:
             options: dict[str, Any] = {"protocol": settings, "transform": self.run.transform(), "search": self.search}
-            options |= {"augment": None if self.cached else fine_tuning_crops(self.run, seed), "advance": bar.advance}
+            options |= {"augment": None if self.cached else FineTuningCrops(self.run, seed), "advance": bar.advance}
             tune = partial(finetune, encoder, **options)
             sets: Any = (train, train.labels, test, test.labels)
             if not self.shots:
