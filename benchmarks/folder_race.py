@@ -36,6 +36,7 @@ TEACHER = ["teacher.momentum=0.99", "teacher.schedule=cosine"]
 LOCAL_CROPS = ["views.local_count=4", "views.local_scale=[0.08,0.4]", "views.crop_scale=[0.4,1.0]"]
 CANDIDATES: dict[str, list[str]] = {
     "folder": [],
+    "nt-xent": [],
     "three-views": ["views.count=3"],
     "dcl": ["objective.name=dcl", "objective.temperature=0.1"],
     "cacr-k1": ["objective.name=cacr", "objective.t_plus=1.0", "objective.t_minus=2.0"],
@@ -53,6 +54,9 @@ CANDIDATES: dict[str, list[str]] = {
         "training.lr=0.001", "training.lr_scaling=none",
     ],
     "multi-crop": LOCAL_CROPS,
+    "batch-64": ["training.batch=64"],
+    "temperature-0.1": ["objective.temperature=0.1"],
+    "wide": ["encoder.width=512"],
     "resnet-64": ["encoder.name=small-resnet", "encoder.width=64"],
     "resnet-128": ["encoder.name=small-resnet", "encoder.width=128"],
     "resnet-256": ["encoder.name=small-resnet", "encoder.width=256"],
@@ -61,7 +65,9 @@ CANDIDATES: dict[str, list[str]] = {
         "training.weight_decay=5e-4",
     ],
 }  # fmt: skip
-"""Settings on top of the `folder` recipe; `folder` is the default itself, and `one+other` has the settings of both."""
+"""Settings on top of the `folder` recipe, and `one+other` has the settings of both; `folder` is the default itself."""
+NT_XENT = ["objective.name=nt-xent", "objective.temperature=0.2"]
+"""What candidates other than `folder` have if they name no objective, whatever the recipe chooses for the device."""
 LOCAL_SHARE = 9 / 16
 """The side of a local crop, as a share of the views' side."""
 
@@ -96,6 +102,8 @@ def link(file: Path, place: Path) -> None:
 def settings_of(candidate: str, folder: str) -> list[str]:
     """Return the overrides of a candidate; the size of local crops follows the views that the recipe chooses."""
     chosen = [setting for part in candidate.split("+") for setting in CANDIDATES[part]]
+    if candidate != "folder" and not any(setting.startswith("objective.") for setting in chosen):
+        chosen = [*NT_XENT, *chosen]
     if "views.local_count=4" in chosen:
         from kontrast.data.sources import preview_data
         from kontrast.training.auto_recipe import view_size

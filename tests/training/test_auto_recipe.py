@@ -31,3 +31,22 @@ def test_a_view_size_of_the_user_decides_what_images_are_reduced_to(tmp_path):
         Image.new("RGB", (320, 240), (30 * i, 0, 0)).save(tmp_path / f"{i}.png")
     recipe, _ = fresh_recipe(str(tmp_path), None, ["views.size=128"], torch.device("cpu"), lambda _: None)
     assert (recipe.views.size, recipe.views.policy, recipe.data.size) == (128, "moco-v2", 146)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ([], "cacr"),
+        (["views.count=3"], "cacr"),
+        (["objective.temperature=0.5"], "nt-xent"),
+        (["objective.name=dcl"], "dcl"),
+    ],
+)
+def test_on_a_cpu_the_objective_is_chosen_unless_the_user_sets_one(tmp_path, asked, name):
+    for i in range(8):
+        Image.new("RGB", (40, 40), (30 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    said: list[str] = []
+    recipe, _ = fresh_recipe(str(tmp_path), None, asked, torch.device("cpu"), said.append)
+    assert recipe.objective.name == name
+    assert any(f"-> {name}, encoder small-conv, batch" in line for line in said)
+    assert "objective" not in adapt(8, 40, torch.device("cuda"))

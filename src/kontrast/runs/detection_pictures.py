@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import math
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,16 @@ def write_pictures(folder: Path, task: str, images: AnnotatedImages, found: Sequ
     from PIL import Image
 
     count = min(COUNT, len(images))
-    sheet = Image.new("RGB", (SIDE * min(COLUMNS, count), SIDE * math.ceil(count / COLUMNS)), "white")
-    for place in range(count):
-        index = place * len(images) // count
-        picture = draw_detections(
-            images.pixels(index), found[index], images.classes, images.objects(index, False).boxes
-        )
-        sheet.paste(picture, (SIDE * (place % COLUMNS), SIDE * (place // COLUMNS)))
+    shown = [place * len(images) // count for place in range(count)]
+    pictures = [
+        draw_detections(images.pixels(i), found[i], images.classes, images.objects(i, False).boxes) for i in shown
+    ]
+    rows = [pictures[start : start + COLUMNS] for start in range(0, count, COLUMNS)]
+    tops = [0, *itertools.accumulate(max(picture.height for picture in row) for row in rows)]
+    sheet = Image.new("RGB", (SIDE * min(COLUMNS, count), tops[-1]), "white")
+    for row, top in zip(rows, tops):
+        for place, picture in enumerate(row):
+            sheet.paste(picture, (SIDE * place, top))
     buffer = io.BytesIO()
     sheet.save(buffer, "PNG")
     path = folder / f"transfer-{task}.png"
@@ -40,7 +43,7 @@ def write_pictures(folder: Path, task: str, images: AnnotatedImages, found: Sequ
 
 
 def draw_detections(pixels: Tensor, found: Detections, classes: Sequence[str], boxes: Tensor, side: int = SIDE) -> Any:
-    """Return an image with its likely detections as a square picture of PIL."""
+    """Return an image with its likely detections as a picture of PIL, whose longer side is given."""
     from PIL import Image, ImageColor, ImageDraw, ImageFont
 
     height, width = pixels.shape[1:]
@@ -55,8 +58,7 @@ def draw_detections(pixels: Tensor, found: Detections, classes: Sequence[str], b
             shown = torch.where(masks[k], 0.5 * shown + 0.5 * paint[:, None, None], shown)
     content = shown.round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
     resample = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR
-    picture = Image.new("RGB", (side, side), "white")
-    picture.paste(Image.fromarray(content).resize(size, resample))
+    picture = Image.fromarray(content).resize(size, resample)
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
     for box in boxes.tolist():
         _dotted(draw, [scale * value for value in box])

@@ -1,4 +1,4 @@
-"""Choose sizes, encoder, batch size and epochs for the `folder` recipe, by the images and the device."""
+"""Choose the settings of the `folder` recipe by the images and the device. results/folder-race.md has the evidence."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from kontrast.data.decode import SUFFIXES
 from kontrast.data.paths import describe_source
 from kontrast.training.build import build_views
 
-CPU_IMAGES = 60_000  # how often two slow cores can process an image of 32 px in a few minutes
+CPU_IMAGES = 200_000  # how often two cores process an image of 32 px in a minute or two
 CUDA_IMAGES = 20_000_000
 LONGEST = 1.5
 """The longest side of an image, in shorter sides that images are reduced to: most photos are 4:3 or 3:2."""
 SMALL_VIEWS = {"crop_scale": [0.2, 1.0], "jitter": [0.8, 0.8, 0.8, 0.2], "blur": 0.5, "blur_sigma": [0.1, 1.5]}
 """The augmentations that were best on small images in long trainings; results/README.md has what was tried."""
+CPU_OBJECTIVE = {"name": "cacr", "t_plus": 1.0, "t_minus": 2.0}
+"""What learned most in three minutes on a CPU."""
 CHOSEN = (
-    "adapt", "views.size", "views.policy", "views.crop_scale", "views.jitter", "views.blur", "views.blur_sigma",
-    "encoder.", "training.batch", "training.epochs", "training.warmup", "training.weight_decay",
-    "data.size", "data.longest", "data.depth", "views.low", "views.high", "views.mean", "views.std", "views.gray",
+    "adapt", "objective.", "views.size", "views.policy", "views.crop_scale", "views.jitter", "views.blur",
+    "views.blur_sigma", "encoder.", "training.batch", "training.epochs", "training.warmup",
+    "training.weight_decay", "data.size", "data.longest", "data.depth", "views.low", "views.high", "views.mean",
+    "views.std", "views.gray",
 )  # fmt: skip
 """Prefixes of the settings that are chosen here."""
 
@@ -53,6 +56,7 @@ def adapt(count: int, side: int, device: torch.device, size: int = 0) -> dict[st
         views |= SMALL_VIEWS
         training["weight_decay"] = 5e-4
     return {
+        **({} if cuda else {"objective": CPU_OBJECTIVE}),
         "views": views,
         "encoder": {"name": encoder},
         "training": training,
@@ -81,7 +85,7 @@ def reasons(recipe: Recipe, train: ImageSet, side: int, device: torch.device) ->
     return [
         f"images: {count:,}, typical shorter side {side} px -> views of {v.size} px ({v.policy})",
         *describe_folder(recipe, train),
-        f"device: {device.type} -> encoder {recipe.encoder.name}, batch {t.batch}",
+        f"device: {device.type} -> {recipe.objective.name}, encoder {recipe.encoder.name}, batch {t.batch}",
         describe_length(t, count),
     ]
 

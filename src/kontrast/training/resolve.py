@@ -66,6 +66,8 @@ def fresh_recipe(
         adaptation = adapt(count, side, device, size_of_views)
         if not is_free or (preview is not None and preview.images is not None):
             del adaptation["data"]  # the user gave a size, or the images are decoded already and can't be reduced
+        if any(key.startswith("objective.") for key in override_keys(overrides)):
+            adaptation.pop("objective", None)
         chosen = merge_trees(merge_trees(tree, {**adaptation, "adapt": False}), start)
         return read_recipe(apply_overrides(chosen, overrides), origin)
 
