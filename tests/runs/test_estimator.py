@@ -112,7 +112,7 @@ def test_it_works_in_a_pipeline_and_in_cross_validation():
     images = pixels()
     images[::2], images[1::2] = images[::2] // 16, 255 - images[1::2] // 16  # every other image is dark
     y = np.arange(len(images)) % 2
-    pipeline = make_pipeline(encoder(), StandardScaler(), LogisticRegression())
+    pipeline = make_pipeline(encoder(settings={**TINY, "encoder.width": 64}), StandardScaler(), LogisticRegression())
     assert pipeline.fit(images, y).score(images, y) == 1.0
     assert cross_val_score(pipeline, images, y, cv=2).shape == (2,)
     assert pipeline.set_params(encoder__random_state=3).get_params()["encoder__random_state"] == 3

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, conv2d, grid_sample
 
-from kontrast.views.color import luma
-
+LUMA = (0.2989, 0.587, 0.114)  # red, green and blue in a gray picture, as in torchvision
 LAYERS = 2  # operations that an image may go through
 PROBABILITY = 0.5  # of each of them
 STRONGEST = 10.0  # magnitude
@@ -67,7 +66,7 @@ def column(x: Tensor) -> Tensor:
 
 def gray(images: Tensor) -> Tensor:
     """[n,3,h,w] -> [n,1,h,w]"""
-    return luma(list(images.unbind(1)))[:, None]
+    return (images * images.new_tensor(LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)
 
 
 def levels(x: Tensor) -> Tensor:

@@ -338,8 +338,7 @@ def open_images(
         train = open_split(settings, "train", seed=run.recipe.seed)
     except DataError as error:
         raise error if data else DataError(f"{error}; if the run's images have moved, give --data") from None
-    train = run.check_channels(train)
-    test = None
+    train, test = run.check_channels(train), None
     if train.has_test:
         test = run.check_channels(open_split(settings, "test", seed=run.recipe.seed, other_bad=train.bad))
     if data is None and test is not None and (warning := data_change_warning(run, train, test)):
