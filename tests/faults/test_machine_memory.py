@@ -24,10 +24,10 @@ from kontrast.cli import main
 import kontrast.training.pretrain
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (now + (700 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (now + (1000 << 20),) * 2)
 sys.exit(main.run(sys.argv[1:]))
 """
-"""Run a command with 700 MiB more address space than a new process has. A fork of a test's process would not do: what
+"""Run a command with 1,000 MiB more address space than a new process has. A fork of a test's process would not do: what
 earlier tests have freed would be left to it."""
 
 
