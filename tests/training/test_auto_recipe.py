@@ -50,3 +50,14 @@ def test_on_a_cpu_the_objective_is_chosen_unless_the_user_sets_one(tmp_path, ask
     assert recipe.objective.name == name
     assert any(f"-> {name}, encoder small-conv, batch" in line for line in said)
     assert "objective" not in adapt(8, 40, torch.device("cuda"))
+
+
+def test_a_recipe_based_on_folder_keeps_its_objective(tmp_path):
+    (tmp_path / "mine.toml").write_text('base = "folder"\nobjective = { name = "dcl", temperature = 0.3 }\n')
+    (tmp_path / "photos").mkdir()
+    for i in range(8):
+        Image.new("RGB", (40, 40), (30 * i, 0, 0)).save(tmp_path / "photos" / f"{i}.png")
+    recipe, _ = fresh_recipe(
+        str(tmp_path / "photos"), str(tmp_path / "mine.toml"), [], torch.device("cpu"), lambda _: None
+    )
+    assert (recipe.objective.name, recipe.objective.arguments["temperature"]) == ("dcl", 0.3)

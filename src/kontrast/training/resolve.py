@@ -66,7 +66,7 @@ def fresh_recipe(
         adaptation = adapt(count, side, device, size_of_views)
         if not is_free or (preview is not None and preview.images is not None):
             del adaptation["data"]  # the user gave a size, or the images are decoded already and can't be reduced
-        if any(key.startswith("objective.") for key in override_keys(overrides)):
+        if gives_objective(tree, overrides):
             adaptation.pop("objective", None)
         chosen = merge_trees(merge_trees(tree, {**adaptation, "adapt": False}), start)
         return read_recipe(apply_overrides(chosen, overrides), origin)
@@ -100,6 +100,12 @@ def fresh_recipe(
 def gives_size(tree: dict[str, Any], overrides: Overrides) -> bool:
     """Return whether a recipe or its overrides say to which size images are reduced."""
     return "data.size" in flat(apply_overrides(tree, overrides))
+
+
+def gives_objective(tree: dict[str, Any], overrides: Overrides) -> bool:
+    """Return whether overrides, or a recipe of the user's that is based on `folder`, set the objective."""
+    asked = any(key.startswith("objective.") for key in override_keys(overrides))
+    return asked or tree.get("objective") != load_tree("folder")["objective"]
 
 
 def refuse_size(settings: DataSettings, train: ImageSet) -> None:
