@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -407,6 +408,13 @@ def test_other_numbers_of_one_seed_are_judged_by_their_images(tmp_path):
     assert "holds, margin +5 ± 1.2 points (1 seed)" in judgment(tmp_path, "a > b", "knn_area").details
     assert "holds, margin +0.02 ± 0.014 (1 seed)" in judgment(tmp_path, "a > b", "positive_cosine").details
     assert judgment(tmp_path, "a > b", "best_epoch").verdict == claims.INCONCLUSIVE
+
+
+def test_repulsion_is_that_of_the_last_twentieth(tmp_path):
+    lines = [json.dumps({"step": step, "repulsion": float(step)}) for step in range(40)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"epoch": 1})]) + "\n")
+    numbers, _ = MEASURES["repulsion"](SimpleNamespace(path=tmp_path), torch.device("cpu"), print)
+    assert numbers["repulsion"].tolist() == [38.0, 39.0]
 
 
 def test_mean_and_error_returns_the_standard_error():

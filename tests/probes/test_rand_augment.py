@@ -124,3 +124,14 @@ def test_repeats_are_different_crops_of_the_same_images():
     network = tuner.train(protocol, train, torch.tensor([0, 1, 0, 1, 0, 1, 0]))
     assert [epoch for epoch, _ in seen] == list(range(6)) and [len(rows) for _, rows in seen] == [3, 2, 2] * 2
     assert seen[0][1][:2] == seen[1][1] == seen[2][1] and all(p.isfinite().all() for p in network.parameters())
+
+
+def test_strengths_are_near_the_magnitude_and_have_both_signs(monkeypatch):
+    seen: list[torch.Tensor] = []
+    spy = {"spy": lambda x, strength: (seen.append(strength), x)[1]}
+    monkeypatch.setattr("kontrast.probes.rand_augment.OPERATIONS", spy)
+    rand_augment(torch.rand(2000, 3, 4, 4), 6.0, np.random.default_rng(0))
+    strengths = torch.cat(seen)
+    assert 1800 < len(strengths) < 2200 and 0.45 < (strengths > 0).float().mean() < 0.55
+    assert strengths.abs().mean().item() == pytest.approx(0.6, abs=0.01)
+    assert strengths.abs().std().item() == pytest.approx(0.05, abs=0.005)
