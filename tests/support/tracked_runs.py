@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from kontrast.cli.main import run
@@ -52,6 +53,14 @@ def received(run: Path, name: str = "recording") -> list[tuple[int, dict[str, fl
             assert not set(have) & set(line["numbers"]), f"step {line['step']} came twice"
             have.update(line["numbers"])
     return list(steps.items())
+
+
+def wait_for_trackers(run: Path, name: str, processes: int) -> None:
+    """Wait until so many processes of a tracker have closed it: they outlive the training that was killed."""
+    due = time.monotonic() + 600
+    while sum("closed" in line for line in recorded(run, name)) < processes:
+        assert time.monotonic() < due
+        time.sleep(0.01)
 
 
 def kill_after(step: int, place: Path, *options: str) -> None:

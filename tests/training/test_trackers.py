@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from kontrast import plugins
@@ -13,7 +11,7 @@ from kontrast.files import read_json
 
 from support.command_line import kontrast, one_line
 from support.commands import after_step
-from support.tracked_runs import OWN, SHORT, STEPS, kill_after, logged, pretrain, received, recorded
+from support.tracked_runs import OWN, SHORT, STEPS, kill_after, logged, pretrain, received, recorded, wait_for_trackers
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +34,7 @@ def test_after_a_kill_the_tracker_ends_with_the_numbers_of_metrics_jsonl(tmp_pat
     track = f"training.track=['{tracker}']"
     kill_after(11, tmp_path, track)  # a checkpoint was written after every 8 steps
     kill_after(17, tmp_path, track, "--resume")
+    wait_for_trackers(tmp_path / "run", tracker, 2)
     before = [line for line in recorded(tmp_path / "run") if "start" in line]
     run, _ = pretrain(tmp_path, track, "--resume")
     assert received(run, tracker) == logged(run) and [s for s, _ in logged(run)] == list(range(2, STEPS + 1, 2))
@@ -49,10 +48,7 @@ def test_numbers_that_may_be_taken_back_are_held_back(tmp_path):
     """Only a tracker that can forget gets the numbers after the last checkpoint."""
     kill_after(15, tmp_path, "training.track=['recording']")
     assert [step for step, _ in logged(tmp_path / "run")] == [2, 4, 6, 8, 10, 12, 14]
-    due = time.monotonic() + 600
-    while not any("closed" in line for line in recorded(tmp_path / "run")):  # its process ends after the training's
-        assert time.monotonic() < due
-        time.sleep(0.01)
+    wait_for_trackers(tmp_path / "run", "recording", 1)
     assert [step for step, _ in received(tmp_path / "run")] == [2, 4, 6, 8]
     assert recorded(tmp_path / "run")[-1] == {"closed": False}
 
