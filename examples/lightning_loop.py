@@ -20,10 +20,11 @@ class Module(lightning.LightningModule):
         return terms.total
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
 if __name__ == "__main__":
+    lightning.seed_everything(0)
     images = torch.utils.data.TensorDataset(torch.rand(512, 1, 8, 8))
     loader = torch.utils.data.DataLoader(images, batch_size=128, shuffle=True, drop_last=True)
     trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False)

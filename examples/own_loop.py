@@ -4,10 +4,11 @@ import torch
 
 import kontrast
 
+torch.manual_seed(0)
 encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
 objective = kontrast.objective("dcl", temperature=0.1)
-optimizer = torch.optim.SGD(encoder.parameters(), lr=0.01, momentum=0.9)
-images = torch.rand(512, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-3)
+images = torch.rand(512, 1, 8, 8)
 
 for _ in range(50):
     batch = images[torch.randint(len(images), (128,))]
