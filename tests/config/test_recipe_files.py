@@ -14,6 +14,7 @@ import torch
 from kontrast.config.recipe import Recipe
 from kontrast.config.recipe_files import FOLDER, load_tree, recipe_names, recipe_text, resolve
 from kontrast.errors import UsageError
+from kontrast.networks.heads import HEADS, PREDICTORS
 from kontrast.networks.tokenizers import ByteTokenizer
 from kontrast.training.build import build_learner, build_views, optimizer_of
 from kontrast.training.caption_batches import tokens_per_caption
@@ -41,7 +42,7 @@ DISTINCT = list({shape_of_training(name): name for name in reversed(NAMES)}.valu
 
 
 def shrunk(name: str, real_size: bool) -> Recipe:
-    """Return the recipe on few small images, with its own networks, objective and options."""
+    """Return the recipe on few small images, with its own objective, options and, at their real size, networks."""
     recipe = resolve(name)
     changes = ["training.batch=4", "batch_norm.splits=2"]
     if recipe.bank:
@@ -50,6 +51,12 @@ def shrunk(name: str, real_size: bool) -> Recipe:
         changes.append("head.outputs=16")  # whitening takes the cube of the width
     if recipe.prototypes:
         changes.append("prototypes.count=24")
+    if not real_size and recipe.encoder.name in ("resnet-18", "resnet-50"):
+        changes += ["encoder.name=small-resnet", "encoder.width=32"]
+    for part, registry in (("head", HEADS), ("predictor", PREDICTORS)) if not real_size else ():
+        if (network := getattr(recipe, part)) is not None:
+            known = registry.arguments(network.name)
+            changes += [f"{part}.{width}=32" for width in ("hidden", "outputs") if width in known]
     if recipe.views.size > 64:
         changes.append("views.size=32")
     elif not real_size and recipe.encoder.name != "convn":
@@ -89,9 +96,9 @@ def test_every_recipe_can_be_built(name):
     assert recipe.title
 
 
-ENCODERS = ("resnet-50", "vit-base", "vit-small", "vit-small-moco")
+ENCODERS = ("vit-base", "vit-small", "vit-small-moco")
 LARGE = [name for name in DISTINCT if resolve(name).encoder.name in ENCODERS]
-"""Smaller encoders train the same objectives, heads and options."""
+"""Smaller encoders train the same objectives, heads and options, and stand in for ResNets."""
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,15 @@ def interpreted(cases: str) -> Path:
     return Path(__file__).parents[1] / "support" / f"interpreted_{cases}.py"
 
 
-@pytest.mark.parametrize("cases", ["rows", "views"])
-def test_in_the_interpreter(cases):
+def test_in_the_interpreter():
     """Each kernel and each variant of it at least once, at odd shapes."""
-    assert_tests_pass_interpreted(interpreted(cases))
+    assert_tests_pass_interpreted(interpreted("rows"), interpreted("views"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", ["rows", "views", "two_way", "nearest"])
 def test_more_cases_in_the_interpreter(cases):
-    assert_tests_pass_interpreted(interpreted(cases), "slow" if cases in ("rows", "views") else "")
+    assert_tests_pass_interpreted(interpreted(cases), marks="slow" if cases in ("rows", "views") else "")
 
 
 def test_float64_is_refused():

@@ -136,7 +136,7 @@ def test_two_ranks_equal_one_process_on_the_joined_batch():
     weights = torch.randn(10, 16, dtype=torch.float64)
     with tempfile.TemporaryDirectory() as folder:
         torch.save({"state": fresh.state_dict(), "x": x, "weights": weights}, os.path.join(folder, "in.pt"))
-        processes.spawn(on_two_ranks, (folder,), nprocs=2)
+        processes.start_processes(on_two_ranks, (folder,), nprocs=2, start_method="fork")
         out = [torch.load(os.path.join(folder, f"out{r}.pt")) for r in range(2)]
     whole = x.clone().requires_grad_()
     y = fresh(whole)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from multiprocessing import get_context
 
 import pytest
 import torch
 
 from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.networks import ENCODERS, Teacher, encoder, head
+from kontrast.networks.resnet import ShortcutConvolution
 from kontrast.networks.vit import DropPath
 
 QUICK = [n for n in ENCODERS if n not in ("resnet-101", "vit-base")]
@@ -64,23 +66,24 @@ def test_resnet_equals_torchvision_with_its_weights(name):
         torch.testing.assert_close(ours.train()(x), theirs.train()(x))
 
 
+def train_a_narrow_shortcut() -> None:
+    torch.manual_seed(0)
+    layer, x = ShortcutConvolution(8, 16, 2), torch.randn(16, 8, 64, 64)
+    layer.to(memory_format=torch.channels_last)
+    for _ in range(5):
+        layer.zero_grad()
+        layer(x.contiguous(memory_format=torch.channels_last)).square().sum().backward()
+    weight = layer.weight.detach().double().requires_grad_()
+    torch.nn.functional.conv2d(x.double(), weight, stride=2).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-2)
+
+
 def test_a_narrow_shortcut_keeps_to_its_memory():
     """The check is a process of its own, because torch's own convolution ends it with a segmentation fault."""
-    check = """
-import torch
-from kontrast.networks.resnet import ShortcutConvolution
-torch.manual_seed(0)
-layer, x = ShortcutConvolution(8, 16, 2), torch.randn(16, 8, 64, 64)
-layer.to(memory_format=torch.channels_last)
-for _ in range(5):
-    layer.zero_grad()
-    layer(x.contiguous(memory_format=torch.channels_last)).square().sum().backward()
-weight = layer.weight.detach().double().requires_grad_()
-torch.nn.functional.conv2d(x.double(), weight, stride=2).square().sum().backward()
-torch.testing.assert_close(layer.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-2)
-"""
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = get_context("fork").Process(target=train_a_narrow_shortcut)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_the_stem_follows_the_size():

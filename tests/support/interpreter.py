@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 
-def assert_tests_pass_interpreted(tests: Path, marks: str = "not slow") -> None:
-    """Run the tests of a file that have these marks on the CPU in Triton's interpreter; fail with their output."""
+def assert_tests_pass_interpreted(*tests: Path, marks: str = "not slow") -> None:
+    """Run the tests of files that have these marks on the CPU in Triton's interpreter; fail with their output."""
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", marks, str(tests)],
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", marks, *map(str, tests)],
         env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

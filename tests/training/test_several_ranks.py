@@ -24,6 +24,7 @@ from kontrast.views import keys
 
 from support import tiny_run
 from support.commands import TINY, Command, free_port, rank_environment
+from support.made_images import folder_of
 
 OPTIONS = [
     *TINY,
@@ -207,7 +208,11 @@ def train_in_float64(case: str, out: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("one query view", "simsiam", "barlow twins", "sim-whitening", "swd", "nt-xent", "co2", "zero-cl", "supcon")
+"""Their learners have no parts that the other cases lack."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES])
 def test_two_ranks_take_the_steps_of_one_process(tmp_path, case):
     port = free_port()
     runs = {"one": {}, "r0": rank_environment(0, 2, port), "r1": rank_environment(1, 2, port)}
@@ -241,7 +246,7 @@ SHARDED = [
     "training.batch=16",
     "training.log_every=1",
     "training.optimizer=adamw",
-    "training.lr=0.001",
+    "training.lr=0.0001",
     "encoder.name=vit-tiny",
     "objective.name=info-nce",
     "teacher.momentum=0.9",
@@ -254,7 +259,8 @@ SHARDED = [
 @pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fsdp_takes_the_steps_of_ddp(tmp_path, parts):
     """FSDP2 with teacher and predictor has the losses, the encoder and the checkpoint of DDP, also after resuming."""
-    options = [*SHARDED, "training.max_steps=4", f"training.accumulate={parts}", "checkpoints.every=0"]
+    images = folder_of(tmp_path / "images", 64)
+    options = [str(images), *SHARDED, "training.max_steps=4", f"training.accumulate={parts}", "checkpoints.every=0"]
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     copies, _ = two(tmp_path / "a", options)
@@ -271,7 +277,7 @@ def test_fsdp_takes_the_steps_of_ddp(tmp_path, parts):
 
 @pytest.mark.slow
 def test_a_run_with_fsdp_resumes_to_the_same_bits(tmp_path):
-    options = [*SHARDED, "training.parallel=fsdp"]
+    options = [str(folder_of(tmp_path / "images", 64)), *SHARDED, "training.parallel=fsdp"]
     for name in ("whole", "halves"):
         (tmp_path / name).mkdir()
     whole, _ = two(tmp_path / "whole", [*options, "training.max_steps=4"])
