@@ -68,6 +68,7 @@ CASES: list[tuple[str, dict, int, tuple[str, ...]]] = [
     ("info-nce", {"loss_scale": "2tau"}, 2, ("keys",)),
     ("nnclr", {}, 3, ("keys",)),
     ("sogclr", {"images": 24, "gamma": 0.4}, 3, ()),
+    ("isogclr", {"images": 24, "gamma": 0.4, "beta": 0.3}, 3, ()),
     ("swav", {}, 3, ("keys", "bank")),
     ("dino", {"centering": "sinkhorn"}, 3, ("keys",)),
 ]
@@ -276,6 +277,7 @@ def test_ranks_equal_one_process(number: int, ranks: list[dict], joined: list[di
 # Small messages besides the mean of the terms, forward and backward; distributed.py says what they are.
 MORE_MESSAGES = {
     "align-uniform": (1, 1), "dclw": (1, 0), "swav": (3, 0), "dino": (1, 0), "sogclr": (1, 0), "lejepa": (1, 1),
+    "isogclr": (1, 0),
 }  # fmt: skip
 FEATURE_STATISTICS = {"barlow-twins", "vicreg", "w-mse", "sim-trace"}
 BOTH = {"sim-whitening", "zero-cl"}  # statistics of features, and a gather

@@ -18,7 +18,7 @@ together. Some objectives need a little more, which tests/test_distributed.py co
     dclw                                the similarities of positives [V,B] forward, for weights over all images
     sim-affinity, sim-whitening         a number per pair of views forward and backward, for the norm of A - A^T
     nnclr                               its keys are the predictions z, and the teacher's keys too without a bank
-    sogclr                              the index and estimate of each image [2,B] forward
+    sogclr, isogclr                     the index and estimates of each image [2,B] or [4,B] forward
     swav, dino with sinkhorn            no keys: sums [W,K] or [K] over samples forward, once per iteration
     dino                                no keys: the mean [D] of the teacher's rows forward, for the center
     barlow-twins, vicreg, w-mse,        no keys: sums [V,D] and [V,D,D] of views or pairs of views, forward and backward

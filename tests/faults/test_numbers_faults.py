@@ -111,14 +111,15 @@ def test_any_temperature_gives_the_definitions_value(name, dtype):
     digits = {torch.float32: 3e-7, torch.float16: 2e-4, torch.bfloat16: 1e-3}[dtype]
     z = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(3)).to(dtype)
     for temperature in (1e-4, 5e-3, 0.01, 0.05, 1.0, 100.0, 1e4):
-        loss = small_objective(name, temperature=temperature)
+        bounds = {"temperature_bounds": (temperature / 2, temperature * 2)} if name == "isogclr" else {}
+        loss = small_objective(name, temperature=temperature, **bounds)
         given = z.clone().requires_grad_()
         value = loss(given, **extra_inputs(name, z))
         exact = loss(z.double(), **extra_inputs(name, z.double()))
         assert bool(torch.isfinite(value)) and bool(torch.isfinite(torch.autograd.grad(value, given)[0]).all())
         # A temperature of 1e-4 magnifies the rounding of a similarity ten thousand times; one of 1e4 that of SogCLR's
         # mean of exponentials, whose log it multiplies.
-        magnified = max(1, temperature) if name == "sogclr" else 1 / temperature
+        magnified = max(1, temperature) if name in ("sogclr", "isogclr") else 1 / temperature
         torch.testing.assert_close(value.double(), exact, rtol=1e-4, atol=digits * magnified + 1e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -23,11 +24,13 @@ class MadeKernel:
             for name in self.arg_names
         ]
         self.compiled, self.launched = 0, []
+        self.ran = lambda: None
 
     def __getitem__(self, grid):
         def compile_and_launch(*arguments, **constants):
             self.compiled += 1
-            return {(*grid, 1, 1)[:3]: lambda *values: self.launched.append(values)}
+            self.ran()
+            return {(*grid, 1, 1)[:3]: lambda *values: (self.launched.append(values), self.ran())}
 
         return compile_and_launch
 
@@ -35,9 +38,28 @@ class MadeKernel:
 @pytest.fixture
 def made(monkeypatch):
     monkeypatch.setattr(triton_fast_launch, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # the device of CPU tensors
     kernel = MadeKernel()
     return kernel, FastKernel(kernel)
+
+
+def test_it_launches_on_the_device_of_its_tensors(made, monkeypatch):
+    """Triton itself launches on the current device, which may be another one."""
+    kernel, fast = made
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    current, during = [0], []
+
+    @contextlib.contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(kernel, "ran", lambda: during.append(current[-1]), raising=False)
+    for _ in range(2):  # compiled, and known
+        fast[(4,)](torch.zeros(8), 8, 8, 0.5, BLOCK=16)
+    assert during == [-1, -1] and current == [0] and kernel.compiled == 1
 
 
 def test_a_known_variant_is_launched_with_addresses_and_constants_in_the_kernels_order(made):

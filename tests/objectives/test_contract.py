@@ -32,6 +32,7 @@ ATTACHED = {
     "cacr": {"detach_positive_weights": False},
     "sim-trace": {"variant": "paper", "ridge": 0.05},
     "sogclr": {"gamma": 1.0},
+    "isogclr": {"gamma": 1.0},
     "zero-cl": {"detach": False},
 }
 # Here the sign or order of features matters, so that a rotation changes the value.
@@ -39,7 +40,7 @@ NOT_ROTATION_INVARIANT = {"swd", "barlow-twins", "vicreg", "w-mse", "lejepa", "z
 EXPECTED = """
     nt-xent info-nce dcl dclw decoupled-nt-xent swd align-uniform hard-negative multi-view-nce jcl cacr sim-affinity
     sim-whitening sim-trace alignment barlow-twins vicreg w-mse siglip swav dino nnclr sogclr co2 lejepa koleo
-    zero-cl cross-entropy
+    zero-cl cross-entropy isogclr
 """
 COMPILED_BY_DEFAULT = {"nt-xent", "cacr", "jcl", "swd", "sim-whitening", "lejepa"}
 

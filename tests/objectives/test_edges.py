@@ -20,6 +20,7 @@ ATTACHED = {
     "cacr": {"detach_positive_weights": False},
     "sim-trace": {"variant": "paper", "ridge": 0.05},
     "sogclr": {"gamma": 1.0},
+    "isogclr": {"gamma": 1.0},
     "zero-cl": {"detach": False},
 }
 

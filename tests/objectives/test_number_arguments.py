@@ -54,7 +54,9 @@ def default(name: str, argument: str) -> float:
 
 
 def constant(name: str, argument: str) -> bool:
-    return (argument in CONSTANT and name != "vicreg") or (name, argument) == ("sogclr", "temperature")
+    if name == "isogclr" or (name, argument) == ("sogclr", "temperature"):
+        return True
+    return argument in CONSTANT and name != "vicreg"
 
 
 TRAINED = [(name, argument) for name, argument in NUMBERS if not constant(name, argument)]

@@ -147,6 +147,33 @@ def test_ids_that_differ_only_in_their_upper_halves(route):
     torch.testing.assert_close(found, expected)
 
 
+def test_a_single_row_cut_out_of_wider_ones():
+    """torch calls it contiguous; its stride is not one that the kernels can read."""
+    from kontrast.kernels import row_statistics
+
+    wide, keys = torch.randn(1, 27).half()[:, :24], torch.randn(9, 24).half()
+    found = row_statistics(wide, keys, scale=1.0, implementation="triton")
+    torch.testing.assert_close(found, row_statistics(wide, keys, scale=1.0, implementation="dense"))
+
+
+def test_autocast_does_not_round_products():
+    from kontrast.kernels import mean_vectors
+
+    q, k = torch.randn(20, 8), torch.randn(30, 8)
+    exact = mean_vectors(q, k, scale=2.0, implementation="triton")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(mean_vectors(q, k, scale=2.0, implementation="triton"), exact)
+
+
+def test_no_outputs_of_an_operator_share_memory():
+    """torch refuses that in compiled programs."""
+    from kontrast.kernels.triton_softplus import triton_softplus_forward
+
+    q, k = torch.randn(20, 8), torch.randn(30, 8)
+    found = triton_softplus_forward(q, k, None, None, torch.tensor(2.0), torch.tensor(-1.0))
+    assert len({x.untyped_storage().data_ptr() for x in found}) == 3
+
+
 @pytest.mark.slow
 def test_strided_and_misaligned_rows(route):
     from kontrast.kernels import row_statistics

@@ -374,6 +374,12 @@ CASES: list[tuple[str, dict, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
         lambda z: 0.3 * (dcl(z, 0.3) - math.log(len(z) * (z.shape[1] - 1))),
         (2, 3),
     ),
+    (
+        "isogclr",
+        {"temperature": 0.3, "gamma": 1.0, "radius": 0.7},
+        lambda z: 0.3 * (dcl(z, 0.3) - math.log(len(z) * (z.shape[1] - 1)) + 0.7),
+        (2, 3),
+    ),
     ("siglip", {"temperature": 0.2, "bias": -1.5}, lambda z: siglip_of_views(z, 5.0, -1.5), (2, 3)),
     ("swav", {"temperature": 0.3}, lambda z: swav(z, prototypes("swav", z), 0.3, 0.05), (2, 3)),
     ("swav", {"epsilon": 0.2, "iterations": 1}, lambda z: swav(z, prototypes("swav", z), 0.1, 0.2, 1), (2,)),

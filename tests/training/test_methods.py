@@ -39,6 +39,7 @@ METHODS = {
         "views": {"count": 2, "size": 16, "policy": "digits", "local_count": 1, "local_size": 8},
     },
     "sogclr": {"objective": {"name": "sogclr", "gamma": 0.5}},
+    "isogclr": {"objective": {"name": "isogclr"}},
     "nnclr": {
         "objective": {"name": "nnclr"},
         "predictor": {"name": "simsiam", "hidden": 4},

@@ -90,7 +90,7 @@ def is_per_row(scale: float | Tensor) -> bool:
 
 def is_small(rows: Tensor, pairs: int) -> bool:
     """Return whether there are few enough pairs of rows, and a plain matrix product keeps float32's precision."""
-    rounded = rows.is_cuda and rows.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    rounded = rows.is_cuda and rows.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return pairs <= SMALL.get(rows.device.type, 0) and not rounded
 
 

@@ -47,7 +47,12 @@ class FastKernel:
     def launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         kinds = tuple(map(type, arguments))
         places = self.places.get(kinds) or self.find_places(kinds)
-        key: list[Any] = [torch.cuda.current_device(), kinds, *constants.values()]
+        some = arguments[places.tensors[0]] if places.tensors else arguments[places.descriptors[0]].base
+        device = some.get_device()
+        if device != torch.cuda.current_device():  # Triton launches on the current device
+            with torch.cuda.device(device):
+                return self.launch(grid, *arguments, **constants)
+        key: list[Any] = [device, kinds, *constants.values()]
         addresses: list[Any] = list(arguments)
         for place in places.tensors:
             x = arguments[place]

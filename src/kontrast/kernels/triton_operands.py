@@ -83,7 +83,9 @@ class Operand:
         rows = rows.float() if INTERPRETED and rows.dtype == torch.bfloat16 else rows
         excess = -self.width % 8
         rows = torch.nn.functional.pad(rows, (0, excess)) if excess else rows.contiguous()
-        self.rows = rows.clone() if rows.data_ptr() % 16 else rows
+        # torch calls a single row contiguous, whatever its stride.
+        usual = rows.stride() == (rows.shape[1], 1) and rows.data_ptr() % 16 == 0
+        self.rows = rows if usual else rows.new_empty(rows.shape).copy_(rows)
         self.in_parts = self.kind == torch.float32
         self.stride = 0
         self.read = self.cut() if self.in_parts else self.rows

@@ -72,9 +72,8 @@ def triton_gaussian_and_prior(
     gaussian = torch.empty(d, d, dtype=torch.float64, device=step.device)
     rows = torch.empty(b, d, dtype=dtype, device=step.device)
     lanes = triton.next_power_of_2(d)
-    with torch.cuda.device_of(step):
-        draw_kernel[(d + b,)](
-            step, gaussian, rows, first_state(seed), d, PRIOR=PRIORS.index(prior), LANES=lanes,
-            num_warps=min(8, max(1, lanes // 64)),
-        )  # fmt: skip
+    draw_kernel[(d + b,)](
+        step, gaussian, rows, first_state(seed), d, PRIOR=PRIORS.index(prior), LANES=lanes,
+        num_warps=min(8, max(1, lanes // 64)),
+    )  # fmt: skip
     return gaussian, rows

@@ -99,7 +99,8 @@ def triton_softplus_forward(
         rows.count, columns.count, rows.stride, columns.stride, each,
         RAGGED=columns.count % shape.columns != 0, **launch_options(shape, piece, pieces, rows),
     )  # fmt: skip
-    total, weights, weighted = (sums[0] if splits == 1 else sums.sum(dim=0)).unbind()
+    # Copies, because the outputs of an operator of torch may not share memory.
+    total, weights, weighted = (x.clone() for x in (sums[0] if splits == 1 else sums.sum(dim=0)))
     return total, weights, weighted
 
 

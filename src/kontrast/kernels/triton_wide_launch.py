@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kontrast.kernels import triton_wide as wide_kernels
+from kontrast.kernels.dense import INTERPRETED
 from kontrast.kernels.triton_launch import (
     LOG2_E,
     RowTerms,
@@ -267,14 +268,16 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def exact_products() -> Iterator[None]:
-    """Multiply float32 matrices in float32, also in a program that allows tf32."""
+    """Multiply float32 matrices in float32, also in a program that allows tf32, and under autocast."""
     settings = torch.backends.cuda.matmul
-    before = settings.fp32_precision
-    if before == "ieee":
-        yield
-        return
-    settings.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
+    before, device = settings.fp32_precision, "cpu" if INTERPRETED else "cuda"
+    casting = torch.is_autocast_enabled(device)
+    with torch.autocast(device, enabled=False) if casting else contextlib.nullcontext():
+        if before == "ieee":
+            yield
+            return
+        settings.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            settings.fp32_precision = before

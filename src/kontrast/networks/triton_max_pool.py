@@ -66,7 +66,8 @@ def launch(kernel, block: int, tensors: list[Tensor], over: Tensor, input: Tenso
     count, channels, *sides = input.shape
     if count:
         blocks = triton.cdiv(over[0].numel(), block)
-        kernel[(count * blocks,)](*tensors, blocks, channels, *sides, *output.shape[2:], *window, BLOCK=block)
+        with torch.cuda.device_of(input):
+            kernel[(count * blocks,)](*tensors, blocks, channels, *sides, *output.shape[2:], *window, BLOCK=block)
 
 
 def triton_forward(input: Tensor, largest: Tensor, places: Tensor, *window: int) -> None:

@@ -22,6 +22,7 @@ from kontrast.objectives.decoupled_nt_xent import DecoupledNTXent
 from kontrast.objectives.dino import DINO
 from kontrast.objectives.hard_negative import HardNegative
 from kontrast.objectives.info_nce import InfoNCE
+from kontrast.objectives.isogclr import ISogCLR
 from kontrast.objectives.jcl import JCL
 from kontrast.objectives.koleo import KoLeo
 from kontrast.objectives.learned_temperature import LearnedTemperature
@@ -44,7 +45,7 @@ from kontrast.objectives.zero_cl import ZeroCL
 
 __all__ = [
     "CACR", "CO2", "DCL", "DCLW", "DINO", "JCL", "NNCLR", "OBJECTIVES", "SWD", "WMSE", "AlignUniform", "Alignment",
-    "BarlowTwins", "CrossEntropy", "DecoupledNTXent", "HardNegative", "InfoNCE", "KoLeo", "LeJEPA",
+    "BarlowTwins", "CrossEntropy", "DecoupledNTXent", "HardNegative", "ISogCLR", "InfoNCE", "KoLeo", "LeJEPA",
     "LearnedTemperature", "MultiViewNCE", "NTXent", "Objective", "Pairs", "SigLIP", "SimAffinity", "SimTrace",
     "SimWhitening", "SogCLR", "Sum", "SwAV", "Terms", "VICReg", "ZeroCL", "choice", "number", "objective",
     "positive", "switch", "weight", "whole",

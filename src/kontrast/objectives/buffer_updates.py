@@ -36,15 +36,15 @@ def gather_updates(places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     So it doesn't matter in which order repeated places are written, which no device promises.
 
     Shape:
-        places and values [B] of each rank; the result [N].
+        places [B] and values [B] or [k,B] of each rank; the result [N], and [N] or [k,N].
     """
     if distributed.world() > 1:
-        both = torch.stack([places.double(), values.double()])  # places are exact below 2^53
-        gathered, values = distributed.gather(both, dim=1).unbind()
-        places = gathered.long()
+        both = torch.cat([places[None].double(), values.double().view(-1, len(places))])  # exact below 2^53
+        gathered = distributed.gather(both, dim=1)
+        places, values = gathered[0].long(), gathered[1:].view(*values.shape[:-1], -1)
     ordered, order = torch.sort(places, stable=True)
     last = order.index_select(0, torch.searchsorted(ordered, places, right=True) - 1)
-    return places, values.index_select(0, last)
+    return places, values.index_select(-1, last)
 
 
 def buffer_on(device: torch.device, objective: nn.Module, name: str) -> Tensor:

@@ -77,16 +77,21 @@ def temperature_argument(value: Any, initial: Any, bounds: Any, *, default: floa
             refuse(name, given, "only temperature='learned' has it; leave it out")
     if not learned:
         return positive("temperature", value)
-    bounds = BOUNDS if bounds is None else bounds
-    numbers = bounds if isinstance(bounds, Sequence) and not isinstance(bounds, str | bytes) else []
-    limits = [fixed("temperature_bounds", positive("temperature_bounds", bound)) for bound in numbers]
-    if len(limits) != 2 or limits[0] >= limits[1]:
-        refuse("temperature_bounds", bounds, "give the least and the largest temperature, for example [0.01, 1.0]")
+    limits = temperature_range("temperature_bounds", BOUNDS if bounds is None else bounds)
     initial = default if initial is None else initial
     start = fixed("initial_temperature", positive("initial_temperature", initial))
     if not limits[0] <= start <= limits[1]:
-        refuse("initial_temperature", initial, f"give a number within temperature_bounds, {limits}")
+        refuse("initial_temperature", initial, f"give a number within temperature_bounds, {list(limits)}")
     return LearnedTemperature(start, limits)
+
+
+def temperature_range(name: str, bounds: Any) -> tuple[float, float]:
+    """Check the least and the largest temperature."""
+    numbers = bounds if isinstance(bounds, Sequence) and not isinstance(bounds, str | bytes) else []
+    limits = [fixed(name, positive(name, bound)) for bound in numbers]
+    if len(limits) != 2 or limits[0] >= limits[1]:
+        refuse(name, bounds, "give the least and the largest temperature, for example [0.01, 1.0]")
+    return limits[0], limits[1]
 
 
 def current(temperature: Temperature) -> Number:

@@ -24,6 +24,12 @@ def share(name: str, value: Any) -> Number:
     return found
 
 
+def running_estimate(log_old: Tensor, log_new: Tensor, gamma: Tensor) -> Tensor:
+    """Return the log of (1 - gamma) old + gamma new, or that of new where nothing was stored."""
+    mixed = torch.logaddexp(torch.log1p(-gamma) + log_old, torch.log(gamma) + log_new)
+    return torch.where(torch.isneginf(log_old), log_new, mixed)
+
+
 @OBJECTIVES.register("sogclr")
 class SogCLR(Objective):
     r"""Repel each image from the whole data set, by a running estimate per image instead of a large batch (SogCLR).
@@ -80,11 +86,9 @@ class SogCLR(Objective):
 
     def contrast(self, pairs: Pairs) -> Terms:
         log_g = pairs.negatives(1 / self.temperature).lse - math.log(pairs.negative_count)
-        new, gamma = log_g.detach(), on_device(self, "gamma")
+        new = log_g.detach()
         indices, stored = indices_below(self.images, pairs.given.indices), buffer_on(new.device, self, "log_u")
-        old = stored.index_select(0, indices).to(new.dtype)
-        mixed = torch.logaddexp(torch.log1p(-gamma) + old, torch.log(gamma) + new)
-        log_u = torch.where(torch.isneginf(old), new, mixed)
+        log_u = running_estimate(stored.index_select(0, indices).to(new.dtype), new, on_device(self, "gamma"))
         # The gradient of tau log u would have the factor gamma too, which the method leaves out.
         repulsion = self.temperature * (log_u + torch.exp(new - log_u) * (log_g - new))
         places, values = gather_updates(indices, torch.logsumexp(log_u, dim=0) - math.log(pairs.V))

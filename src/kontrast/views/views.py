@@ -144,8 +144,9 @@ class Views:
             from kontrast.views import triton_views
 
             rows = self._table(keys.device)[first : first + len(chosen)]
-            parameters = triton_views.draw(rows, keys, sizes, images.shape[2:], size, first)
-            triton_views.render(images, sizes, parameters, chosen, out)
+            with torch.cuda.device_of(images):
+                parameters = triton_views.draw(rows, keys, sizes, images.shape[2:], size, first)
+                triton_views.render(images, sizes, parameters, chosen, out)
         else:
             if sizes is None:
                 sizes = torch.stack([torch.full_like(keys, side) for side in images.shape[2:]], 1)
