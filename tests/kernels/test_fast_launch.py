@@ -98,5 +98,6 @@ def test_each_device_has_its_own_variant(made, monkeypatch):
     kernel, fast = made
     for device in (0, 1, 0):
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
+        monkeypatch.setattr(torch.Tensor, "get_device", lambda _, device=device: device)
         fast[(4,)](torch.zeros(8), 8, 8, 0.5, BLOCK=16)
     assert kernel.compiled == 2

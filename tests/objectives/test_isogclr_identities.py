@@ -131,7 +131,10 @@ def test_the_last_place_of_a_repeated_image_counts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"temperature": 0.01}, r"temperature is 0.01: give a number within temperature_bounds, \[0.05, 1.0\]"),
+        (
+            {"temperature": 0.01, "temperature_bounds": (0.05, 1.0)},
+            r"temperature is 0.01: give a number within temperature_bounds, \[0.05, 1.0\]",
+        ),
         ({"temperature_bounds": (0.2, 0.1)}, "give the least and the largest temperature"),
         ({"beta": 1.5}, "beta is 1.5: give a number above 0 and at most 1"),
         ({"radius": -0.1}, "radius is -0.1"),

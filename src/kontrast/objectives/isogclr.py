@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kontrast.kernels.dense import accumulation_type
 from kontrast.objectives.arguments import fixed, positive, refuse, weight
 from kontrast.objectives.base import OBJECTIVES, Terms
 from kontrast.objectives.buffer_updates import buffer_on, gather_updates, update_in_backward
@@ -17,8 +18,7 @@ from kontrast.objectives.pairs import Pairs
 from kontrast.objectives.scheduled_number import on_device
 from kontrast.objectives.sogclr import SogCLR, running_estimate, share
 
-LARGEST_GRADIENT = 3.0
-"""Beyond it the gradient of a temperature is clipped, as in the released code."""
+LARGEST_GRADIENT = 3.0  # of a temperature; larger ones are clipped, as in the released code
 
 
 @OBJECTIVES.register("isogclr")
@@ -45,13 +45,13 @@ class ISogCLR(SogCLR):
 
     Args:
         images: number of images in the data set; indices must be less.
-        temperature: tau of every image at the start, within the bounds.
+        temperature: tau of every image at the start.
         gamma: share of the new batch in the estimate, above 0 and at most 1. It may be changed during training, also
             in a captured graph.
         radius: the divergence at which a temperature settles; larger makes temperatures smaller. At least 0.
         temperature_lr: the learning rate of the temperatures.
         beta: share of the new gradient in the momentum v, above 0 and at most 1.
-        temperature_bounds: the least and the largest temperature.
+        temperature_bounds: the least and the largest temperature. Default: 0.05 and 1, or as far as the first one.
         normalize: scale the rows of z and keys to length one. False takes them as they are.
         reduction: `mean` over anchors, `sum`, or `simclr_tf`, the sum of the means of the views.
 
@@ -76,10 +76,13 @@ class ISogCLR(SogCLR):
     velocity: Tensor
 
     def __init__(self, images: int = 1_048_576, temperature: float = 0.1, gamma: float = 0.8, radius: float = 0.4, *,
-                 temperature_lr: float = 0.03, beta: float = 0.5, temperature_bounds: Sequence[float] = (0.05, 1.0),
+                 temperature_lr: float = 0.03, beta: float = 0.5, temperature_bounds: Sequence[float] | None = None,
                  normalize: bool = True, reduction: str = "mean"):  # fmt: skip
         super().__init__(images, temperature, gamma, normalize=normalize, reduction=reduction)
-        self.temperature_bounds = least, largest = temperature_range("temperature_bounds", temperature_bounds)
+        self.temperature_bounds = bounds = temperature_bounds
+        if bounds is None:
+            bounds = min(0.05, self.temperature), max(1.0, self.temperature)
+        self.limits = least, largest = temperature_range("temperature_bounds", bounds)
         if not least <= self.temperature <= largest:
             refuse("temperature", temperature, f"give a number within temperature_bounds, {[least, largest]}")
         self.radius = fixed("radius", weight("radius", radius))
@@ -91,7 +94,8 @@ class ISogCLR(SogCLR):
     def contrast(self, pairs: Pairs) -> Terms:
         indices = indices_below(self.images, pairs.given.indices)
         stored = [buffer_on(pairs.given.z.device, self, name) for name in ("log_u", "tau", "velocity")]
-        old, tau, velocity = (buffer.index_select(0, indices).to(pairs.dtype) for buffer in stored)
+        dtype = accumulation_type(pairs.given.z)
+        old, tau, velocity = (buffer.index_select(0, indices).to(dtype) for buffer in stored)
         negatives = pairs.negatives(1 / tau.repeat(pairs.V), with_mean=True)
         log_g = negatives.lse - math.log(pairs.negative_count)
         new = log_g.detach()
@@ -99,7 +103,7 @@ class ISogCLR(SogCLR):
         repulsion = tau * (log_u + self.radius + torch.exp(new - log_u) * (log_g - new))
         gradient = self.radius + log_u - torch.exp(new - log_u) * negatives.mean.detach() / tau
         velocity = torch.lerp(velocity, gradient.clamp(-LARGEST_GRADIENT, LARGEST_GRADIENT).mean(0), self.beta)
-        moved = (tau - self.temperature_lr * velocity).clamp(*self.temperature_bounds)
+        moved = (tau - self.temperature_lr * velocity).clamp(*self.limits)
         estimate = torch.logsumexp(log_u, dim=0) - math.log(pairs.V)
         places, values = gather_updates(indices, torch.stack([estimate, moved, velocity]))
         for buffer, value in zip(stored, values):
