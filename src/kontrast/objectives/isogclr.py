@@ -94,23 +94,22 @@ class ISogCLR(SogCLR):
     def contrast(self, pairs: Pairs) -> Terms:
         indices = indices_below(self.images, pairs.given.indices)
         stored = [buffer_on(pairs.given.z.device, self, name) for name in ("log_u", "tau", "velocity")]
-        dtype = accumulation_type(pairs.given.z)
-        old, tau, velocity = (buffer.index_select(0, indices).to(dtype) for buffer in stored)
+        old, tau, velocity = (x.index_select(0, indices).to(accumulation_type(pairs.given.z)) for x in stored)
         negatives = pairs.negatives(1 / tau.repeat(pairs.V), with_mean=True)
         log_g = negatives.lse - math.log(pairs.negative_count)
-        new = log_g.detach()
-        log_u = running_estimate(old, new, on_device(self, "gamma"))
-        repulsion = tau * (log_u + self.radius + torch.exp(new - log_u) * (log_g - new))
-        gradient = self.radius + log_u - torch.exp(new - log_u) * negatives.mean.detach() / tau
+        log_u = running_estimate(old, log_g.detach(), on_device(self, "gamma"))
+        ratio = torch.exp(log_g.detach() - log_u)
+        repulsion = tau * (log_u + self.radius + ratio * (log_g - log_g.detach()))
+        gradient = self.radius + log_u - ratio * negatives.mean.detach() / tau
         velocity = torch.lerp(velocity, gradient.clamp(-LARGEST_GRADIENT, LARGEST_GRADIENT).mean(0), self.beta)
         moved = (tau - self.temperature_lr * velocity).clamp(*self.limits)
-        estimate = torch.logsumexp(log_u, dim=0) - math.log(pairs.V)
-        places, values = gather_updates(indices, torch.stack([estimate, moved, velocity]))
+        after = torch.stack([log_u.logsumexp(0) - math.log(pairs.V), moved, velocity])
+        places, values = gather_updates(indices, after)
         for buffer, value in zip(stored, values):
             repulsion = update_in_backward(repulsion, buffer, value, places)
         return Terms(attraction=-pairs.positive, repulsion=repulsion)
 
     def learned_numbers(self) -> dict[str, float]:
-        """Return the mean temperature of the images that were seen, besides the numbers that are parameters."""
+        """Return the mean temperature of the images that were seen."""
         seen = self.tau[~torch.isneginf(self.log_u)]
-        return super().learned_numbers() | ({"temperature": seen.mean().item()} if len(seen) else {})
+        return {"temperature": seen.mean().item()} if len(seen) else {}
