@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kontrast.objectives import DCL, BarlowTwins, CrossEntropy, InfoNCE, KoLeo, LeJEPA, NTXent, Sum, VICReg
+from kontrast.objectives import DCL, BarlowTwins, CrossEntropy, InfoNCE, KoLeo, LeJEPA, NTXent, Sum, SwAV, VICReg
 
 
 def test_value_and_gradient_are_the_weighted_sums(projections):
@@ -78,6 +78,25 @@ def test_dino_with_koleo_on_the_global_views(projections):
     rows = loss.rows(z, global_views=2)  # KoLeo has rows of two views, scaled so that the mean is the loss
     assert rows.shape == z.shape[:2]
     torch.testing.assert_close(rows.mean(), expected)
+
+
+def test_a_part_on_features_takes_them_in_place_of_the_projections(projections):
+    """DINOv2's KoLeo is of the encoder's features. It gets no keys, which are projections."""
+    z, features = (torch.randn(3, 7, width, dtype=projections.dtype) for width in (5, 12))
+    first, second = InfoNCE(), KoLeo()
+    loss, keys = Sum([first, second], [1.0, 0.2], ["projections", "features"]), z.flip(0)
+    found = loss(z, features=features, keys=keys, global_views=2)
+    torch.testing.assert_close(found, first(z, keys=keys) + 0.2 * second(features[:2]))
+    with pytest.raises(ValueError, match="needs features="):
+        loss(projections)
+    with pytest.raises(ValueError, match="takes none otherwise"):
+        Sum([first, second])(projections, features=features)
+    with pytest.raises(ValueError, match="on is 'encoder'"):
+        Sum([first, second], on=["projections", "encoder"])
+    with pytest.raises(ValueError, match="not 1 for 2"):
+        Sum([first, second], on=["features"])
+    with pytest.raises(ValueError, match="can't be on features"):
+        Sum([first, SwAV()], on=["projections", "features"])
 
 
 def test_many_parts_of_one_name_have_names_of_their_own(projections):

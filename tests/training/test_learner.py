@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kontrast.config.recipe import read_recipe
 from kontrast.errors import UsageError
 from kontrast.kernels.operator import StatisticsFunction, statistics_operator
-from kontrast.objectives import OBJECTIVES, objective
+from kontrast.objectives import OBJECTIVES, KoLeo, objective
 from kontrast.optim.optimizers import build_optimizer
 from kontrast.training.learner import Learner, check_options
 from kontrast.training.step import Step
@@ -160,13 +160,15 @@ def test_impossible_options_are_refused_with_the_reason(options, name, reason):
     "option", ["plain", "teacher", "teacher and bank", "teacher and predictor", "stop-gradient", "multi-crop"]
 )
 def test_accumulation_is_exact(option):
-    """Without batch norm, a step in parts equals the step of the whole batch: student, teacher and bank."""
+    """Without batch norm, a step in parts equals the step of the whole batch: student, teacher and bank. One of the
+    losses is of the encoder's features too."""
+    further = {"plus": [{"name": "koleo", "on": "features"}]} if option == "teacher and predictor" else {}
     name = {"teacher and bank": "info-nce", "stop-gradient": "alignment"}.get(option, "nt-xent")
     ends = []
     for parts in (1, 4):
         options = {**OPTIONS[option], "head": {"name": "linear", "outputs": 8}}
         options["training"] = {**options.get("training", {"batch": 8}), "accumulate": parts}
-        learner, step = make(options, name)
+        learner, step = make(options, name, **further)
         for module in learner.modules():
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 module.eval()
@@ -175,6 +177,29 @@ def test_accumulation_is_exact(option):
         ends.append({k: t.detach().clone() for k, t in learner.state_dict().items()})
     for key, whole in ends[0].items():
         torch.testing.assert_close(ends[1][key], whole, rtol=1e-4, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("option", ["stop-gradient", "bank without teacher", "multi-crop", "separate forwards"])
+def test_a_loss_of_features_is_that_of_the_encoder(option):
+    """The keys, the bank and the network that is evaluated have projections alone."""
+    name = {"bank without teacher": "info-nce", "stop-gradient": "alignment"}.get(option, "nt-xent")
+    learner, _ = make(OPTIONS[option], name, plus=[{"name": "koleo", "on": "features", "weight": 0.5}])
+    found = []
+    learner.student.encoder.register_forward_hook(lambda _, inputs, features: found.append(features))
+    learner.train()
+    images = torch.rand(2, 8, 3, 16, 16)
+    crops = torch.rand(2, 8, 3, 16, 16) if option == "multi-crop" else None
+    outcome = learner(images, crops)
+    features = torch.cat(found[: 2 if option == "separate forwards" else 1]).unflatten(0, (-1, 8))
+    torch.testing.assert_close(outcome.terms["koleo"], 0.5 * KoLeo()(features))
+    if learner.bank is not None:
+        assert outcome.bank_rows.shape[1] == learner.width
+    assert learner.eval().result(images[0]).shape == (8, learner.width)
+
+
+def test_a_loss_of_features_needs_two_views_of_them():
+    with pytest.raises(UsageError, match=r"objective.plus on features.*teacher.symmetric=true"):
+        make(OPTIONS["asymmetric teacher"], plus=[{"name": "koleo", "on": "features"}])
 
 
 def test_accumulation_counts_batch_statistics_once():

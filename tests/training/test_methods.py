@@ -55,7 +55,9 @@ METHODS = {
     "zero-cl": {"objective": {"name": "zero-cl"}},
     "supervised": {"objective": {"name": "cross-entropy"}, "training": {"labels": True}},
     "supcon": {"objective": {"name": "nt-xent"}, "training": {"labels": True}},
-    "with koleo": {"objective": {"name": "nt-xent", "weight": 0.5, "plus": [{"name": "koleo", "weight": 0.1}]}},
+    "with koleo": {
+        "objective": {"name": "nt-xent", "weight": 0.5, "plus": [{"name": "koleo", "weight": 0.1, "on": "features"}]},
+    },
 }
 
 

@@ -33,7 +33,7 @@ class ObjectiveSettings:
 
     name: str = "nt-xent"
     weight: float = 1.0  # multiplies the loss
-    plus: tuple[dict[str, Any], ...] = ()  # further objectives that are added, each with its name, weight and arguments
+    plus: tuple[dict[str, Any], ...] = ()  # further objectives that are added: name, weight, arguments; on="features"
     ramp: str = ""  # an argument that grows linearly to its value, epoch by epoch (JCL's covariance_weight)
     ramp_from: float | None = None  # its value in the first epoch; none: it grows from 0, which no epoch has (JCL)
     ramp_epochs: float = 0.0  # epochs in which it grows; 0: all

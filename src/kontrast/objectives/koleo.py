@@ -20,10 +20,10 @@ class KoLeo(Objective):
 
     It is a term to add to another objective: `Sum([..., KoLeo()], weights=[1.0, 0.1])`. Both ends of the distance have
     a gradient, the choice of the neighbor has none. Local views don't count, and a teacher's keys are not used. DINOv2
-    adds 0.1 times the loss of each of two global views, which is a weight of 0.2 here, where it is their mean, and takes
-    the encoder's class tokens; in a recipe's `objective.plus` the rows are the projections, or the predictions of a
-    predictor. Its code also adds eps to each coordinate of the difference: identical rows cost 15.4 there at D = 384,
-    and 18.4 here.
+    adds 0.1 times the loss of each of two global views, which is a weight of 0.2 here, where it is their mean, and
+    takes the encoder's class tokens: `on="features"` in a recipe's `objective.plus`, without which the rows are
+    the projections, or the predictions of a predictor. Its code also adds eps to each coordinate of the difference:
+    identical rows cost 15.4 there at D = 384, and 18.4 here.
 
     When to use it: as a small addition to another loss, with `Sum`, to spread the features evenly, as DINOv2 does.
     Alone it knows no positives and learns nothing about images. Only the nearest neighbor gets a gradient, so larger

@@ -71,7 +71,7 @@ class Learner(nn.Module):
     def __init__(self, recipe: Recipe, channels: int = 3, images: int = 2**20, classes: int = 0):
         super().__init__()
         student = build_student(recipe, channels)
-        known = {"images": images, "width": student.head.width}
+        known = {"images": images, "width": student.head.width, "features": student.encoder.width}
         known |= {"classes": classes} if classes else {}
         known |= {"prototypes": recipe.prototypes.count} if recipe.prototypes else {}
         self.objective: Objective = build_objective(recipe, known)
@@ -86,6 +86,7 @@ class Learner(nn.Module):
         if p := recipe.predictor:
             self.predictor = with_batch_norm(networks.predictor(p.name, self.width, **p.arguments), recipe)
         self.teacher = Teacher(self.student) if recipe.teacher else None
+        self.student.returns_features = isinstance(self.objective, Sum) and bool(self.objective.on_features())
         self.prototypes, self.teacher_prototypes = None, None
         if c := recipe.prototypes:
             self.prototypes = Prototypes(c.count, self.width, c.kind, c.learn_scale)
@@ -185,11 +186,14 @@ class Learner(nn.Module):
         keys = self.teacher_keys(views, momentum, tokens=tokens)
         projections = self.projections(views, local, tokens)
         if self.stop_gradient:
-            keys = projections[: self.count].detach()
+            keys = self.own_keys(projections)
         return self.compute_loss(self.predict(projections), keys, **of_images)
 
     def projections(self, views: Tensor, local: Tensor | None, tokens: Tensor | None = None) -> Tensor:
-        """Return the student's projections [V(+1)(+L),B,D] of the query views, the captions and the local crops."""
+        """Return the student's projections [V(+1)(+L),B,D] of the query views, the captions and the local crops.
+
+        If a part of the loss is of features, they follow each projection: [V(+L),B,D+F].
+        """
         parts = [self.per_view("student", views[:1] if self.asymmetric else views)]
         parts += [] if tokens is None else [self.network("text")(tokens)[None]]
         parts += [] if local is None else [self.per_view("student", local)]
@@ -199,6 +203,7 @@ class Learner(nn.Module):
         self, z: Tensor, keys: Tensor | None, indices: Tensor | None = None, labels: Tensor | None = None
     ) -> Outcome:
         """Return the terms of the loss of queries and keys, and the rows that the bank will store."""
+        z, features = z[..., : self.width], z[..., self.width :]
         inputs: OptionalInputs = {
             "keys": keys,
             "bank": None if self.bank is None else self.bank.rows,
@@ -208,14 +213,22 @@ class Learner(nn.Module):
             "labels": labels if keys is None else None,  # keys have none
             "global_views": self.count if self.objective.takes_global_views and len(z) > self.count else None,
         }
+        beside: dict[str, Any] = {"features": features} if self.student.returns_features else {}
         with values_unread():  # the step checks for NaN itself, on the device and on all ranks
-            terms = self.objective.terms(z, **inputs)
+            terms = self.objective.terms(z, **inputs, **beside)
         stored = z[: self.count] if keys is None else keys
         return Outcome(terms, None if self.bank is None else self.rows_for_bank(stored))
 
     def predict(self, projections: Tensor) -> Tensor:
         """Return the queries: projections through the predictor, if there is one."""
-        return projections if self.predictor is None else self.per_view("predictor", projections)
+        if self.predictor is None:
+            return projections
+        predictions = self.per_view("predictor", projections[..., : self.width])
+        return torch.cat([predictions, projections[..., self.width :]], -1)
+
+    def own_keys(self, projections: Tensor) -> Tensor:
+        """Return the student's projections as keys, without gradient."""
+        return projections[: self.count, ..., : self.width].detach()
 
     @torch.no_grad()
     def teacher_keys(
@@ -329,17 +342,19 @@ def build_objective(recipe: Recipe, known: Mapping[str, int] = MappingProxyType(
         known: arguments that the recipe can't set, because they come from the data or the networks.
     """
 
-    def build(name: str, arguments: Mapping[str, Any]) -> Objective:
-        filled_in = {key: known[key] for key in OBJECTIVES.arguments(name) if key in known}
+    def build(name: str, arguments: Mapping[str, Any], on: str = "projections") -> Objective:
+        sizes = {**known, "width": known["features"]} if on == "features" and known else known
+        filled_in = {key: sizes[key] for key in OBJECTIVES.arguments(name) if key in sizes}
         return objective(name, **arguments, **filled_in)
 
     settings = recipe.objective
     first = build(settings.name, settings.arguments)
     if settings.weight == 1 and not settings.plus:
         return first
-    added = [{"weight": 1.0, **entry} for entry in settings.plus]
-    others = [build(e["name"], {k: v for k, v in e.items() if k not in ("name", "weight")}) for e in added]
-    return Sum([first, *others], [settings.weight, *(entry["weight"] for entry in added)])
+    added = [{"weight": 1.0, "on": "projections", **entry} for entry in settings.plus]
+    names, weights, on = ([entry.pop(key) for entry in added] for key in ("name", "weight", "on"))
+    others = [build(name, arguments, where) for name, arguments, where in zip(names, added, on)]
+    return Sum([first, *others], [settings.weight, *weights], ["projections", *on])
 
 
 def first_objective(loss: Objective) -> Objective:
@@ -372,6 +387,11 @@ def check_options(recipe: Recipe, loss: Objective, classes: int | None = None) -
         refuse(f"views.count = {views.count}", "views.count must be at least 2")
     if views.local_count and recipe.teacher is not None and not recipe.teacher.symmetric:
         refuse("views.local_count", "local crops need a symmetric teacher: set teacher.symmetric=true")
+    if isinstance(loss, Sum) and loss.on_features():
+        if recipe.teacher is not None and not recipe.teacher.symmetric:
+            refuse("objective.plus on features", "it needs the features of two views: set teacher.symmetric=true")
+        if recipe.text is not None:
+            refuse("objective.plus on features", "with [text] the two towers have features of different kinds")
     check_batch(recipe)
     check_text(recipe)
     if ramp:

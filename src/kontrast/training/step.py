@@ -202,7 +202,7 @@ class Step:
             for images, small, texts in split:
                 projections = learner.projections(images, small, texts)
                 queries.append(learner.predict(projections))
-                own_keys.append(projections[: learner.count])
+                own_keys.append(learner.own_keys(projections))
         z = torch.cat(queries, 1).requires_grad_()
         outcome = learner.compute_loss(z, torch.cat(own_keys, 1) if learner.stop_gradient else keys, **of_images)
         with torch.autocast(self.device.type, enabled=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from kontrast import networks
@@ -13,18 +14,26 @@ from kontrast.training.caption_batches import size_of_vocabulary, tokens_per_cap
 
 
 class Student(nn.Module):
-    """An encoder and its projection head, and perhaps a text tower, which has an encoder and a head of its own."""
+    """An encoder and its projection head, and perhaps a text tower, which has an encoder and a head of its own.
+
+    With `returns_features` it returns, in training, the encoder's features beside the projections: [B,D+F].
+    """
 
     def __init__(self, encoder: Encoder, head: Head, text: Student | None = None, frozen: bool = False):
         super().__init__()
         self.encoder, self.head, self.text = encoder, head, text
+        self.returns_features = False
         self.frozen: list[nn.Module] = []
         if frozen:
             encoder.requires_grad_(False)
             self.frozen = [encoder]
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.encoder(images))
+        features = self.encoder(images)
+        projections: Tensor = self.head(features)
+        if self.returns_features and self.training:
+            return torch.cat([projections, features.to(projections.dtype)], dim=-1)
+        return projections
 
     def freeze(self, stages: int) -> None:
         """Stop the training of the encoder's first stages; their batch norm uses its running statistics."""
