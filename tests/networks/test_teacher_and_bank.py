@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import normalize
+from torchvision.ops import StochasticDepth
 
 from kontrast.networks import MemoryBank, Teacher
+from kontrast.networks.vit import DropPath
 
 
 def network() -> nn.Module:
@@ -55,6 +57,16 @@ def test_batch_norm_statistics_are_the_teachers_own():
     teacher(torch.randn(16, 4))
     assert teacher.module[1].num_batches_tracked == 1
     assert not torch.equal(teacher.module[1].running_mean, student[1].running_mean)
+
+
+@pytest.mark.parametrize(
+    ("drop_path", "rate"), [(lambda: DropPath(0.5), "drop_prob"), (lambda: StochasticDepth(0.5, "row"), "p")]
+)
+def test_the_teacher_leaves_out_no_branches_whichever_library_made_them(drop_path, rate):
+    student = nn.Sequential(nn.Linear(4, 4), drop_path())
+    teacher, x = Teacher(student), torch.randn(16, 4)
+    assert torch.equal(teacher(x), teacher.module[0](x))
+    assert getattr(student[1], rate) == 0.5
 
 
 def test_keys_carry_no_gradient():

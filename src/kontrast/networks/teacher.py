@@ -10,12 +10,16 @@ from torch import Tensor, nn
 
 from kontrast.sharding import local
 
+DROP_PATHS = {"DropPath": "drop_prob", "StochasticDepth": "p"}
+"""The layers that leave out branches, ours and timm's, and torchvision's, with the name of their probability."""
+
 
 class Teacher(nn.Module):
     """A copy of the student that makes the keys, without gradients.
 
     Its parameters are a moving average of the student's. Its batch-norm statistics come from its own forward passes. It
-    leaves out no branches of residual networks (drop path), as in DINO.
+    leaves out no branches of residual networks (drop path), as in DINO. Dropout of single units stays as in the
+    student, where DINO and MoCo v3 have none.
 
     Args:
         student: the module to copy and follow.
@@ -32,8 +36,8 @@ class Teacher(nn.Module):
         super().__init__()
         self.module = copy.deepcopy(student).requires_grad_(False)
         for module in self.module.modules():
-            if type(module).__name__ == "DropPath":  # ours or timm's
-                setattr(module, "drop_prob", 0.0)  # noqa: B010  (unknown to type checkers)
+            if rate := DROP_PATHS.get(type(module).__name__):
+                setattr(module, rate, 0.0)
 
     @torch.no_grad()
     def update(self, student: nn.Module, momentum: Tensor | float) -> None:
