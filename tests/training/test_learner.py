@@ -114,6 +114,17 @@ def test_local_crops_without_keys_are_further_views_and_not_in_the_bank():
     torch.testing.assert_close(outcome.bank_rows, torch.nn.functional.normalize(z[1], dim=-1))
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_asymmetric_teacher_has_a_queue_for_each_view_that_it_sees(count):
+    """Its first view is a query alone, which is neither assigned nor stored."""
+    views = {"views": {"count": count, "size": 16, "policy": "digits"}}
+    options = {"teacher": {"symmetric": False}, "bank": {"size": 20, "contents": "views"}, **views}
+    learner, step = make(options, "swav")
+    step(*batch(), Schedule(lr=0.1, momentum=0.9))
+    assert step.check() is None
+    assert (learner.bank.rows != 0).any(-1).sum(-1).tolist() == [8] * (count - 1)
+
+
 @pytest.mark.parametrize(("name", "size", "local"), [("small-alexnet", 32, 16), ("convn", 32, 16), ("vit-tiny", 16, 3)])
 def test_local_crops_of_a_size_that_the_encoder_cannot_process_are_refused(name, size, local):
     """Two of the encoders flatten and so accept one size only; a crop of 3 pixels has no patch of 4."""

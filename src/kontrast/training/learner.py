@@ -91,14 +91,14 @@ class Learner(nn.Module):
         if c := recipe.prototypes:
             self.prototypes = Prototypes(c.count, self.width, c.kind, c.learn_scale)
             self.teacher_prototypes = Teacher(self.prototypes) if recipe.teacher else None
+        self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric
         self.bank, self.contents = None, ""
         if recipe.bank is not None:
             self.contents = recipe.bank.contents
-            queues = recipe.views.count if self.contents == "views" else 0
+            queues = recipe.views.count - self.asymmetric if self.contents == "views" else 0
             self.bank = MemoryBank(recipe.bank.size, self.width, normalize=self.contents != "means", queues=queues)
         self.count = recipe.views.count + (recipe.text is not None)
         self.returns_teacher = recipe.teacher is not None and recipe.teacher.result
-        self.asymmetric = recipe.teacher is not None and not recipe.teacher.symmetric
         self.stop_gradient, self.joint = recipe.training.stop_gradient, recipe.batch_norm.joint
         self.shuffled = recipe.batch_norm.kind == "split" and recipe.teacher is not None
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
