@@ -28,8 +28,9 @@ class CACR(Objective):
         loss = mean_{i, key view w} sum_{v != w} p_v l_v,    p = softmax_v(t_plus ||q_v - k_w||^2)
         l_v  = 2 tau CE(<q_v, k>/tau), tau = 1/(2 t_minus), with cost `rbf`;   c - sum_j w-_j c_j with `euclidean`
 
-    There t_plus = 2 t_minus = 1/tau, and w- is constant. With two views p is 1, and `rbf` is exactly half of MoCo v3's
-    loss, whatever t_plus is; use more views. (The code's `euclidean` form sums over images: it is N/2 times ours.)
+    There t_plus = 2 t_minus = 1/tau, and w- is constant, for which `euclidean` needs `detach_negative_weights`. With
+    two views p is 1, and `rbf` is exactly half of MoCo v3's loss, whatever t_plus is; use more views. (The code's
+    `euclidean` form sums over images: it is N/2 times ours.)
 
     When to use it: with four or more views: with one positive its attraction is a plain distance, and it is about as
     good as NT-Xent. With four positives it was better than every method with one on CIFAR-10 here, for two and a half
