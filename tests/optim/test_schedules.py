@@ -160,6 +160,7 @@ def test_a_schedule_and_milestones_need_each_other(asked, words):
         (["batch_norm.splits=4", "batch_norm.kind=plain"], ["batch_norm.splits"]),
         (["batch_norm.splits=4", "batch_norm.kind=split"], []),
         (["views.local_size=16"], ["views.local_size"]),
+        (["views.local_policy=simclr"], ["views.local_policy"]),
     ],
 )
 def test_a_setting_that_nothing_looks_at_is_told_where_it_was_asked_for(asked, told):

@@ -24,6 +24,7 @@ TABLE = {
         (0.08, 0.5, (0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 1.0, 0.0, IMAGENET),
         (0.08, 0.5, (0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.1, 0.2, IMAGENET),
     ],
+    "dino-local": [(0.08, 0.5, (0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.5, 0.0, IMAGENET)],
     "dcl": [(0.08, 0.5, STRONG, 0.8, 0.2, 0.5, 0.0, IMAGENET)],  # blur's p and the mean unstated: SimCLR's, ImageNet's
     "uniclr": [(0.2, 0.5, WEAK, 0.8, 0.2, 0.5, 0.0, IMAGENET)],  # strengths and mean unstated: MoCo v2's
     "hcl-cifar": [(0.08, 0.5, WEAK, 0.8, 0.2, 0.5, 0.0, C10)],

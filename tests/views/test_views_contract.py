@@ -82,6 +82,19 @@ def test_multi_crop(images, image_keys):
     assert torch.equal(local, five[2:])
 
 
+def test_local_views_can_have_a_policy_of_their_own(images, image_keys):
+    """DINO blurs half of the local crops and solarizes none; settings of the views hold for both."""
+    views = Views("moco-v3", 2, 24, local_count=3, local_size=12, local_policy="dino-local", gray=0.3)
+    assert [(p.blur, p.solarize, p.gray) for p in views.policies] == [(1.0, 0.0, 0.3), (0.1, 0.2, 0.3)]
+    assert [(p.blur, p.solarize, p.gray) for p in views.local_policies] == [(0.5, 0.0, 0.3)] * 3
+    whole, local = views(images, image_keys)
+    assert torch.equal(whole, Views("moco-v3", 2, 24, gray=0.3)(images, image_keys))
+    alone = Views("dino-local", 5, 12, crop_scale=(0.05, 0.14), gray=0.3)(images, image_keys)
+    assert torch.equal(local, alone[2:])
+    with pytest.raises(UsageError, match="the same blur_kernel"):
+        Views("moco-v3", 2, 24, local_count=1, local_size=12, local_policy="hcl-cifar", mean=(0.5,))
+
+
 @pytest.mark.parametrize("name", ["simclr", "evaluate", "dcl"])
 def test_padding_is_not_visible(name, images, image_keys):
     """In a padded batch, pixels outside an image's size don't change its views."""

@@ -49,6 +49,7 @@ class ViewSettings:
     size: int = 32  # pixels per side
     local_count: int = 0  # small additional crops per image (multi-crop)
     local_size: int = 0  # pixels per side of a small crop
+    local_policy: str = ""  # of the small crops (DINO); empty: that of the views
     arguments: dict[str, Any] = field(default_factory=dict)
 
 

@@ -111,8 +111,8 @@ def precision(name: str, device: torch.device) -> torch.dtype:
 def build_views(recipe: Recipe, dtype: torch.dtype) -> Views:
     """Return the views that the recipe trains on."""
     v = recipe.views
-    local = {"local_count": v.local_count, "local_size": v.local_size} if v.local_count else {}
-    return views_of(recipe, v.count, dtype=dtype, **local)
+    local: dict[str, Any] = {"local_count": v.local_count, "local_size": v.local_size} if v.local_count else {}
+    return views_of(recipe, v.count, dtype=dtype, local_policy=v.local_policy or None, **local)
 
 
 def whole_student(learner: Learner, recipe: Recipe, channels: int, device: torch.device) -> nn.Module:

@@ -51,5 +51,6 @@ def unused_settings(recipe: Recipe, overrides: Overrides) -> list[str]:
         "training.lr_per_epoch": "another training.schedule than constant" if t.schedule == "constant" else "",
         "batch_norm.splits": "batch_norm.kind=split" if recipe.batch_norm.kind != "split" else "",
         "views.local_size": "views.local_count" if not recipe.views.local_count else "",
+        "views.local_policy": "views.local_count" if not recipe.views.local_count else "",
     }
     return [f"{key} has no effect here: it needs {needed[key]}" for key in override_keys(overrides) if needed.get(key)]

@@ -156,25 +156,32 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
 """For each field of a policy, a function that returns whether a value is allowed, and the allowed values in words."""
 
 POLICIES = Registry("policy")
-VIEW_SETTINGS = ("policy", "count", "size", "local_count", "local_size")
+VIEW_SETTINGS = ("policy", "count", "size", "local_count", "local_size", "local_policy")
 SHARED = ("interpolation", "blur_kernel", "mean", "std", "low", "high", "planes", "colors")
+Policies = str | Policy | Sequence[Policy]
+"""A name in `POLICIES`, a policy, or several that views take in turn."""
 
 
 def policies_of_views(
-    policy: str | Policy | Sequence[Policy], count: int, overrides: dict[str, Any]
+    policy: Policies, count: int, overrides: dict[str, Any], local_policy: Policies | None = None, local_count: int = 0
 ) -> tuple[Policy, ...]:
-    """Return one policy per view; a name with two policies (MoCo v3) gives them in turn."""
+    """Return one policy per view, and then one per local view; a name with two policies (MoCo v3) gives them in turn.
+
+    Without a policy of their own, local views take further turns of the others.
+    """
     given = [p.override(overrides) for p in alternatives(policy)]
-    shared = {name: {getattr(p, name) for p in given} for name in SHARED}
-    shared["kind of crop"] = {"center" if p.crop_scale is None else "random" for p in given}
+    local = given if local_policy is None else [p.override(overrides) for p in alternatives(local_policy)]
+    shared = {name: {getattr(p, name) for p in given + local} for name in SHARED}
+    shared["kind of crop"] = {"center" if p.crop_scale is None else "random" for p in given + local}
     for name, values in shared.items():
         if len(values) != 1:
             found = f"got {values}: use two calls" if values else "got no policy"
             raise UsageError(f"all views of one call must have the same {name}, {found}")
-    return tuple(given[v % len(given)] for v in range(count))
+    turns = [given] * count + [local] * local_count
+    return tuple(policies[v % len(policies)] for v, policies in enumerate(turns))
 
 
-def alternatives(policy: str | Policy | Sequence[Policy]) -> tuple[Policy, ...]:
+def alternatives(policy: Policies) -> tuple[Policy, ...]:
     """Return the policies of a name, or the given policy or policies, as a tuple."""
     found = POLICIES.build(policy) if isinstance(policy, str) else policy
     return (found,) if isinstance(found, Policy) else tuple(found)
@@ -200,6 +207,7 @@ _register("simclr", dataclasses.replace(_SIMCLR, interpolation="bicubic"))
 _register("simclr-cifar", _CIFAR)
 _register("uniclr", _MOCO)  # the paper does not state strengths and normalization: MoCo v2's
 # DCL's paper states no normalization: ImageNet's.
+_register("dino-local", dataclasses.replace(_MOCO3, blur=0.5))
 _register("dcl", dataclasses.replace(_SIMCLR, blur_kernel=None, **IMAGENET))
 _register("moco-cifar", dataclasses.replace(_CIFAR, **CIFAR10))
 _register("hcl-cifar", dataclasses.replace(_CIFAR, blur=0.5, blur_kernel=3, **CIFAR10))

@@ -6,7 +6,6 @@ V views, L local views, B images, C channels (the picture's come first), H x W s
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +16,7 @@ from kontrast.errors import EnvironmentFault, UsageError
 from kontrast.float64 import where_float64_is
 from kontrast.views import reference
 from kontrast.views.draws import Draws, draw_rows, table
-from kontrast.views.policies import Policy, policies_of_views
+from kontrast.views.policies import Policies, Policy, policies_of_views
 
 IMPLEMENTATIONS = ("auto", "torch", "triton")
 DEEP_TYPES = (torch.uint8, torch.uint16, torch.float32)
@@ -40,11 +39,12 @@ class Views:
         local_count: number of additional small views L (multi-crop), default 0.
         local_size: height and width of a local view in pixels.
         local_scale: smallest and largest share of the area that a local view covers.
+        local_policy: policy of the local views, or several. Default: that of the others.
         dtype: float32, bfloat16 or float16.
         channels_last: memory layout; `views.flatten(0, 1)` is then channels-last without a copy.
         implementation: "torch", "triton" (CUDA only; 8-bit pictures of one or three channels) or "auto": Triton where
             it can be used, else torch.
-        **overrides: fields of the policy to replace, such as `flip=0.0`.
+        **overrides: fields of the policies to replace, such as `flip=0.0`.
 
     Shape:
         - images: uint8 [B, C, H, W]; with a policy that has `low` and `high`, also uint16 or float32
@@ -61,13 +61,14 @@ class Views:
 
     def __init__(
         self,
-        policy: str | Policy | Sequence[Policy],
+        policy: Policies,
         count: int = 2,
         size: int = 32,
         *,
         local_count: int = 0,
         local_size: int | None = None,
         local_scale: tuple[float, float] = (0.05, 0.14),
+        local_policy: Policies | None = None,
         dtype: torch.dtype = torch.float32,
         channels_last: bool = True,
         implementation: str = "auto",
@@ -82,7 +83,7 @@ class Views:
                 raise UsageError(f"views: {name} is {value}; allowed: {', '.join(map(str, allowed))}")
         self.count, self.size, self.local_count, self.local_size = count, size, local_count, local_size
         self.dtype, self.channels_last, self.implementation = dtype, channels_last, implementation
-        chosen = policies_of_views(policy, count + local_count, overrides)
+        chosen = policies_of_views(policy, count, overrides, local_policy, local_count)
         self.policies = chosen[:count]
         self.local_policies = tuple(p.override({"crop_scale": local_scale}) for p in chosen[count:])
         self._tables: dict[torch.device, Tensor] = {}
