@@ -169,6 +169,8 @@ class TrainingSettings:
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"  # none; linear: lr * batch / 256; sqrt: lr * sqrt(batch)
     momentum: float = 0.9  # of sgd and lars
     lr_inside: bool = False  # LARS as in SimCLR's TensorFlow code: the momentum includes the learning rate
+    trust: float = 0.001  # LARS: a layer's gradient is scaled to this share of the norm of its weights
+    adapt_all: bool = False  # LARS adapts and decays biases and norms too (SwAV); false: they follow plain SGD
     weight_decay: float = 5e-4
     final_weight_decay: float | None = None  # weight decay follows a cosine to this value (DINO); none: it is constant
     decay_all: bool = True  # false: biases and norms have no weight decay

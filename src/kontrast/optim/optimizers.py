@@ -181,11 +181,12 @@ class SGD(Optimizer):
 
 @OPTIMIZERS.register("lars")
 class LARS(SGD):
-    """LARS, layer-wise adaptive rates (You et al. 2017), in MoCo v3's form; 1-D and 0-D parameters follow plain SGD.
+    """LARS, layer-wise adaptive rates (You et al. 2017), in MoCo v3's form.
 
         g <- g + wd p;  g <- g trust |p|/|g|;  b <- momentum b + g;  p <- p - lr b
 
-    With `lr_inside` it has TensorFlow's form b <- momentum b + lr g, p <- p - b, which differs while lr changes.
+    Single numbers, and with `exclude_1d` biases and norms, follow plain SGD. With `lr_inside` it has TensorFlow's form
+    b <- momentum b + lr g, p <- p - b, which differs while lr changes.
     """
 
     def __init__(

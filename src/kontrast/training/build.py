@@ -68,10 +68,11 @@ def optimizer_of(recipe: Recipe, learner: Learner) -> Optimizer:
     """Return the recipe's optimizer of the learner's parameters."""
     t = recipe.training
     momentum = t.momentum if t.optimizer in ("sgd", "lars") else None
-    exclude = {"exclude_1d": True} if t.optimizer == "lars" or not t.decay_all else {}
-    inside = {"lr_inside": True} if t.optimizer == "lars" and t.lr_inside else {}
+    lars = t.optimizer == "lars"
+    options: dict[str, Any] = {"trust": t.trust, "lr_inside": t.lr_inside} if lars else {}
+    options["exclude_1d"] = not (t.adapt_all if lars else t.decay_all)
     decay = largest_weight_decay(recipe)
-    return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=decay, **exclude, **inside)
+    return build_optimizer(learner, t.optimizer, t.lr, momentum=momentum, weight_decay=decay, **options)
 
 
 @contextmanager

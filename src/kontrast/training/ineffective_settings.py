@@ -42,13 +42,19 @@ def refuse_ineffective(recipe: Recipe, overrides: Overrides) -> None:
 
 def unused_settings(recipe: Recipe, overrides: Overrides) -> list[str]:
     """Return a warning for each setting in `overrides` that nothing uses in this recipe."""
-    t = recipe.training
+    t, lars = recipe.training, recipe.training.optimizer == "lars"
     needed = {
         "training.momentum": "training.optimizer=sgd or lars" if t.optimizer in ("adam", "adamw") else "",
-        "training.lr_inside": "training.optimizer=lars" if t.lr_inside and t.optimizer != "lars" else "",
-        "training.decay_all": "another training.optimizer than lars" if t.decay_all and t.optimizer == "lars" else "",
+        "training.lr_inside": "training.optimizer=lars" if t.lr_inside and not lars else "",
+        "training.trust": "" if lars else "training.optimizer=lars",
+        "training.adapt_all": "training.optimizer=lars" if t.adapt_all and not lars else "",
+        "training.decay_all": "another training.optimizer than lars" if lars and t.decay_all != t.adapt_all else "",
+        "training.clip_each": "training.clip" if t.clip_each and not t.clip else "",
+        "training.final_lr": "training.schedule=cosine or linear" if t.schedule in ("steps", "constant") else "",
         "training.gamma": "training.schedule=steps" if t.schedule != "steps" else "",
         "training.lr_per_epoch": "another training.schedule than constant" if t.schedule == "constant" else "",
+        "objective.ramp_from": "" if recipe.objective.ramp else "objective.ramp",
+        "objective.ramp_epochs": "" if recipe.objective.ramp else "objective.ramp",
         "batch_norm.splits": "batch_norm.kind=split" if recipe.batch_norm.kind != "split" else "",
         "views.local_size": "views.local_count" if not recipe.views.local_count else "",
         "views.local_policy": "views.local_count" if not recipe.views.local_count else "",
