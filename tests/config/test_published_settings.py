@@ -13,14 +13,17 @@ from kontrast.config.recipe_files import recipe_names, resolve
 from kontrast.optim.schedules import scaled_learning_rate
 from kontrast.runs.cropped_features import CROPS
 from kontrast.training.resolve import with_defaults
+from kontrast.training.step_schedule import Position, learning_rate_of
 
 
 @cache
 def facts(name: str) -> dict[str, Any]:
-    """Return every setting by its path, including default arguments, and the scaled learning rate as `peak`."""
+    """Return every setting by its path, including default arguments, and the learning rate: `peak` and `last`."""
     recipe = with_defaults(resolve(name))
     t = recipe.training
-    return flat(to_tree(recipe)) | {"peak": round(scaled_learning_rate(t.lr, t.batch, t.lr_scaling), 9)}
+    rates = {"peak": scaled_learning_rate(t.lr, t.batch, t.lr_scaling)}
+    rates["last"] = learning_rate_of(recipe, Position(0, 2000, 1), 2000)
+    return flat(to_tree(recipe)) | {key: round(rate, 9) for key, rate in rates.items()}
 
 
 def table(prefix: str, **values: Any) -> dict[str, Any]:
@@ -181,6 +184,26 @@ RANDBIT = {
     **training("adam", 1e-3, 2e-4, 10, 1000, schedule="linear"),  # L2 of 1e-4 on w^2 is a decay of 2e-4
 }
 
+PER_VIEW = {"batch_norm.kind": "sync", "batch_norm.joint": False}  # MoCo v3 makes a forward for each view
+LARC = table("training", optimizer="lars", trust=0.001, adapt_all=True)
+QUEUE = table("bank", size=3840, contents="views", start=15.0)
+DINO_CROPS = table("views", policy="moco-v3", local_policy="dino-local")
+RIVALS: dict[str, dict[str, Any]] = {
+    **{f"imagenet/{name}": PER_VIEW for name in ("moco-v3", "moco-v3-vit-small", "moco-v3-vit-base", "cacr-moco-v3")},
+    "imagenet100/moco-v3": PER_VIEW | {"objective.temperature": 0.2},
+    "cifar10/byol": {"batch_norm.joint": False},
+    "imagenet/dino": {"last": 0.004797188, **DINO_CROPS},
+    "imagenet100/dino": {"last": 0.0048, **DINO_CROPS},
+    "imagenet/dino-vit-small": {"last": 1e-6, **DINO_CROPS},
+    "imagenet/zero-cl": {"peak": 4.8, "training.trust": 0.02, "training.adapt_all": False},
+    "imagenet100/zero-cl": {"training.trust": 0.02, "head.name": "expander", "head.outputs": 256},
+    "imagenet/swav": {"peak": 4.8, "last": 0.0048, "bank.size": None, **LARC},
+    "imagenet/swav-b256": {"peak": 0.6, "last": 0.0006, **QUEUE, **LARC},
+    "imagenet100/swav": {**QUEUE, **LARC},
+    "imagenet/sogclr": {"peak": 1.2, "training.batch": 256},  # 0.075 sqrt(256)
+    "imagenet100/sogclr": {"peak": 1.2, "training.batch": 256},
+}
+
 BATCHES = (32, 64, 128, 256, 512, 1024)
 PUBLISHED = {
     **{f"{data}/{method}": alexnet(data, method) for data in SETS for method in SMALL},
@@ -234,6 +257,12 @@ PUBLISHED = {
 def test_a_recipe_has_the_settings_of_its_paper(name):
     found = facts(name)
     expected = {"data.source": name.split("/")[0]} | NEIGHBORS | PUBLISHED[name]
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_a_recipe_of_another_method_has_the_settings_of_its_code(name):
+    found, expected = facts(name), {"data.source": name.split("/")[0]} | RIVALS[name]
     assert {key: found.get(key) for key in expected} == expected
 
 

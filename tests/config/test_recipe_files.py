@@ -229,3 +229,10 @@ def test_the_gcl_recipes_have_the_learning_rate_inside_the_momentum():
     network = torch.nn.Linear(3, 3)
     assert optimizer_of(resolve("cifar10/gcl-nt-xent"), network).lr_inside
     assert not optimizer_of(resolve("cifar10/gcl-nt-xent", ["training.lr_inside=false"]), network).lr_inside
+
+
+def test_the_optimizer_has_the_trust_of_zero_cl_and_adapts_all_parameters_as_in_swav():
+    network = torch.nn.Linear(3, 3)
+    zero_cl, swav = (optimizer_of(resolve(f"imagenet/{name}"), network) for name in ("zero-cl", "swav"))
+    assert (zero_cl.trust, zero_cl.plain, zero_cl.weight_decay["bias"]) == (0.02, {"bias"}, 0.0)
+    assert (swav.trust, swav.plain, swav.weight_decay["bias"]) == (0.001, set(), 1e-6)
