@@ -271,7 +271,7 @@ def test_explain_shows_the_docstring():
     assert all(line.strip() in shown for line in CACR.__doc__.splitlines())
 
 
-@pytest.mark.parametrize("name", ["cacr", "resnet-18", "simclr", "small-alexnet"])
+@pytest.mark.parametrize("name", ["cacr", "nt-xent", "resnet-18", "simclr", "small-alexnet"])
 def test_explain_summarizes_long_lists_of_recipes(name):
     from kontrast.cli.explain import SHORT_LIST, explain, summarize
 
@@ -279,6 +279,7 @@ def test_explain_summarizes_long_lists_of_recipes(name):
     parts = summarize(tree["recipes"])
     counted = sum(int(part.partition("* (")[2].rstrip(")") or 1) for part in parts)
     assert len(parts) <= SHORT_LIST and (parts == ["none"] or counted == len(tree["recipes"]))
+    assert not any(part.startswith("*") for part in parts), "recipes without a folder begin with nothing in common"
 
 
 def test_the_bare_command_shows_its_help():

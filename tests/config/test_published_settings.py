@@ -187,11 +187,17 @@ RANDBIT = {
 PER_VIEW = {"batch_norm.kind": "sync", "batch_norm.joint": False}  # MoCo v3 makes a forward for each view
 LARC = table("training", optimizer="lars", trust=0.001, adapt_all=True)
 QUEUE = table("bank", size=3840, contents="views", start=15.0)
+SUPCON = table("objective", name="nt-xent", temperature=0.1) | {"training.labels": True}
+RELEASED_CACR = table("objective", name="cacr", variant="mocov3", cost="rbf", t_plus=5.0, t_minus=2.5)
 DINO_CROPS = table("views", policy="moco-v3", local_policy="dino-local")
 RIVALS: dict[str, dict[str, Any]] = {
     **{f"imagenet/{name}": PER_VIEW for name in ("moco-v3", "moco-v3-vit-small", "moco-v3-vit-base", "cacr-moco-v3")},
     "imagenet100/moco-v3": PER_VIEW | {"objective.temperature": 0.2},
+    "imagenet100/cacr-moco-v3": PER_VIEW | RELEASED_CACR | {"views.size": 224, "views.local_count": 8},
     "cifar10/byol": {"batch_norm.joint": False},
+    **{f"{data}/supcon": SUPCON for data in ("cifar100", "imagenet100")},
+    "cifar100/moco-v1": table("objective", name="info-nce", temperature=0.07) | {"bank.size": 4096},
+    "cifar100/cacr-moco-v3": RELEASED_CACR | {"views.size": 32, "views.local_count": 6},
     "imagenet/dino": {"last": 0.004797188, **DINO_CROPS},
     "imagenet100/dino": {"last": 0.0048, **DINO_CROPS},
     "imagenet/dino-vit-small": {"last": 1e-6, **DINO_CROPS},

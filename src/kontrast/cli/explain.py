@@ -137,7 +137,8 @@ def summarize(recipes: list[str]) -> list[str]:
             groups: dict[str, list[str]] = {}
             for name in recipes:
                 folder, slash, base = name.rpartition("/")
-                groups.setdefault(folder + slash + "-".join(base.split("-")[:words]), []).append(name)
+                stem = folder + slash + "-".join(base.split("-")[:words]) if folder else name
+                groups.setdefault(stem, []).append(name)
             parts = [f"{stem}* ({len(names)})" if len(names) > 1 else names[0] for stem, names in groups.items()]
     return parts or ["none"]
 
