@@ -203,6 +203,7 @@ def test_a_table_is_run_cell_by_cell(tiny, tmp_path, capsys):
     assert set(both) == {("nt", 0), ("nt", 1), ("dcl", 0), ("dcl", 1)} and both["nt", 0] == first["nt", 0]
     record = both["dcl", 1]
     assert record["epochs"] == 2 and record["device"].startswith("CPU") and record["seconds"] > 0
+    assert record["peak_memory_bytes"] > 1e7
     assert set(record["probes"]) == {"linear", "knn"} and 0 < record["numbers"]["multiplier"] < 1
     assert record["probes"]["linear"]["accuracy"] <= record["numbers"]["top5"] <= 1
     assert len(record["curves"]["knn"]) == 2 and [at for at, _ in record["curves"]["multiplier"]] == [0, 1, 2]
@@ -212,6 +213,7 @@ def test_a_table_is_run_cell_by_cell(tiny, tmp_path, capsys):
     mean = 50 * sum(both["nt", seed]["probes"]["linear"]["accuracy"] for seed in (0, 1))
     ranks = [both["nt", seed]["curves"]["effective_rank"][-1][1] for seed in (0, 1)]
     seeds = " ".join(f"{seed} (collapsed)" if rank < 1.5 else f"{seed}" for seed, rank in enumerate(ranks))
+    assert "| time per run | peak memory |" in text and row.endswith(" MiB |")
     assert f"| {mean:.2f} |" in row and "(seeds) |" in row and f"| {seeds} | 2 |" in row and "torch" in row
     assert "## kNN accuracy by epoch, first seed" in text and "## Mean multiplier by epoch, first seed" in text
 

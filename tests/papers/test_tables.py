@@ -177,6 +177,29 @@ def test_invalid_seeds_are_refused(text):
         parse_seeds(text)
 
 
+def test_the_page_has_the_largest_peak_memory_of_the_runs_that_stored_it(tmp_path):
+    table = table_of("a", "b", "c")
+    keep(tmp_path, table, "a", 0, 0.6)
+    assert "peak memory" not in (tmp_path / "made.md").read_text()
+    for seed, peak in ((0, 3 * 2**30), (1, None)):
+        keep(tmp_path, table, "b", seed, 0.6, peak_memory_bytes=peak)
+    lines = (tmp_path / "made.md").read_text().splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith(("|  | paper", "| A ", "| B ", "| C "))]
+    assert len({len(row) for row in rows}) == 1
+    assert [row[-1] for row in rows] == ["peak memory |", " |", "3,072 MiB |", " |"]
+
+
+def test_the_peak_memory_of_a_training_that_ended_before_is_unknown():
+    from kontrast.runs.run import Run
+    from kontrast.studies.cells import Cell, finish_run
+
+    from support.tiny_run import trained
+
+    folder = trained()
+    run, memory = finish_run(Cell("a", Run(folder).recipe, folder, folder, folder), "cpu", print)
+    assert (run.path, memory) == (folder, None)
+
+
 def test_overrides_of_logging_do_not_make_another_cell():
     table = load_table("cacr-table-2")
     cell = table.cells[0]

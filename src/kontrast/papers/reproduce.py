@@ -223,7 +223,7 @@ class TableRunner(CellRunner):
 
     def measure_run(self, cell: TableRun, device: torch.device) -> Record:
         """Train the cell or resume its training, then probe and measure it."""
-        run = finish_run(cell, self.device, self.say)
+        run, memory = finish_run(cell, self.device, self.say)
         info, start = run.folder.info(), time.monotonic()
         curves: Record = dict(logged_curves(run))
         numbers: Record = {}
@@ -242,7 +242,7 @@ class TableRunner(CellRunner):
                 numbers[f"{name}_area"] = sum(value for _, value in curves[name]) / len(curves[name])
         facts = {key: info[key] for key in ("device", "precision", "seconds", "steps")}
         facts |= {"epochs": read_json_lines(run.path / "metrics.jsonl")[-1]["epoch"], "images": info["data"]["images"]}
-        facts["probe_seconds"] = time.monotonic() - start
+        facts |= {"probe_seconds": time.monotonic() - start, "peak_memory_bytes": memory}
         return {**facts, "probes": probes, "numbers": numbers, "errors": errors, "curves": curves}
 
     def measure_baseline(self, cell: TableRun) -> Record:

@@ -100,8 +100,12 @@ def table_lines(table: Table, rows: list[Row]) -> list[str]:
     heads = ["", "paper", "source"]
     heads += [f"ours, {probes[0]}", "95% interval", *probes[1:]] if probes else []
     heads += [NUMBERS[name][0] for name in measured] + ["seeds", "epochs", "data", "device", "versions", "time per run"]
+    texts = [row_texts(table, measured, *row) for row in rows]
+    if any(peak_memory(run) for run in runs):
+        heads.append("peak memory")
+        texts = [[*row, memory_text(finished_runs(entry))] for row, (_, _, entry) in zip(texts, rows)]
     lines = [markdown_row(heads), markdown_row(["---"] * len(heads))]
-    return lines + [markdown_row(row_texts(table, measured, *row)) for row in rows]
+    return lines + [markdown_row(row) for row in texts]
 
 
 def row_texts(table: Table, measured: list[str], label: str, cell: TableCell, entry: Record | None) -> list[str]:
@@ -138,6 +142,17 @@ def conditions(entry: Record, done: list[Record]) -> list[str]:
         " / ".join(dict.fromkeys(f"kontrast {run['kontrast']}, torch {run['torch']}" for run in done)),
         (f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s") + shared,
     ]
+
+
+def peak_memory(run: Record) -> int | None:
+    """Return the peak memory of a run's training in bytes, which older versions did not store."""
+    return run.get("peak_memory_bytes")
+
+
+def memory_text(done: list[Record]) -> str:
+    """The largest peak memory of the runs; empty if none is known."""
+    known = [peak for peak in map(peak_memory, done) if peak]
+    return f"{max(known) / 2**20:,.0f} MiB" if known else ""
 
 
 def has_collapsed(run: Record) -> bool:

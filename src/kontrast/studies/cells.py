@@ -19,6 +19,8 @@ from kontrast.errors import CheckpointError, DataError, KontrastError, NumbersEr
 from kontrast.files import read_json, write_atomic, write_json
 from kontrast.probes import ProbeResult
 from kontrast.runs.run import Run
+from kontrast.training.device import choose_device
+from kontrast.training.peak_memory import PeakMemory
 from kontrast.training.pretrain import pretrain
 from kontrast.training.resolve import as_chosen, with_defaults
 from kontrast.training.run_folder import RunFolder
@@ -178,14 +180,22 @@ def group_by(records: Sequence[Record], *keys: str) -> dict[Any, list[Record]]:
     return groups
 
 
-def finish_run(cell: Cell, device: str, say: Say) -> Run:
-    """Return the cell's finished run after training it or resuming its training, if necessary."""
-    if not RunFolder(cell.folder).holds_run:
-        write_atomic(cell.recipe_file, to_toml(cell.recipe, f"cell {cell.name} of a study"))
-        return Run(pretrain(recipe=str(cell.recipe_file), out=cell.folder, device=device, say=say))
-    if RunFolder(cell.folder).info().get("finished") and (cell.folder / "encoder.safetensors").is_file():
-        return Run(cell.folder)
-    return Run(pretrain(out=cell.folder, resume=True, device=device, say=say))
+def finish_run(cell: Cell, device: str, say: Say) -> tuple[Run, int | None]:
+    """Return the cell's finished run after training it or resuming its training, if necessary.
+
+    The second value is the peak memory of the training in bytes; None if it had ended before or if the system doesn't
+    provide the number.
+    """
+    folder = RunFolder(cell.folder)
+    if folder.holds_run and folder.info().get("finished") and (cell.folder / "encoder.safetensors").is_file():
+        return Run(cell.folder), None
+    with PeakMemory(choose_device(device)) as memory:
+        if folder.holds_run:
+            pretrain(out=cell.folder, resume=True, device=device, say=say)
+        else:
+            write_atomic(cell.recipe_file, to_toml(cell.recipe, f"cell {cell.name} of a study"))
+            pretrain(recipe=str(cell.recipe_file), out=cell.folder, device=device, say=say)
+    return Run(cell.folder), memory.bytes
 
 
 def keys_given(recipe: Recipe) -> set[str]:

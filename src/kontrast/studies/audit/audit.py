@@ -206,7 +206,7 @@ def train_and_probe(cell: Cell, learner: str, device: str, neighbors: bool = Fal
         images = open_split(recipe.data, "train", seed=recipe.seed, pretraining=True)
         encoder, run = train_baseline(learner, recipe, images, on, cell.name), {}
     else:
-        encoder, run = finish_run(cell, device, lambda _: None).encoder(on), {"run": f"runs/{cell.name}"}
+        encoder, run = finish_run(cell, device, lambda _: None)[0].encoder(on), {"run": f"runs/{cell.name}"}
     return {
         **run,
         "fingerprints": probe_fingerprints(train, test),

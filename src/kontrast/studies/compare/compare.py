@@ -23,7 +23,6 @@ from kontrast.studies.compare.comparison_plan import parse_sweeps, plan
 from kontrast.studies.compare.comparison_summary import PROBE_NAMES, summarize
 from kontrast.studies.study_result import Comparison
 from kontrast.training.device import choose_device
-from kontrast.training.peak_memory import PeakMemory
 
 
 def compare(
@@ -86,8 +85,7 @@ class ComparisonRunner(CellRunner):
 
     def measure(self, cell: Cell) -> Record:
         device = choose_device(self.device)
-        with PeakMemory(device) as memory:
-            run = finish_run(cell, self.device, self.say)
+        run, memory = finish_run(cell, self.device, self.say)
         train = run.data("train")
         test = run.data("test") if train.has_test else None
         results = probe_trained(run, train, test, device)
@@ -98,7 +96,7 @@ class ComparisonRunner(CellRunner):
         return {
             "fingerprints": probe_fingerprints(train, test),
             **{key: info.get(key) for key in ("seconds", "steps", "device")},
-            "peak_memory_bytes": memory.bytes,
+            "peak_memory_bytes": memory,
             "loss": logged[-1]["loss"] if logged else None,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "probes": {n: {**probe_numbers(r), "correct": pack_bits(r.correct)} for n, r in results.items()},
