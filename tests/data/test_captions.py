@@ -10,7 +10,7 @@ import torch
 
 from kontrast.data import open_data
 from kontrast.data.captioned_digits import COMBINATIONS, captioned_digits, color_names, held_out_combinations
-from kontrast.data.captions import Captions, clean
+from kontrast.data.captions import Captions, clean, read_captions
 from kontrast.data.pack import pack
 from kontrast.data.sources import preview_data
 from kontrast.errors import DataError, EnvironmentFault
@@ -72,6 +72,68 @@ def test_split_folders_share_one_file_of_captions(tmp_path):
     )
     test = open_data(tmp_path, "test", captions="auto")
     assert test.captions.per_image() == [["number 6"], ["number 7"], ["number 8"]] and not test.bad
+
+
+def split_folders(place, parts=("train", "test"), count=2) -> None:
+    for part in parts:
+        folder_of(place / part, count)
+
+
+def test_splits_with_the_same_file_names_keep_their_own_captions(tmp_path):
+    split_folders(tmp_path)
+    rows = [(f"{part}/{i:04d}.png", f"{part} {i}") for part in ("train", "test") for i in range(2)]
+    write_rows(tmp_path / "captions.csv", rows)
+    for part in ("train", "test"):
+        assert open_data(tmp_path, part, captions="auto").captions.per_image() == [[f"{part} 0"], [f"{part} 1"]]
+
+
+def test_a_name_that_may_be_of_either_split_is_bad(tmp_path):
+    split_folders(tmp_path)
+    picture(2).save(tmp_path / "train" / "0002.png")
+    rows = [("0000.png", "whose?"), ("test/0000.png", "a"), ("0002.png", "train's alone"), ("test/0001.png", "b")]
+    write_rows(tmp_path / "captions.csv", rows)
+    train = open_data(tmp_path, "train", captions="auto", max_bad=1)
+    assert train.names == ["0002.png"] and train.captions.per_image() == [["train's alone"]]
+    assert dict(train.bad)["0000.png"] == "an image of another split has the same name: write train/0000.png"
+    test = open_data(tmp_path, "test", captions="auto", max_bad=1)
+    assert test.captions.per_image() == [["a"], ["b"]] and len(test.bad) == 1
+
+
+def test_a_name_with_a_folder_is_not_taken_for_a_file_of_another_folder(tmp_path):
+    folder_of(tmp_path / "a", 2)
+    write_rows(tmp_path / "captions.csv", [("a/0000.png", "own"), ("a/0001.png", "own"), ("b/0000.png", "another's")])
+    images = open_data(tmp_path, "all", captions="auto", max_bad=1)
+    assert images.captions.per_image() == [["own"], ["own"]] and [name for name, _ in images.bad] == ["b/0000.png"]
+
+
+def test_a_caption_with_an_unquoted_comma_is_bad(tmp_path):
+    (tmp_path / "captions.csv").write_text('file,caption\na.png,red, green\nb.png,"red, green"\n')
+    assert list(read_captions(tmp_path / "captions.csv")) == [
+        ("a.png", None, "it has more cells than the header: quote the caption"),
+        ("b.png", "red, green", ""),
+    ]
+
+
+def test_json_lines_end_at_newlines_alone(tmp_path):
+    rows = [{"file": "a.png", "caption": "one\u2028two\x85three"}, {"file": "b.png", "caption": "four"}]
+    lines = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "captions.jsonl").write_bytes(lines.encode())
+    found = list(read_captions(tmp_path / "captions.jsonl"))
+    assert found == [("a.png", "one two three", ""), ("b.png", "four", "")]
+
+
+def test_cocos_captions_are_read(tmp_path):
+    tree = {"info": {}, "images": [{"id": 7, "file_name": "a.png"}, {"id": 8, "file_name": "b.png"}]}
+    said = [(8, "first"), (7, "second"), (8, "third"), (9, "of no image"), ([8], "of a list")]
+    tree["annotations"] = [{"id": i, "image_id": image, "caption": text} for i, (image, text) in enumerate(said)]
+    (tmp_path / "captions.json").write_text(json.dumps(tree))
+    assert list(read_captions(tmp_path / "captions.json")) == [
+        ("b.png", "first", ""),
+        ("a.png", "second", ""),
+        ("b.png", "third", ""),
+        ("captions.json, row 4", None, "the row names no file"),
+        ("captions.json, row 5", None, "the row names no file"),
+    ]
 
 
 def test_missing_and_bad_captions_are_counted_and_listed(tmp_path):

@@ -1,4 +1,4 @@
-"""The captions of images, and the files that bring them: CSV, TSV, JSON lines, JSON, Parquet, or Flickr8k's token file.
+"""The captions of images, and the files that bring them: CSV, TSV, JSON lines, JSON, Parquet, Flickr8k's token file.
 
 N images, M captions, T distinct texts. This module does not import torch: the processes that decode images use it too.
 """
@@ -6,6 +6,7 @@ N images, M captions, T distinct texts. This module does not import torch: the p
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -112,25 +113,38 @@ def clean(text: object) -> tuple[str | None, str]:
     return words, ""
 
 
-def with_captions(found: Listing, pairs: Iterable[Pair], prefix: str = "", whole: bool = True) -> Listing:
+def with_captions(
+    found: Listing,
+    pairs: Iterable[Pair],
+    prefix: str = "",
+    whole: bool = True,
+    others: Callable[[], Iterable[str]] = tuple,
+) -> Listing:
     """Return the images of a listing that have captions. Those without, and bad captions, are listed as bad.
 
     Args:
         found: the images.
-        pairs: names and captions. A name is relative to the source, or the name of the file alone if that is unique.
+        pairs: names and captions. A name is relative to the source or to the folder of the listing, or it is the name
+            of the file alone if that is unique.
         prefix: the folder of the listing inside the source, such as "train/".
         whole: whether the listing has all images of the source, so that a caption without an image is bad too.
+        others: returns the names of the images of the other splits, relative to their folders; called if a name does
+            not say which split it is in.
     """
     places = {item.name: i for i, item in enumerate(found.items)}
     alone: dict[str, int | None] = {}
     for name, number in places.items():
         last = name.rsplit("/", 1)[-1]
         alone[last] = None if last in alone else number
+    elsewhere = functools.cache(lambda: {short for name in others() for short in (name, name.rsplit("/", 1)[-1])})
     captions: list[list[str]] = [[] for _ in found.items]
     bad: dict[str, str] = {}
     for name, text, reason in pairs:
-        known = places.get(name, places.get(name.removeprefix(prefix)))
-        place = alone.get(name.rsplit("/", 1)[-1]) if known is None else known
+        place = places.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if place is None:
+            place = places.get(name, alone.get(name))
+            if place is not None and name in elsewhere():
+                text, reason = None, f"an image of another split has the same name: write {prefix}{name}"
         if text is None:
             bad.setdefault(name, reason)
         elif place is not None:
@@ -188,10 +202,12 @@ def read_captions(path: Path) -> Iterator[Pair]:
     with read_faults(path):
         text = read_bytes(path).decode("utf-8-sig", "replace")
     if suffix == ".jsonl":
-        return _of_rows((_json(line) for line in text.splitlines() if line.strip()), path)
+        return _of_rows((_json(line) for line in text.split("\n") if line.strip()), path)
     if suffix == ".json":
         tree = _json(text)
         rows = tree.get("images", tree) if isinstance(tree, dict) else tree
+        if isinstance(tree, dict) and isinstance(rows, list) and isinstance(tree.get("annotations"), list):
+            rows = _of_annotations(rows, tree["annotations"])
         if isinstance(rows, dict):  # {"a.jpg": "a caption" or ["a caption", ...]}
             rows = [{"file": name, "caption": captions} for name, captions in rows.items()]
         return _of_rows(rows if isinstance(rows, list) else [], path)
@@ -230,6 +246,15 @@ def _json(text: str) -> Any:
         return None
 
 
+def _of_annotations(images: list[Any], annotations: list[Any]) -> list[Any]:
+    """Return COCO's captions as rows: an annotation names its image by `image_id`."""
+    names = {str(one.get("id")): one.get("file_name") for one in images if isinstance(one, dict)}
+    return [
+        {"file": names.get(str(one.get("image_id"))), "caption": one.get("caption")} if isinstance(one, dict) else None
+        for one in annotations
+    ]
+
+
 def _of_rows(rows: Iterable[Any], path: Path) -> Iterator[Pair]:
     """Read rows with a column for the file and one for a caption or a list of captions."""
     keys: tuple[str, str] | None = None
@@ -245,6 +270,9 @@ def _of_rows(rows: Iterable[Any], path: Path) -> Iterator[Pair]:
                 yield f"{path.name}, row {number}", None, "the row names no file"
                 continue
             name = os.path.normpath(name.strip()).replace(os.sep, "/")
+            if None in row:  # csv's key of the cells that the header has no name for
+                yield name, None, "it has more cells than the header: quote the caption"
+                continue
             for one in value if isinstance(value, list) and value else [value]:
                 one = one.get("raw", one.get("text")) if isinstance(one, dict) else one
                 yield name, *clean(one)
@@ -264,7 +292,7 @@ def _columns(row: dict[Any, Any], path: Path) -> tuple[str, str]:
 
 def _of_tokens(text: str) -> Iterator[Pair]:
     """Read Flickr8k's own file: `1000268201_693b08cb0e.jpg#0<tab>A child in a pink dress ...`."""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         name, _, caption = line.partition("\t")
         if line.strip():
             yield name.rpartition("#")[0] or f"line {number}", *clean(caption)

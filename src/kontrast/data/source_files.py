@@ -73,7 +73,12 @@ def find_images(source: Source, split: str, options: Options) -> tuple[ImageSet 
         part = split if split == "train" or split in source.tests else source.tests[0]
         listed = _scan(source.inner(part), options)
         listed = _with_train_classes(listed, source.train, options.follow_links)
-        return _captioned(listed, source, options, f"{part}/", whole=False), True
+
+        def others() -> list[str]:
+            parts = [other for other in ("train", *source.tests) if other != part]
+            return [item.name for other in parts for item in _scan(source.inner(other), options).items]
+
+        return _captioned(listed, source, options, f"{part}/", whole=False, others=others), True
     if source.kind in ("folder", "train folder"):
         return _divide(_captioned(_scan(source.train, options), source, options, "train/"), split, options)
     if source.kind in ("store", "store split"):
@@ -102,11 +107,11 @@ def _scan(folder: str, options: Options) -> Listing:
     )  # fmt: skip
 
 
-def _captioned(listed: Listing, source: Source, options: Options, prefix: str, whole: bool = True) -> Listing:
+def _captioned(listed: Listing, source: Source, options: Options, prefix: str, **arguments: Any) -> Listing:
     """The listing with the captions of its folder, if they are wanted."""
     if not options.captions:
         return listed
-    return with_captions(listed, read_captions(find_captions(source.spec, options.captions)), prefix, whole)
+    return with_captions(listed, read_captions(find_captions(source.spec, options.captions)), prefix, **arguments)
 
 
 def names_folder(source: Source, split: str, found: ImageSet | Listing) -> str:
