@@ -10,13 +10,17 @@ import torch
 
 import kontrast
 from kontrast.cli import main as cli
-from kontrast.errors import UsageError
+from kontrast.errors import DataError, UsageError
 from kontrast.probes import extract_features
 from kontrast.reports.run_files import read_run
+from kontrast.runs.classification_transfer import open_small_set
+from kontrast.runs.labeled_images import open_labeled
+from kontrast.runs.probe import open_images
 from kontrast.runs.text_probes import TEXT_RESULTS
 from kontrast.runs.towers import Towers
 
 from support import tiny_run
+from support.made_images import folder_of
 
 TINY = {
     "training": {"batch": 64, "epochs": 1, "max_steps": 3}, "evaluation": {"every": 0, "k": 5, "gallery": 40},
@@ -78,6 +82,33 @@ def test_a_run_without_texts_says_so(capsys):
     with pytest.raises(UsageError, match="was trained without texts: train with a recipe that has"):
         kontrast.probe(tiny_run.trained(), "zero-shot", device="cpu", say=lambda _: None)
     assert cli.run(["neighbors", str(tiny_run.trained()), "a dog in the snow", "--device", "cpu"]) == 3
+
+
+@pytest.fixture(scope="module")
+def colors(tmp_path_factory):
+    """Pictures in class folders, without captions."""
+    folder = tmp_path_factory.mktemp("colors")
+    for name in ("red", "green"):
+        folder_of(folder / name, 4)
+    return folder
+
+
+def test_classes_without_captions_are_probed_and_trained_on(run, colors):
+    few = {"data": colors, "device": "cpu", "say": lambda _: None}
+    sentences = kontrast.probe(run, "zero-shot", templates="a photo of {}", **few)
+    assert sentences[0].protocol["classes"] == 2 and sentences[0].protocol["data"] == str(colors)
+    assert {r.probe for r in kontrast.probe(run, **few)} == {"knn", "linear", "zero-shot"}
+    with pytest.raises(DataError, match="has no captions"):
+        kontrast.probe(run, "retrieval", **few)
+    assert open_labeled(run, str(colors), None, None, print)[1].classes == ["green", "red"]
+    assert open_small_set(run, str(colors), "", print).classes == 2
+
+
+def test_probes_of_classes_use_images_without_captions_too(run, colors, tmp_path):
+    shutil.copytree(colors, tmp_path / "some")
+    (tmp_path / "some" / "captions.csv").write_text("file,caption\nred/0000.png,a red one\n")
+    train, test = open_images(run, str(tmp_path / "some"), None, None, print)
+    assert len(train) + len(test) == 8
 
 
 def test_the_report_shows_what_texts_find(run, results, tmp_path):

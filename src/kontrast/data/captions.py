@@ -36,6 +36,10 @@ Pair = tuple[str, str | None, str]
 """The name of an image, its caption (None if it is bad), and why it is bad."""
 
 
+class NoCaptions(DataError):
+    """The images have no captions."""
+
+
 @dataclass(frozen=True)
 class Captions:
     """The captions of N images. Captions with the same text have the same id.
@@ -157,7 +161,7 @@ def with_captions(
         if not texts:
             bad.setdefault(name, "it has no caption")
     if not kept:
-        raise DataError(f"none of the {len(found.items)} images in {found.root} has a caption")
+        raise NoCaptions(f"none of the {len(found.items)} images in {found.root} has a caption")
     listed = [*found.bad, *((name, reason) for name, reason in bad.items() if name not in unreadable)]
     return replace(found.take(np.array(kept)), captions=Captions.of(captions[i] for i in kept), bad=listed)
 
@@ -183,11 +187,11 @@ def _choose(folder: str, chosen: str, exists: Callable[[str], bool]) -> str:
     if chosen != "auto":
         if not exists(chosen):
             path = os.path.join(folder, chosen)
-            raise DataError(f"data.captions: there is no file {path}: give a path inside {folder}, or an absolute one")
+            raise NoCaptions(f"data.captions: there is no file {path}: give a path inside {folder}, or an absolute one")
         return chosen
     name = next(filter(exists, NAMES), None)
     if name is None:
-        raise DataError(
+        raise NoCaptions(
             f"{folder} has no captions: put captions.csv with the columns file,caption beside the images, or name the "
             "file with data.captions=FILE"
         )

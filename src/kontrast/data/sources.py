@@ -17,6 +17,7 @@ import torch
 from kontrast.addresses import absolute, is_address
 from kontrast.data.bad_images import check_listing, none_readable
 from kontrast.data.cache_folder import cache_home
+from kontrast.data.captions import NoCaptions
 from kontrast.data.decode import ChangedFile, read_sides
 from kontrast.data.decode_workers import decode_all
 from kontrast.data.depth import with_form
@@ -137,7 +138,7 @@ def open_data(
 
 def _require_captions(images: ImageSet, options: Options) -> ImageSet:
     if options.captions and images.captions is None:
-        raise DataError(f"{images.name} has no captions: train without [text], or on images with captions")
+        raise NoCaptions(f"{images.name} has no captions: train without [text], or on images with captions")
     return images
 
 

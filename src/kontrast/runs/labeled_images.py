@@ -36,8 +36,7 @@ def open_labeled(
     run: Run, data: str | None, labels: str | None, max_bad: float | None, say: Callable[[str], None]
 ) -> tuple[DataSettings, LabeledSets]:
     """Open the images, read their labels, and tell labeled from unlabeled ones."""
-    settings = run.data_settings if data is None else replace(run.recipe.data, source=data)
-    settings = replace(settings, split="train", imbalance="none")
+    settings = replace(run.settings_for(data), split="train", imbalance="none")
     if max_bad is not None:
         settings = replace(settings, max_bad=max_bad)
     if labels is not None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from kontrast.counters import permutation
 from kontrast.data import ImageSet, read_labels
 from kontrast.data.bad_images import skipped
+from kontrast.data.captions import NoCaptions
 from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.files import read_json, write_json
 from kontrast.float64 import float64_device
@@ -122,7 +123,12 @@ def probe(
     refuse_options(kind, protocol, search, shots)
     run, on = open_run(run, float_range), choose_device(device)
     data, labels = (None if path is None else os.fspath(path) for path in (data, labels))
-    train, test = open_images(run, data, labels, max_bad, say)
+    try:
+        train, test = open_images(run, data, labels, max_bad, say, captions=kind in ("", RETRIEVAL))
+    except NoCaptions:
+        if kind:
+            raise
+        train, test = open_images(run, data, labels, max_bad, say)
     texts, pixels = _text_probes(run, kind, train, test, data), not kind or kind not in TEXT_PROBES
     seed_range = range(run.recipe.seed, run.recipe.seed + seeds)
     job = _Job(run, kind, seed_range, cached, epochs, protocol or "sgd", search, shots, train, test, on, say)
@@ -328,10 +334,15 @@ class _Job:
 
 
 def open_images(
-    run: Run, data: str | None, labels: str | None, max_bad: float | None, say: Callable[[str], None]
+    run: Run,
+    data: str | None,
+    labels: str | None,
+    max_bad: float | None,
+    say: Callable[[str], None],
+    captions: bool = False,
 ) -> tuple[ImageSet, ImageSet | None]:
-    """Open the train and test images to probe with, and warn of changed and skipped ones."""
-    settings = run.data_settings if data is None else dataclasses.replace(run.recipe.data, source=data)
+    """Open the train and test images to probe with, and warn of changed and skipped ones; `captions` is for `data`."""
+    settings = run.settings_for(data, captions)
     if max_bad is not None:
         settings = dataclasses.replace(settings, max_bad=max_bad)
     try:

@@ -228,6 +228,13 @@ class Run(Printed):
         """The recipe's data section, with the absolute path that its images had when the run began."""
         return located(self.recipe.data, self.info)
 
+    def settings_for(self, source: str | None, captions: bool = False) -> DataSettings:
+        """Return the data section for other images, whose captions are read only if asked for; None: the run's own."""
+        own = self.recipe.data
+        if source is None:
+            return self.data_settings
+        return replace(own, source=source, captions=own.captions if captions or source == own.source else "")
+
 
 def open_run(run: str | os.PathLike[str], float_range: tuple[float, float] | None = None) -> Run:
     """Return a path or `Run` as a `Run`; `float_range` replaces the recipe's range of float images."""
