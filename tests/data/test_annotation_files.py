@@ -67,11 +67,11 @@ def test_voc_reads_back_what_was_written(layouts, split):
         assert [read.classes[x] for x in found.labels] == [str(int(x)) for x in objects.labels]
 
 
-def made_coco(folder, annotations, images=({"id": 7, "file_name": "a.png", "height": 10, "width": 20},)):
+def made_coco(folder, annotations, images=({"id": 7, "file_name": "a.png", "height": 10, "width": 20},), points=None):
     (folder / "annotations").mkdir(parents=True)
     (folder / "train2017").mkdir()
     Image.new("RGB", (20, 10)).save(folder / "train2017" / "a.png")
-    categories = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}]
+    categories = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person", **(points or {})}]
     tree = {"images": list(images), "annotations": annotations, "categories": categories}
     (folder / "annotations" / "instances_train2017.json").write_text(json.dumps(tree))
     return folder
@@ -87,6 +87,8 @@ BAD = {
     "don't add up": {"bbox": [1, 1, 2, 2], "segmentation": {"size": [10, 20], "counts": [3, 4]}},
     "a mask of size": {"bbox": [1, 1, 2, 2], "segmentation": {"size": [20, 10], "counts": [200]}},
     "keypoints that are not": {"bbox": [1, 1, 2, 2], "keypoints": [1, 2]},
+    "unknown category [": {"bbox": [1, 1, 2, 2], "category_id": [1]},
+    "not listed or": {"bbox": [1, 1, 2, 2], "image_id": {}},
 }
 
 
@@ -96,7 +98,8 @@ def test_bad_coco_annotations_are_listed_with_their_reasons(tmp_path):
     images = [{"id": 7, "file_name": "a.png", "height": 10, "width": 20}]
     images += [{"id": 9, "file_name": "../a.png", "height": 10, "width": 20}]
     images += [{"id": 10, "file_name": "missing.png", "height": 10, "width": 20}, {"id": 11, "file_name": "a.png"}]
-    read = open_annotated(made_coco(tmp_path / "coco", [good, *rows, None], images), "train")
+    points = {"keypoints": ["head", "foot"]}
+    read = open_annotated(made_coco(tmp_path / "coco", [good, *rows, None], images, points), "train")
     reasons = dict(read.bad)
     for i, reason in enumerate(BAD, 1):
         assert reason in reasons[f"annotation {i}"]
@@ -105,14 +108,56 @@ def test_bad_coco_annotations_are_listed_with_their_reasons(tmp_path):
     found = read.objects(0, False)
     assert found.boxes.tolist() == [[2, 3, 20, 7]] and found.ignored.tolist() == [True]
     assert read.classes == ("person", "toothbrush") and found.labels.tolist() == [1]
-    assert "left out 13 bad annotations" in read.skipped() and "1 boxes cut to their image" in read.skipped()
+    assert "left out 15 bad annotations" in read.skipped() and "1 boxes cut to their image" in read.skipped()
 
 
-def test_an_image_of_another_size_than_its_annotations_is_one_clear_error(tmp_path):
-    images = [{"id": 7, "file_name": "a.png", "height": 20, "width": 10}]
-    read = open_annotated(made_coco(tmp_path / "coco", [], images), "train")
-    with pytest.raises(DataError, match="has 10 x 20 pixels, its annotations are for 20 x 10"):
-        read.read(0)
+def test_images_of_another_size_than_their_annotations_are_left_out(tmp_path):
+    """Also if only the orientation differs, and if EXIF data turn the image."""
+    names = ("a.png", "turned.jpg", "turned.png", "turned.tif", "flat.jpg")
+    images = [{"id": i, "file_name": name, "height": 10, "width": 20} for i, name in enumerate(names)]
+    folder = made_coco(tmp_path / "coco", [], images)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name in names[1:4]:
+        Image.new("RGB", (10, 20)).save(folder / "train2017" / name, exif=turned)
+    Image.new("RGB", (10, 20)).save(folder / "train2017" / "flat.jpg")
+    read = open_annotated(folder, "train")
+    assert tuple(read.names) == names[:4]
+    assert read.bad == [("flat.jpg", "it has 20 x 10 pixels, its annotations are for 10 x 20")]
+    assert all(read.pixels(i).shape == (3, 10, 20) for i in range(4))
+
+
+def test_damaged_images_are_found_before_they_are_needed(tmp_path):
+    images = [{"id": i, "file_name": name, "height": 10, "width": 20} for i, name in enumerate(("a.png", "b.png"))]
+    folder = made_coco(tmp_path / "coco", [], images) / "train2017"
+    content = (folder / "a.png").read_bytes()
+    (folder / "b.png").write_bytes(content[:-24])
+    read, seen = open_annotated(folder.parent, "train"), []
+    whole = read.without_unreadable(seen.append)
+    assert len(read) == 2 and list(whole.names) == ["a.png"] and sum(seen) == 2
+    assert [name for name, _ in whole.bad] == ["b.png"] and "left out 1 bad" in whole.skipped()
+    assert whole.without_unreadable(seen.append) is whole
+
+
+def test_objects_without_a_mask_are_ignored_if_masks_are_wanted(tmp_path):
+    place = {"image_id": 7, "category_id": 1}
+    rows = [
+        {**place, "id": 1, "bbox": [1, 1, 4, 4], "segmentation": [[1, 1, 5, 1, 5, 5, 1, 5]]},
+        {**place, "id": 2, "bbox": [8, 2, 4, 6]},
+    ]
+    folder = made_coco(tmp_path / "coco", rows)
+    boxes, masks = (open_annotated(folder, "train", task) for task in ("boxes", "masks"))
+    assert not boxes.objects(0, False).ignored.any() and not boxes.skipped()
+    found = masks.objects(0, True)
+    assert found.ignored.tolist() == found.crowds.tolist() == [False, True]
+    assert found.masks.flatten(1).sum(1).tolist() == [16, 24]  # a detection inside of its box does not count
+    assert "1 objects without a mask are ignored" in masks.skipped()
+
+
+def test_keypoints_without_names_do_not_take_their_boxes_with_them(tmp_path):
+    rows = [{"id": 1, "image_id": 7, "category_id": 1, "bbox": [1, 1, 4, 4], "keypoints": [1, 1, 2]}]
+    read = open_annotated(made_coco(tmp_path / "coco", rows), "train")
+    assert not read.bad and len(read.objects(0, False)) == 1 and read.keypoints is None
 
 
 def write_xml(folder, name, objects, head="<size><width>20</width><height>10</height></size>"):
@@ -165,6 +210,29 @@ def test_voc_years_are_joined_and_the_test_split_is_that_of_the_year_that_has_on
     (tmp_path / "VOC2007" / "ImageSets" / "Main" / "test.txt").write_text("b\n")
     assert [name[-5:] for name in open_annotated(tmp_path, "train").names] == ["a.jpg", "c.jpg"]
     assert [name[-5:] for name in open_annotated(tmp_path, "test").names] == ["b.jpg"]
+
+
+def write_lists(folder, **lists):
+    place = folder / "ImageSets" / "Main"
+    place.mkdir(parents=True)
+    for name, stems in lists.items():
+        (place / f"{name}.txt").write_text("\n".join(stems))
+        for stem in stems:
+            write_xml(folder, stem, xml_object(1, 1, 4, 2))
+
+
+def stems_of(folder):
+    return [[name[-5:-4] for name in open_annotated(folder, split).names] for split in ("train", "test")]
+
+
+def test_voc_splits_have_no_image_in_common(tmp_path):
+    write_lists(tmp_path / "VOC2012", train=["c"], val=["d"], trainval=["c", "d"])  # as it is distributed
+    assert stems_of(tmp_path) == [["c"], ["d"]]
+    write_lists(tmp_path / "VOC2007", trainval=["a"], test=["b"])
+    assert stems_of(tmp_path) == [["a", "c", "d"], ["b"]]
+    (tmp_path / "VOC2007" / "ImageSets" / "Main" / "test.txt").write_text("a\nb\n")
+    with pytest.raises(DataError, match=r"trainval.txt and test.txt have 1 images in common, the first a"):
+        open_annotated(tmp_path, "train")
 
 
 def test_a_source_that_is_none_says_what_is_allowed(tmp_path):

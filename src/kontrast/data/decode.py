@@ -101,6 +101,13 @@ def read_sides(
     return shorter, longer
 
 
+def read_size(path: str) -> tuple[int, int]:
+    """The height and the width that an ordinary picture will have when it is decoded, from its header alone."""
+    header = read_header(path, deep=False)
+    PLAIN.check_size(header.width, header.height)
+    return (header.width, header.height) if header.turned else (header.height, header.width)
+
+
 def read_header(
     path: str,
     offset: int = 0,
@@ -149,7 +156,9 @@ def _header_of(image: Image.Image) -> Header:
         return Header(width, height, Form("uint16", 1))
     if image.mode in ("I", "F"):
         return Header(width, height, Form("float32", 1))
-    return Header(width, height, Form("uint8", 1 if image.mode in GRAY else 3), True)
+    # The method of Image doesn't decode a PNG. Pillow has already swapped the sides of a TIFF.
+    turned = image.format != "TIFF" and Image.Image.getexif(image).get(ORIENTATION, 1) in range(5, 9)
+    return Header(width, height, Form("uint8", 1 if image.mode in GRAY else 3), True, turned)
 
 
 @contextlib.contextmanager

@@ -27,12 +27,14 @@ class Header(NamedTuple):
         height: likewise; EXIF orientation may swap the two.
         form: the type of the values and the channels.
         ordinary: whether this is a picture for eyes, which 8-bit red, green and blue represent well.
+        turned: whether EXIF orientation swaps width and height; False too for a PNG that says so after its pixels.
     """
 
     width: int
     height: int
     form: Form
     ordinary: bool = False
+    turned: bool = False
 
 
 class RawImage(NamedTuple):

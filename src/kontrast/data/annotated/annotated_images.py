@@ -5,14 +5,27 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kontrast.counters import permutation
 from kontrast.data.annotated.objects import Objects
-from kontrast.errors import printable
+from kontrast.errors import DataError, printable
+
+READERS = 8
+"""Threads that decode images at once."""
+
+
+class UnreadablePicture(DataError):
+    """An image file that is damaged, or does not fit its annotations."""
+
+    def __init__(self, path: Path, name: str, reason: str):
+        super().__init__(f"can't use the image {path}: {reason}")
+        self.name, self.reason = name, reason
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,28 @@ class AnnotatedImages:
             return bool((~found.ignored).any())
 
         return self.subset([i for i in range(len(self)) if useful(self.objects(i, False))])
+
+    def without_unreadable(self, advance: Callable[[int], None]) -> AnnotatedImages:
+        """Decode all images, and return those that can be decoded; the others are then among the bad ones.
+
+        advance: called after each image with 1.
+        """
+
+        def look(index: int) -> tuple[str, str] | None:
+            try:
+                self.pixels(index)
+            except UnreadablePicture as error:
+                return error.name, error.reason
+            finally:
+                advance(1)
+            return None
+
+        with ThreadPoolExecutor(READERS) as readers:
+            found = list(readers.map(look, range(len(self))))
+        if not any(found):
+            return self
+        kept = self.subset([i for i, problem in enumerate(found) if problem is None])
+        return dataclasses.replace(kept, bad=[*self.bad, *filter(None, found)])
 
     def share(self, share: float, seed: int) -> AnnotatedImages:
         """Return a random share of the images, at least one; a larger share of the same seed contains it."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from kontrast.data.annotated.annotated_images import AnnotatedImages, Keypoints
 from kontrast.data.annotated.mask_codes import check_code, decode_mask, run_lengths
 from kontrast.data.annotated.objects import Objects, no_objects
-from kontrast.data.annotated.picture_files import FolderPictures, contained
+from kontrast.data.annotated.picture_files import FolderPictures, unusable
 from kontrast.errors import DataError
 from kontrast.files import read_bytes, write_atomic
 
@@ -38,6 +38,7 @@ PERSON_SIGMAS = (
 OTHER_SIGMA = 0.05
 """The deviation of keypoints that COCO has no measurement of."""
 CUT = "boxes cut to their image"
+WITHOUT_MASK = "objects without a mask are ignored"
 
 
 @dataclass
@@ -65,7 +66,7 @@ class _Document:
     notes: Counter[str] = field(default_factory=Counter)
 
 
-def read_coco(file: Path, folder: Path, split: str = "train", source: str = "") -> AnnotatedImages:
+def read_coco(file: Path, folder: Path, split: str = "train", source: str = "", task: str = "boxes") -> AnnotatedImages:
     """Read a COCO file whose images are in a folder.
 
     Args:
@@ -73,6 +74,7 @@ def read_coco(file: Path, folder: Path, split: str = "train", source: str = "") 
         folder: the folder that its `file_name`s are relative to.
         split: the name of the split.
         source: the source as the user wrote it.
+        task: "boxes", "masks" or "keypoints". For masks, an object without one is ignored.
     """
     try:
         tree = json.loads(read_bytes(file))
@@ -83,6 +85,9 @@ def read_coco(file: Path, folder: Path, split: str = "train", source: str = "") 
         first = f", the first {read.bad[0][0]} ({read.bad[0][1]})" if read.bad else ""
         raise DataError(f"{file} has no usable image{first}: its images are looked for in {folder}")
     has_masks = any(one.code is not None for each in read.found for one in each)
+    for one in (one for each in read.found for one in each if task == "masks" and one.code is None and not one.crowd):
+        one.crowd = True
+        read.notes[WITHOUT_MASK] += 1
 
     def objects(index: int, masks: bool) -> Objects:
         return _objects(read.found[index], read.sizes[index], masks and has_masks, read.keypoints)
@@ -98,15 +103,25 @@ def _objects(found: Sequence[_Annotation], size: tuple[int, int], masks: bool, p
         return no_objects(len(points.names) if points else 0)
     decoded: Tensor | None = None
     if masks:
-        empty = np.zeros(size, dtype=bool)
-        decoded = torch.from_numpy(np.stack([empty if a.code is None else decode_mask(a.code, *size) for a in found]))
+        decoded = torch.from_numpy(np.stack([_mask(one, size) for one in found]))
     keypoints = None
     if points is not None:
         none = [0.0] * (3 * len(points.names))
         keypoints = torch.tensor([a.points or none for a in found]).reshape(len(found), -1, 3)
     crowds, labels = torch.tensor([a.crowd for a in found]), torch.tensor([a.label for a in found])
     areas = torch.tensor([a.area for a in found])
-    return Objects(torch.tensor([a.box for a in found]), labels, crowds, decoded, keypoints, areas)
+    return Objects(torch.tensor([a.box for a in found]), labels, crowds, decoded, keypoints, areas, crowds)
+
+
+def _mask(one: _Annotation, size: tuple[int, int]) -> np.ndarray:
+    """Return the mask of an object; without one, that of a crowd is its box, and that of another object is empty."""
+    if one.code is not None:
+        return decode_mask(one.code, *size)
+    mask = np.zeros(size, dtype=bool)
+    if one.crowd:
+        left, top, right, bottom = one.box
+        mask[math.floor(top) : math.ceil(bottom), math.floor(left) : math.ceil(right)] = True
+    return mask
 
 
 def _read_document(tree: Any, file: Path, folder: Path) -> _Document:
@@ -129,7 +144,8 @@ def _read_document(tree: Any, file: Path, folder: Path) -> _Document:
         read.sizes.append((int(image["height"]), int(image["width"])))
         read.found.append([])
     for annotation in annotations:
-        row = rows.get(annotation.get("image_id")) if isinstance(annotation, dict) else None
+        image = annotation.get("image_id") if isinstance(annotation, dict) else None
+        row = None if isinstance(image, list | dict) else rows.get(image)
         made: _Annotation | str = "its image is not listed or can't be read"
         if row is not None:
             made = _annotation(annotation, read.sizes[row], number, read)
@@ -152,7 +168,7 @@ def _image_problem(image: Any, folder: Path) -> str:
     name = image.get("file_name")
     if not isinstance(name, str) or not isinstance(image.get("id"), int | str):
         return "an image without file_name or id"
-    return contained(folder, name)
+    return unusable(folder, name, (image["height"], image["width"]))
 
 
 def _annotation(
@@ -160,7 +176,7 @@ def _annotation(
 ) -> _Annotation | str:
     """Read one annotation, or say why it can't be used."""
     box, category = entry.get("bbox"), entry.get("category_id")
-    if category not in number:
+    if isinstance(category, list | dict) or category not in number:
         return f"an unknown category {category!r}"
     label = number[category]
     if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
@@ -174,10 +190,11 @@ def _annotation(
         return f"a box outside of the image: {box}"
     if (left, top, right, bottom) != (x, y, x + wide, y + high):
         read.notes[CUT] += max(left - x, top - y, x + wide - right, y + high - bottom) > 1  # less is rounding
-    code, points = entry.get("segmentation") or None, entry.get("keypoints") or None
+    code, names = entry.get("segmentation") or None, read.keypoints.names if read.keypoints else ()
+    points = (entry.get("keypoints") or None) if names else None  # without names, the box is still of use
     if code is not None and (problem := check_code(code, height, width)):
         return problem
-    if points is not None and (read.keypoints is None or not _are_keypoints(points, len(read.keypoints.names))):
+    if points is not None and not _are_keypoints(points, len(names)):
         return "keypoints that are not x, y, visibility of each keypoint of its category"
     stated: Any = entry.get("area")
     area = float(stated) if _is_number(stated) and stated > 0 else (right - left) * (bottom - top)

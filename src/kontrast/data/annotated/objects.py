@@ -25,6 +25,8 @@ class Objects:
         masks: bool [K,H,W], or None if there are none or they were not asked for.
         keypoints: float32 [K,P,3], x, y and 0 (not annotated), 1 (hidden) or 2 (visible); None if there are none.
         stated: float32 [K], the areas that the annotations state, by which COCO sorts objects into sizes; else None.
+        crowds: bool [K], which of the ignored ones are crowds of COCO: a detection inside one does not count unless it
+            finds another object. None if there are none; VOC compares a difficult object like any other.
 
     Example:
         >>> one = Objects(torch.tensor([[2.0, 3.0, 6.0, 9.0]]), torch.tensor([0]), torch.tensor([False]))
@@ -38,6 +40,7 @@ class Objects:
     masks: Tensor | None = None
     keypoints: Tensor | None = None
     stated: Tensor | None = None
+    crowds: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)

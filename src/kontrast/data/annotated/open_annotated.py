@@ -47,7 +47,7 @@ def _open(source: str, split: str, task: str) -> AnnotatedImages:
     if not root.is_dir():
         raise DataError(f"no folder {source!r}: give images annotated as {ALLOWED}")
     if file := _coco_file(root, split, task):
-        return read_coco(file, _image_folder(root, file), split, source)
+        return read_coco(file, _image_folder(root, file), split, source, task)
     if voc_folders(root):
         return read_voc(root, split, source)
     raise DataError(f"{source} has no annotations for split {split!r}: give images annotated as {ALLOWED}")

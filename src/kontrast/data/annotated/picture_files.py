@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kontrast.data.annotated.annotated_images import AnnotatedImages
-from kontrast.data.decode import decode_file, read_sides
+from kontrast.data.annotated.annotated_images import AnnotatedImages, UnreadablePicture
+from kontrast.data.decode import decode_file, read_size
 from kontrast.data.limits import BadImage
 from kontrast.errors import DataError
 
@@ -31,24 +31,34 @@ class FolderPictures:
         try:
             pixels = decode_file(str(path))[0]
         except BadImage as error:
-            raise DataError(f"can't read the image {path}: {error.reason}") from None
-        if pixels.shape[1:] != tuple(self.sizes[index]):
-            given = " x ".join(map(str, pixels.shape[1:]))
-            stated = " x ".join(map(str, self.sizes[index]))
-            raise DataError(f"{path} has {given} pixels, its annotations are for {stated}: correct them or the image")
+            raise UnreadablePicture(path, self.names[index], error.reason) from None
+        if problem := other_size(pixels.shape[1:], self.sizes[index]):
+            raise UnreadablePicture(path, self.names[index], problem)
         return torch.from_numpy(pixels)
 
 
-def contained(folder: Path, name: str) -> str:
-    """Say why a name from an annotation file can't be used as an image of a folder; "" if it can."""
+def other_size(given: Sequence[int], stated: Sequence[int]) -> str:
+    """Say that an image has another height or width than its annotations state; "" if it has not."""
+    if tuple(given) == tuple(stated):
+        return ""
+    return f"it has {given[0]} x {given[1]} pixels, its annotations are for {stated[0]} x {stated[1]}"
+
+
+def unusable(folder: Path, name: str, size: tuple[int, int]) -> str:
+    """Say why an image that annotations name can't be used, as far as its header shows; "" if it can.
+
+    Args:
+        folder: the folder that it must be in.
+        name: its path relative to the folder.
+        size: the height and width that its annotations are for.
+    """
     parts = Path(name).parts
     if not parts or "\0" in name or Path(name).is_absolute() or ".." in parts:
         return "a file name that leads out of the folder of images"
     try:
-        read_sides(str(folder / name))
+        return other_size(read_size(str(folder / name)), size)
     except BadImage as error:
         return f"an image that can't be read: {error.reason}"
-    return ""
 
 
 def write_pictures(images: AnnotatedImages, folder: Path) -> list[str]:

@@ -19,15 +19,15 @@ import torch
 from kontrast.data.annotated.annotated_images import AnnotatedImages
 from kontrast.data.annotated.coco_files import CUT
 from kontrast.data.annotated.objects import Objects, no_objects
-from kontrast.data.annotated.picture_files import FolderPictures, contained, write_pictures
+from kontrast.data.annotated.picture_files import FolderPictures, unusable, write_pictures
 from kontrast.data.decode import SUFFIXES
 from kontrast.data.listing import held_out
 from kontrast.errors import DataError
 from kontrast.files import read_bytes, write_atomic
 
 LARGEST = 10_000_000
-LISTS = {"train": ("trainval", "train"), "test": ("test", "val")}
-"""The lists of images of each split, in the order in which they are looked for."""
+LISTS = {"train": "trainval", "test": "test"}
+"""The lists of images that are written for each split."""
 SHARE = 0.2
 """The share of images that are held out for tests if there are no lists."""
 Row = tuple[tuple[float, float, float, float], str, bool]  # box, class, difficult
@@ -40,7 +40,10 @@ def voc_folders(root: Path) -> list[Path]:
 
 
 def read_voc(root: Path, split: str = "train", source: str = "") -> AnnotatedImages:
-    """Read a split of VOC folders; several years are joined, and test images are those of the years with a list.
+    """Read a split of VOC folders; several years are joined.
+
+    Tests are on the list `test` of the years that have one, and training is on `trainval` of all years. Without any
+    such list, training is on `train` and tests are on `val`.
 
     Args:
         root: VOCdevkit, or the folder of one year.
@@ -52,15 +55,17 @@ def read_voc(root: Path, split: str = "train", source: str = "") -> AnnotatedIma
     found: list[list[Row]] = []
     bad: list[tuple[str, str]] = []
     notes: Counter[str] = Counter()
-    for place in voc_folders(root):
+    places = voc_folders(root)
+    tested = any(_list_file(place, "test").is_file() for place in places)
+    for place in places:
         pictures = {
             path.stem: path.name for path in (place / "JPEGImages").iterdir() if path.suffix.lower() in SUFFIXES
         }
-        for stem in _stems(place, split):
+        for stem in _stems(place, tested)[split]:
             file = f"{place.relative_to(root) / 'Annotations' / stem}.xml"
             read = _read_file(place / "Annotations" / f"{stem}.xml", file, bad, notes)
             name = str(place.relative_to(root) / "JPEGImages" / pictures.get(stem, f"{stem}.jpg"))
-            problem = "" if read is None else contained(root, name)
+            problem = "" if read is None else unusable(root, name, read[0])
             if problem:
                 bad.append((name, problem))
             elif read is not None:
@@ -94,15 +99,33 @@ def _classes(root: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _stems(place: Path, split: str) -> list[str]:
-    """Return the names of the images of a split, without their endings."""
-    lists = place / "ImageSets" / "Main"
-    if not lists.is_dir():
+def _list_file(place: Path, name: str) -> Path:
+    return place / "ImageSets" / "Main" / f"{name}.txt"
+
+
+def _stems(place: Path, tested: bool) -> dict[str, list[str]]:
+    """Return the names of the images of each split, without their endings.
+
+    Args:
+        place: the folder of a year.
+        tested: whether any year has a test list. The others, such as VOC2012, then have no test images.
+    """
+    if not (place / "ImageSets" / "Main").is_dir():
         stems = sorted(path.stem for path in (place / "Annotations").glob("*.xml"))
         mask = held_out(stems, np.zeros(len(stems), dtype=np.int64), SHARE)
-        return [stem for stem, held in zip(stems, mask) if held == (split == "test")]
-    file = next((lists / f"{name}.txt" for name in LISTS[split] if (lists / f"{name}.txt").is_file()), None)
-    if file is None:  # a year without this split, as VOC2012 has no test list
+        return {part: [s for s, held in zip(stems, mask) if held == (part == "test")] for part in LISTS}
+    train, test = "trainval" if _list_file(place, "trainval").is_file() else "train", "test"
+    if not tested and all(_list_file(place, name).is_file() for name in ("train", "val")):
+        train, test = "train", "val"  # trainval would contain the test images
+    found = {"train": _read_list(_list_file(place, train)), "test": _read_list(_list_file(place, test))}
+    if both := sorted(set(found["train"]) & set(found["test"])):
+        raise DataError(f"{place}: {train}.txt and {test}.txt have {len(both)} images in common, the first {both[0]}")
+    return found
+
+
+def _read_list(file: Path) -> list[str]:
+    """Return the names of a list; none if there is no such file."""
+    if not file.is_file():
         return []
     lines = read_bytes(file).decode("utf-8", "replace").split("\n")
     return [Path(line.split()[0]).name for line in lines if line.strip()]
@@ -177,7 +200,7 @@ def write_voc(images: AnnotatedImages, folder: str | Path, others: Sequence[Anno
             write_atomic(root / "Annotations" / f"{stems[-1]}.xml", _document(part, i, name))
         lists = root / "ImageSets" / "Main"
         lists.mkdir(parents=True, exist_ok=True)
-        write_atomic(lists / f"{LISTS[part.split][0]}.txt", "".join(f"{stem}\n" for stem in stems))
+        write_atomic(lists / f"{LISTS[part.split]}.txt", "".join(f"{stem}\n" for stem in stems))
     return root
 
 
