@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from kontrast import detection
-from kontrast.data.annotated import canvas_objects
+from kontrast.data.annotated import AnnotatedImages, canvas_objects
 from kontrast.data.annotated.coco_files import coco_tree
 from kontrast.data.annotated.mask_codes import run_lengths
 from kontrast.data.annotated.objects import Objects
 from kontrast.detection import Detections, average_precision, coco_scores, voc_scores
 from kontrast.detection.coco_metrics import coco_results
 from kontrast.probes.classification_metrics import area_of_curve
+from kontrast.runs.detector_training import read_truth
 
 from support.doctests import run_examples
 
@@ -65,6 +66,33 @@ def test_classes_are_apart_and_classes_without_objects_do_not_count():
     assert average_precision(seen, objects) == {0: 0.0, 1: 0.5}
 
 
+def test_detections_inside_a_crowd_count_neither_as_hits_nor_as_misses():
+    """COCO compares a detection with a crowd by its own area: a tenth of the crowd is enough."""
+    crowd = Objects(boxes(A, [20, 20, 90, 90]), torch.tensor([0, 0]), torch.tensor([False, True]))
+    crowd = dataclasses.replace(crowd, crowds=crowd.ignored)
+    seen = [found([[30, 30, 40, 40], [40, 30, 50, 40], A], [0, 0, 0], [0.9, 0.8, 0.7])]
+    assert average_precision(seen, [crowd])[0] == 1
+    inside = dataclasses.replace(crowd, boxes=boxes(A, [0, 0, 50, 50]))
+    assert average_precision([found([A], [0], [0.9])], [inside])[0] == 1  # the object comes before the crowd around it
+    masks = torch.zeros(2, 100, 100, dtype=torch.bool)
+    masks[0, :10, :10] = masks[1, 20:90, 20:90] = True
+    part = torch.zeros(100, 100, dtype=torch.bool)
+    part[30:40, 30:40] = True
+    coded = [run_lengths(part.numpy()), run_lengths(masks[0].numpy())]
+    two = Detections(boxes([30, 30, 40, 40], A), torch.tensor([0, 0]), torch.tensor([0.9, 0.8]), 100, 100, coded)
+    assert average_precision([two], [dataclasses.replace(crowd, masks=masks)], task="masks")[0] == 1
+
+
+def test_objects_without_keypoints_count_neither_as_hits_nor_as_misses():
+    points = torch.zeros(2, 1, 3)
+    points[0, 0] = torch.tensor([5.0, 5.0, 2.0])
+    objects = dataclasses.replace(truth([A, FAR], [0, 0]), keypoints=points)
+    images = AnnotatedImages(["a"], ("person",), lambda i: torch.zeros(3, 100, 100), lambda i, masks: objects)
+    seen = found([A, FAR], [0, 0], [0.8, 0.9])
+    seen = dataclasses.replace(seen, keypoints=torch.tensor([[[5.0, 5.0, 1.0]], [[55.0, 52.0, 1.0]]]))
+    assert voc_scores([seen], read_truth(images, "keypoints"), task="keypoints", sigmas=(0.05,))["AP"] == 1
+
+
 def test_no_detections_and_no_objects():
     assert average_precision([found([], [], [])], [truth([A], [0])]) == {0: 0.0}
     assert voc_scores([found([A], [0], [0.5])], [truth([], [])])["AP50"] == 0
@@ -102,7 +130,8 @@ def noisy(task, seed=0, images=24):
 def with_crowds(images):
     def objects(i, masks):
         one = images.objects(i, masks)
-        return dataclasses.replace(one, ignored=torch.arange(len(one)) == (4 if i % 3 else 0))
+        crowds = torch.arange(len(one)) == (4 if i % 3 else 0)
+        return dataclasses.replace(one, ignored=crowds, crowds=crowds)
 
     return dataclasses.replace(images, objects=objects)
 
@@ -133,6 +162,7 @@ def test_vocs_scores_are_close_to_cocos_where_both_are_defined(task):
     """They differ in the points of the curve and in which object a detection takes, not in what an overlap is."""
     pytest.importorskip("faster_coco_eval", reason="faster-coco-eval is not installed")
     images, seen = noisy(task, images=64)
+    images = with_crowds(images)
     objects = [images.objects(i, True) for i in range(len(images))]
     ours = voc_scores(seen, objects, task=task, sigmas=images.keypoints.sigmas)
     theirs = coco_scores(seen, images, task=task)

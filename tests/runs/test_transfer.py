@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import kontrast
-from kontrast.data.annotated import canvas_objects, write_coco, write_voc
+from kontrast.data.annotated import AnnotatedImages, canvas_objects, write_coco, write_voc
+from kontrast.data.annotated.annotated_images import UnreadablePicture
 from kontrast.detection import fpn_backbone
 from kontrast.detection.detectron2_names import detectron2_names
 from kontrast.errors import CheckpointError, DataError, EnvironmentFault, KontrastError, UsageError
@@ -98,6 +100,26 @@ def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(run, 
     assert all(torch.equal(tensor, expected[name]) for name, tensor in load_file(weights).items())
     assert (weights.parent / "metrics.jsonl").read_text() == losses and again.scores == whole.scores
     assert not (weights.parent / "checkpoints").exists()
+
+
+def test_damaged_images_are_left_out_and_counted(run, folders, tmp_path, monkeypatch):
+    shutil.copytree(folders / "voc", tmp_path / "voc")
+    lists = tmp_path / "voc" / "ImageSets" / "Main"
+    damaged = [(lists / f"{name}.txt").read_text().split()[0] for name in ("trainval", "test")]
+    for stem in damaged:
+        path = tmp_path / "voc" / "JPEGImages" / f"{stem}.png"
+        path.write_bytes(path.read_bytes()[:-24])
+    said = []
+    found = transfer(run, tmp_path / "voc", control=False, say=said.append, overrides={**TINY, "steps": 6})[0]
+    assert found.facts["test_images"] == 3 and found.facts["unreadable_train_images"] == 1
+    assert [f"JPEGImages/{stem}.png (damaged" in line for stem, line in zip(damaged[::-1], said)] == [True, True]
+    monkeypatch.setattr(AnnotatedImages, "read", unreadable)
+    with pytest.raises(DataError, match=r"none of the 12 training images can be read, the first is .* \(damaged\)"):
+        transfer(run, tmp_path / "voc", control=False)
+
+
+def unreadable(images, index, masks=False):
+    raise UnreadablePicture("place", images.names[index], "damaged")
 
 
 def test_controls_and_other_runs(run, folders, tmp_path):

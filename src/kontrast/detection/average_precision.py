@@ -2,7 +2,8 @@
 
 The detections of a class are sorted by score over all images. Each one looks for the most similar object of its class
 in its image: it is right if the similarity reaches the threshold and no better detection has taken the object, it
-doesn't count if the object is ignored (difficult), and it is wrong otherwise.
+doesn't count if the object is ignored (difficult), and it is wrong otherwise. As in COCO's evaluation, one that is not
+right doesn't count either if it lies in a crowd.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kontrast.data.annotated.objects import Objects
@@ -102,11 +104,16 @@ def _class_precision(
     for at in np.argsort(-np.array(scores), kind="stable"):
         image, row = places[at]
         candidates = columns[image]
-        values = alike[image][row, candidates]
-        best = int(values.argmax()) if len(candidates) else -1
-        if best < 0 or values[best] < threshold:
-            right.append(False)
-        elif not truth[image].ignored[candidates[best]]:
-            right.append((image, best) not in taken)
+        values, crowds = alike[image][row, candidates], truth[image].crowds
+        inside = torch.zeros_like(values, dtype=torch.bool) if crowds is None else crowds[candidates]
+        objects_alone = torch.where(inside, -1.0, values)
+        best = int(objects_alone.argmax()) if len(candidates) else -1
+        reached = best >= 0 and bool(objects_alone[best] >= threshold)
+        if reached and truth[image].ignored[candidates[best]]:
+            continue
+        if reached and (image, best) not in taken:
             taken.add((image, best))
+            right.append(True)
+        elif not bool((values[inside] >= threshold).any()):
+            right.append(False)
     return area_of_curve(np.array(right, dtype=bool), objects, points)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,16 @@ class DetectionTransfer:
         start, model = time.monotonic(), self._build(encoder, seed)
         place = self.folder / FOLDER / f"{self.task}-{digest[:12]}"
         title = f"{self.task}, {Path(encoder.name).name}, seed {seed}"
-        DetectorJob(self.protocol, self.task, some, place, digest, seed, self.device, title).train(model)
+        job = DetectorJob(self.protocol, self.task, some, place, digest, seed, self.device, title)
+        job.train(model)
+        if line := replace(some, bad=list(job.bad.items()), notes={}).skipped():
+            self.say(line)
         with Progress(f"test {title}", len(self.test)) as bar:
             found = detect(model, self.test, self.protocol, self.device, bar)
         scores = self.score(found)
         classes = {self.test.classes[i]: value for i, value in scores.pop("classes").items()}
         facts = {"train_images": len(some), "test_images": len(self.test), "metric": self.protocol.metric,
-                 "steps": self.protocol.steps, "AP50_by_class": classes,
+                 "steps": self.protocol.steps, "unreadable_train_images": len(job.bad), "AP50_by_class": classes,
                  "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
         if encoder.name == TRAINED:
             write_pictures(self.folder, self.task, self.test, found)
@@ -134,6 +137,8 @@ def transfer_to_detection(
     if settings.metric == "coco":
         check_coco_package()
     train, test = open_annotated(data, "train", task), open_annotated(data, "test", task)
+    with Progress("decode the test images once", len(test)) as bar:  # damage must not end hours of training
+        test = test.without_unreadable(bar.advance)
     for part in (train, test):
         if line := part.skipped():
             say(line)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from kontrast.addresses import shown
 from kontrast.counters import permutation, uniform, words
 from kontrast.data.annotated import AnnotatedImages, Objects, crop, flip
+from kontrast.data.annotated.annotated_images import READERS, UnreadablePicture
 from kontrast.detection import DetectionProtocol, Detections
 from kontrast.detection.detections import detections_of
 from kontrast.detection.detectors import set_mode
-from kontrast.errors import NumbersError
+from kontrast.errors import DataError, NumbersError
 from kontrast.files import JsonLines
 from kontrast.networks.batch_norm import BatchNorm
 from kontrast.training import checkpoints
@@ -36,7 +37,6 @@ from kontrast.training.signals import StopSignals
 SAVE_SECONDS = 60.0
 """The least time between two checkpoints."""
 LOG_EVERY = 20
-READERS = 8
 _WINDOW = 26
 """The stream of counters of this file."""
 
@@ -54,6 +54,7 @@ class DetectorJob:
         seed: the seed of all draws.
         device: where to train.
         title: the title of its progress bar.
+        bad: the training images that could not be read, with the reason; training adds them.
     """
 
     protocol: DetectionProtocol
@@ -64,6 +65,7 @@ class DetectorJob:
     seed: int
     device: torch.device
     title: str
+    bad: dict[str, str] = field(default_factory=dict)
 
     def train(self, model: Any) -> None:
         """Train the model in place, from its newest checkpoint if there is one."""
@@ -135,9 +137,7 @@ class DetectorJob:
 
     def _read(self, place: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the image at a place of the endless sequence of shuffled epochs, augmented, and its target."""
-        epoch, row = divmod(place, len(self.images))
-        index = int(_order(len(self.images), self.seed, epoch)[row])
-        image, objects = self.images.read(index, masks=self.task == "masks")
+        image, objects = self._next_readable(place)
         objects = objects.take(~objects.ignored)
         mirror, area, ratio, down, across = uniform(5, self.seed, _WINDOW, 2, place).tolist()
         if self.protocol.crop < 1:
@@ -147,6 +147,18 @@ class DetectorJob:
             points = self.images.keypoints
             image, objects = flip(image, objects, points.mirrored if points else None)
         return image, target_of(objects)
+
+    def _next_readable(self, place: int) -> tuple[Tensor, Objects]:
+        """Return the image at a place, or the next one of its epoch that can be read; note those that can't."""
+        epoch, row = divmod(place, len(self.images))
+        order = _order(len(self.images), self.seed, epoch)
+        for k in range(row, row + len(order)):
+            try:
+                return self.images.read(int(order[k % len(order)]), masks=self.task == "masks")
+            except UnreadablePicture as error:
+                self.bad[error.name] = error.reason
+        name, reason = next(iter(self.bad.items()))
+        raise DataError(f"none of the {len(order)} training images can be read, the first is {name} ({reason})")
 
     def _save(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         tensors = {f"model.{name}": tensor for name, tensor in distinct_tensors(model).items()}
@@ -237,5 +249,17 @@ def detect(
 
 
 def read_truth(images: AnnotatedImages, task: str) -> Sequence[Objects]:
-    """Return the objects of all images, with masks for the task "masks" alone."""
-    return [images.objects(i, task == "masks") for i in range(len(images))]
+    """Return the objects of all images, with masks for the task "masks" alone.
+
+    For the task "keypoints" an object without annotated keypoints is ignored like a crowd, as in COCO's evaluation.
+    """
+    found = [images.objects(i, task == "masks") for i in range(len(images))]
+    return [without_points_ignored(one) for one in found] if task == "keypoints" else found
+
+
+def without_points_ignored(objects: Objects) -> Objects:
+    """Return the objects, of which those without annotated keypoints are ignored like crowds."""
+    assert objects.keypoints is not None
+    nothing = ~(objects.keypoints[:, :, 2] > 0).any(1)
+    crowds = nothing if objects.crowds is None else objects.crowds | nothing
+    return replace(objects, ignored=objects.ignored | nothing, crowds=crowds)
