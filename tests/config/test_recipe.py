@@ -40,6 +40,7 @@ def test_every_recipe_has_a_title_and_is_read_back_the_same(name):
         ({"training": {"epochs": "three"}}, ["training.epochs", "whole number", "'three'"]),
         ({"training": {"epochs": True}}, ["training.epochs", "whole number"]),
         ({"training": {"epochs": -1}}, ["training.epochs", "at least 0"]),
+        ({"text": {"length": 1}}, ["text.length", "0 or at least 3", "not 1"]),
         ({"training": {"lr": float("nan")}}, ["training.lr", "finite"]),
         ({"training": {"schedule": "cosin"}}, ["training.schedule", "'cosine'"]),
         ({"training": {"milestones": 3}}, ["training.milestones", "list"]),

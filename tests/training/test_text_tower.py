@@ -296,3 +296,13 @@ def test_views_and_captions_are_drawn_apart():
     flips = Views("crop-flip", 1, 4)
     assert 0.45 < captions.double().mean() < 0.55 and flips is not None
     assert abs(torch.corrcoef(torch.stack([captions.double(), (drawn & 1).double()]))[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("keys_of", ["teacher.momentum=0.5", "training.stop_gradient=true"])
+def test_equal_captions_beside_keys_are_reported(tmp_path, keys_of):
+    said, options = [], [*QUICK, "training.max_steps=1", keys_of]
+    kontrast.pretrain(
+        captioned_folder(tmp_path / "images"), "digits/clip", overrides=options, out=tmp_path / "run", device="cpu",
+        say=said.append,
+    )  # fmt: skip
+    assert sum("same caption are negatives of each other: keys have no labels" in line for line in said) == 1

@@ -376,6 +376,8 @@ def _range_problem(hint: Any, value: Any, name: str) -> str:
         return f"must be at least {AT_LEAST.get(name, 0):g}, not {value}"
     if name in AT_MOST and value > AT_MOST[name]:
         return f"must be at most {AT_MOST[name]:g}, not {value}"
+    if name == "text.length" and value in (1, 2):
+        return f"must be 0 or at least 3, for a token between a start and an end, not {value}"
     if name == "data.bands" and value and not (len(value) in (1, 3) and min(value) >= 1):
         return f"must be one or three numbers of channels, counted from 1, for example [3,2,1], not {list(value)}"
     if name == "training.milestones" and list(value) != sorted({n for n in value if n >= 0}):

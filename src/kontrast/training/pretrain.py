@@ -163,7 +163,7 @@ class Pretraining:
                     plan = plan_run(loop, self.budget, after, "evaluation.every" in override_keys(self.overrides))
                     recipe = plan.apply(recipe)
                     loop.adopt(plan, fingerprint(recipe))
-                self.warn(recipe, loop.position.epochs, train)
+                self.warn(recipe, loop, train)
                 command = self.resume_command(folder)
                 if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run
                     write_start(folder, loop, recipe, splits, command, resume, self.budget)
@@ -196,14 +196,16 @@ class Pretraining:
         distributed.broadcast(place)  # the other ranks wait until the store is complete
         return place
 
-    def warn(self, recipe: Recipe, epochs: float, train: ImageSet) -> None:
+    def warn(self, recipe: Recipe, loop: Loop, train: ImageSet) -> None:
         """Print warnings last, when training is about to begin, so that they never precede an error."""
         if self.device_name == "auto" and self.device.type == "cpu":
             self.say("no usable GPU of NVIDIA or Apple: training on the CPU")
         if self.device.type == "mps":
             self.say(MPS_NOTE)
-        schedule = schedule_warnings(recipe.training, epochs).values()
-        for line in [*unread_folders(recipe), *schedule, *bank_warnings(recipe, len(train))]:
+        schedule = schedule_warnings(recipe.training, loop.position.epochs).values()
+        compared = loop.captions is not None and loop.captions.repeated and loop.learner.objective.takes_labels
+        captions = caption_warnings(recipe) if compared else []
+        for line in [*unread_folders(recipe), *schedule, *captions, *bank_warnings(recipe, len(train))]:
             self.say(line)
 
     def resume_command(self, folder: RunFolder) -> str:
@@ -334,6 +336,14 @@ def locked(folder: RunFolder) -> Iterator[None]:
                 sweep(folder / "checkpoints")
         folder.abandon()
         folder.release()
+
+
+def caption_warnings(recipe: Recipe) -> list[str]:
+    """Return a warning if images with equal captions are negatives because keys have no labels."""
+    if recipe.teacher is None and not recipe.training.stop_gradient:
+        return []
+    keys = "a [teacher]" if recipe.teacher is not None else "training.stop_gradient"
+    return [f"with {keys}, images that have the same caption are negatives of each other: keys have no labels"]
 
 
 def bank_warnings(recipe: Recipe, images: int) -> list[str]:
