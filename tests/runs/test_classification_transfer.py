@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -10,12 +11,14 @@ from PIL import Image
 
 import kontrast
 from kontrast.errors import DataError, UsageError
-from kontrast.runs.classification_transfer import open_small_set, rows_with_labels
+from kontrast.runs.classification_transfer import ClassificationTransfer, metric_of, open_small_set, rows_with_labels
 from kontrast.runs.run import Run
 from kontrast.runs.transfer_jobs import measure_in_processes
+from kontrast.runs.transfer_results import read_results
 
 from support import tiny_run
 from support.doctests import run_examples
+from support.made_images import folder_of
 
 QUICK = {"overrides": {"epochs": 2, "batch": 32}, "device": "cpu", "say": lambda line: None}
 
@@ -104,6 +107,67 @@ def test_the_metric_is_the_one_that_the_set_asks_for(place):
         open_small_set(run, str(place / "photos" / "missing.csv"), "", print)
     with pytest.raises(UsageError, match="some of linear, fine-tuned"):
         kontrast.transfer(run, place / "photos", "classify", methods=["probe"])
+
+
+def test_the_metric_is_guessed_from_whole_words_of_the_last_folder(tmp_path):
+    labels, several = torch.tensor([0, 1, 2]), torch.tensor([[1, 0], [1, 1]])
+
+    def guess(source, labels=labels):
+        return metric_of(str(tmp_path / source), "", labels, labels)
+
+    assert guess("carpets") == guess("flowers/colors") == guess("voc2007") == guess("hateful-memes") == "accuracy"
+    assert guess("oxford-iiit-pets") == guess("Caltech101") == guess("fgvc_aircraft/labels.csv") == "mean-per-class"
+    assert guess("pets", several) == "map" and guess("hateful-memes", labels[:2]) == "roc-auc"
+    with pytest.raises(UsageError, match=r"'roc-auc' does not suit .*two classes that both have test images"):
+        metric_of("colors", "roc-auc", labels, labels)
+    with pytest.raises(UsageError, match="two classes that both have test images"):
+        metric_of("colors", "roc-auc", labels[:2], labels[:1])
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ("colors", {"overrides": {"randaugment": 9}}, "randaugment and repeats are for random crops"),
+        ("colors", {"overrides": {"repeats": 3}}, "randaugment and repeats are for random crops"),
+        ("colors", {"overrides": {"drop_path": 0.5}}, "drop_path is for kontrast's vision transformers"),
+        ("colors", {"overrides": {"erasing": 0.2, "cutmix": 1}, "methods": ["linear"]}, "cutmix and erasing: no"),
+        ("photos/shapes.csv", {"overrides": {"mixup": 0.8, "smoothing": 0.1}}, "mixup and smoothing: not for"),
+        ("rare", {"shots": [0, 5]}, "class 'few' has 2 train images, but a few-shot probe needs 5"),
+        ("rare", {"shots": [1]}, "a search of the learning rate needs two train images of a class"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(place, monkeypatch, data, options, message):
+    if data == "rare":
+        for part, count in (("train", 2), ("test", 1)):
+            for name in ("few", "more"):
+                folder_of(place / "rare" / part / name, count if name == "few" else 6)
+    monkeypatch.setattr("kontrast.runs.classification_transfer.tuned_scores", lambda *_, **__: pytest.fail("too late"))
+    with pytest.raises((UsageError, DataError), match=message):
+        kontrast.transfer(place / "run", [place / "colors", place / data], "classify", device="cpu", **options)
+
+
+def test_a_linear_classifier_leaves_settings_of_images_to_fine_tuning(tmp_path):
+    job = ClassificationTransfer(tmp_path, {"erasing": 0.25, "mixup": 0.8, "smoothing": 0.1}, False, "cpu")
+    linear, tuned = (job.protocol(method) for method in ("linear", "fine-tuned"))
+    assert (linear.erasing, linear.mixup, linear.smoothing) == (0, 0, 0.1)
+    assert (tuned.erasing, tuned.mixup, tuned.smoothing) == (0.25, 0.8, 0.1)
+
+
+def test_seeds_of_other_settings_leave_the_row(place, tmp_path):
+    run = shutil.copytree(place / "run", tmp_path / "run", ignore=shutil.ignore_patterns("transfer*"))
+    quick = {"methods": ["linear"], "search": False, "shots": [5], "control": False}
+
+    def stored(seeds, **options):
+        kontrast.transfer(run, place / "colors", "classify", seeds=seeds, **quick, **{**QUICK, **options})
+        return [one.seed for one in read_results(run) if one.data == str(place / "colors")]
+
+    assert stored(2, overrides={"epochs": 1}) == [0, 1]
+    written = json.loads((run / "transfer.json").read_text())
+    for entry in written["results"]:  # as older versions wrote it
+        del entry["common"]
+    (run / "transfer.json").write_text(json.dumps(written))
+    assert stored(3, overrides={"epochs": 1}) == [0, 1, 2]
+    assert stored(1, overrides={"epochs": 2}) == [0]
 
 
 def test_shots_of_several_labels():

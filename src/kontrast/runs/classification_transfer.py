@@ -7,7 +7,7 @@ seed; unlike its code, the last epoch counts, not the best on the test images.
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,22 +24,29 @@ from kontrast.data.labels import has_label_sets, read_label_sets
 from kontrast.errors import DataError, UsageError
 from kontrast.probes import FINE_TUNING, FineTuning, extract_features, few_per_class
 from kontrast.probes.classification_metrics import CLASSIFICATION_METRICS
-from kontrast.probes.fine_tuning import rows_of, tuned_scores
+from kontrast.probes.fine_tuning import rows_of, split_train, tuned_scores
 from kontrast.probes.logistic import standardize
 from kontrast.registry import nearest
 from kontrast.runs.probe import open_images
 from kontrast.runs.transfer_encoders import TransferEncoder
 from kontrast.runs.transfer_jobs import own_part
-from kontrast.runs.transfer_results import TransferResult, read_results, save_result
+from kontrast.runs.transfer_results import TransferResult, find_result, fingerprints, save_result
 from kontrast.training.progress import Progress
 
 METHODS = ("linear", "fine-tuned")
 LINEAR = FineTuning("linear", lr=0.1, epochs=50, batch=64)
 ASKED = {
     "caltech": "mean-per-class", "aircraft": "mean-per-class", "flowers": "mean-per-class", "pets": "mean-per-class",
-    "voc2007": "map", "hateful": "roc-auc",
+    "hateful": "roc-auc",
 }  # fmt: skip
-"""The metric that ELEVATER's sets ask for, by a part of their names; all others ask for accuracy."""
+"""The metric that ELEVATER's sets ask for, by a word in their names.
+
+All others ask for accuracy, and those whose images have several labels for map.
+"""
+NETWORK_SETTINGS: dict[str, Any] = {
+    "layer_decay": 1.0, "mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0, "erasing": 0.0,
+}  # fmt: skip
+"""Settings that change images or the encoder, which a linear classifier on features does without, as it leaves them."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +102,36 @@ def open_small_set(run: Any, source: str, metric: str, say: Callable[[str], None
             test, train = both.subset(range(0, len(both), 5)), both.subset([i for i in range(len(both)) if i % 5])
         assert csv is not None and test is not None
         (hot, classes), (held, _) = read_label_sets(train, csv), read_label_sets(test, csv)
-        return SmallSet(source, train, test, hot, held, len(classes), _metric(source, metric, "map"))
+        return SmallSet(source, train, test, hot, held, len(classes), metric_of(source, metric, hot, held))
     if test is None or train.labels is None or test.labels is None:
         raise DataError(f"{source} has no labels or no test images: give class sub-folders, or a CSV file of labels")
     count = int(max(train.labels.max(), test.labels.max())) + 1
-    return SmallSet(source, train, test, train.labels, test.labels, count, _metric(source, metric, "accuracy"))
+    return SmallSet(
+        source, train, test, train.labels, test.labels, count, metric_of(source, metric, train.labels, test.labels)
+    )
 
 
-def _metric(source: str, metric: str, usual: str) -> str:
-    if not metric:
-        name = source.lower().replace("-", "").replace("_", "")
-        return usual if usual == "map" else next((found for part, found in ASKED.items() if part in name), usual)
-    if metric not in CLASSIFICATION_METRICS:
+def metric_of(source: str, metric: str, labels: Tensor, test_labels: Tensor) -> str:
+    """Return the metric of a set: the given one if it suits the labels, or the one that the set asks for.
+
+    Args:
+        source: the folder, name or CSV file.
+        metric: a name in `CLASSIFICATION_METRICS`, or "".
+        labels: of the training images.
+        test_labels: of the test images.
+    """
+    if metric and metric not in CLASSIFICATION_METRICS:
         raise UsageError(f"unknown metric {metric!r}: {nearest(metric, CLASSIFICATION_METRICS)}")
-    if (metric == "map") != (usual == "map"):
+    several, two = labels.ndim == 2, len(test_labels.unique()) == len(torch.cat([labels, test_labels]).unique()) == 2
+    if not metric:
+        folder = Path(source).parent if source.endswith(".csv") else Path(source)
+        words = set(re.findall("[a-z]+", folder.name.lower()))
+        asked = next((found for word, found in ASKED.items() if word in words), "accuracy")
+        return "map" if several else "accuracy" if asked == "roc-auc" and not two else asked
+    if (metric == "map") != several:
         raise UsageError(f"metric {metric!r} does not suit {source}: map is for images of several labels, and only map")
+    if metric == "roc-auc" and not two:
+        raise UsageError(f"metric 'roc-auc' does not suit {source}: it is for two classes that both have test images")
     return metric
 
 
@@ -129,25 +151,51 @@ class ClassificationTransfer:
     search: bool
     device: torch.device
 
-    def protocol(self, method: str, count: int) -> FineTuning:
-        """Return the settings of a method for `count` training images."""
+    def protocol(self, method: str) -> FineTuning:
+        """Return the settings of a method."""
         base = vars(LINEAR if method == "linear" else FINE_TUNING["sgd"])
         tree = dict(base)
         for layer in override_layers(self.overrides):
             tree |= nested(layer)
         found = read_settings(FineTuning, tree, "classification")
-        return replace(found, batch=min(found.batch, count))
+        return replace(found, **NETWORK_SETTINGS) if method == "linear" else found
+
+    def check_settings(self, methods: Sequence[str], encoders: Sequence[TransferEncoder]) -> None:
+        """Raise if a setting has no effect on any method or encoder."""
+        tuned = self.protocol("fine-tuned")
+        if tuned.randaugment or tuned.repeats > 1:
+            raise UsageError("randaugment and repeats are for random crops, which a transfer does not make: leave out")
+        changed = [name for name, usual in NETWORK_SETTINGS.items() if getattr(tuned, name) != usual]
+        if changed and "fine-tuned" not in methods:
+            names = " and ".join(changed)
+            raise UsageError(f"{names}: no effect on linear classifiers, leave out or add the method 'fine-tuned'")
+        networks = (encoder.build(0) for encoder in encoders)
+        if tuned.drop_path and not any(tuned.suited_to(network).drop_path for network in networks):
+            raise UsageError("drop_path is for kontrast's vision transformers, and no encoder is one: leave it out")
+
+    def check_set(self, small: SmallSet, methods: Sequence[str], shots: Sequence[int]) -> None:
+        """Raise if a set can't be measured in one of the ways, which does not depend on the seed."""
+        settings = [self.protocol(method) for method in methods]
+        mixed = [name for name in ("mixup", "cutmix", "smoothing") if any(getattr(one, name) for one in settings)]
+        if mixed and small.labels.ndim == 2:
+            names = " and ".join(mixed)
+            raise UsageError(f"{names}: not for images of several labels, as those of {small.name}; leave out")
+        for number in shots:
+            rows = rows_with_labels(small.labels, number, 0, small.train.classes)
+            if self.search:
+                split_train(small.labels[rows], 0)
 
     def run(self, small: SmallSet, encoder: TransferEncoder, method: str, shots: int, seed: int) -> TransferResult:
         """Train and measure one classifier, or return what an earlier call found."""
-        rows = rows_with_labels(small.labels, shots, seed)
-        settings = self.protocol(method, len(rows))
+        rows, settings = rows_with_labels(small.labels, shots, seed), self.protocol(method)
         decisive: dict[str, Any] = {"protocol": vars(settings), "search": self.search, "metric": small.metric}
+        settings = replace(settings, batch=min(settings.batch, len(rows)))
         decisive |= {"images": [small.train.fingerprint, small.test.fingerprint], "encoder": encoder.digest}
-        decisive |= {"network": str(encoder.run.recipe.encoder), "method": method, "shots": shots, "seed": seed}
-        labels = hashlib.sha256(small.labels.numpy().tobytes() + small.test_labels.numpy().tobytes()).hexdigest()
-        digest = hashlib.sha256(json.dumps({**decisive, "labels": labels}, sort_keys=True).encode()).hexdigest()
-        known = next((one for one in read_results(self.folder) if one.fingerprint == digest), None)
+        decisive |= {"network": str(encoder.run.recipe.encoder), "method": method, "shots": shots}
+        labels = small.labels.numpy().tobytes() + small.test_labels.numpy().tobytes()
+        decisive["labels"] = hashlib.sha256(labels).hexdigest()
+        digest, common = fingerprints(decisive, seed, protocol=vars(settings))
+        known = find_result(self.folder, digest, common)
         if known is not None:
             return known
         start, measure = time.monotonic(), CLASSIFICATION_METRICS[small.metric]
@@ -157,7 +205,7 @@ class ClassificationTransfer:
                  "settings": described, "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
         amount = f"{shots} per class" if shots else "all"
         result = TransferResult("classify", small.name, encoder.name, method, amount, seed, small.metric, value,
-                                {small.metric: value}, facts, digest)  # fmt: skip
+                                {small.metric: value}, facts, digest, common)  # fmt: skip
         save_result(self.folder, result)
         return result
 
@@ -186,12 +234,12 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
-def rows_with_labels(labels: Tensor, shots: int, seed: int) -> Tensor:
+def rows_with_labels(labels: Tensor, shots: int, seed: int, classes: Sequence[str] | None = None) -> Tensor:
     """Return the rows of all images, or of `shots` images per class; of several labels, every class has as many."""
     if not shots:
         return torch.arange(len(labels))
     if labels.ndim == 1:
-        return few_per_class(labels, shots, seed)
+        return few_per_class(labels, shots, seed, classes)
     generator = torch.Generator().manual_seed(seed)
     chosen = []
     for column in labels.T:
@@ -220,9 +268,12 @@ def transfer_to_classification(
         given = f"methods {list(methods)}, shots {list(shots)}"
         raise UsageError(f"{given}: give some of {', '.join(METHODS)}, and images per class, 0 for all")
     job = ClassificationTransfer(folder, overrides, search, device)
+    job.check_settings(methods, encoders)
+    sets = [open_small_set(encoders[0].run, source, metric, say) for source in sources]
+    for small in sets:
+        job.check_set(small, methods, shots)
     found = []
-    for source in sources:
-        small = open_small_set(encoders[0].run, source, metric, say)
+    for small in sets:
         cases = [
             (one, method, n, seed) for seed in range(seeds) for n in shots for method in methods for one in encoders
         ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +27,7 @@ from kontrast.runs.detection_pictures import write_pictures
 from kontrast.runs.detector_training import DetectorJob, detect, distinct_tensors, read_truth
 from kontrast.runs.transfer_encoders import TRAINED, TransferEncoder
 from kontrast.runs.transfer_jobs import own_part
-from kontrast.runs.transfer_results import TransferResult, read_results, save_result
+from kontrast.runs.transfer_results import TransferResult, find_result, fingerprints, save_result
 from kontrast.training import checkpoints
 from kontrast.training.progress import Progress
 
@@ -67,10 +65,10 @@ class DetectionTransfer:
     def run(self, encoder: TransferEncoder, seed: int, fingerprint: str) -> TransferResult:
         """Train and measure one detector, or return what an earlier call found."""
         some = self.train.share(self.share, seed)
-        decisive = {"data": fingerprint, "images": list(some.names), "protocol": self.protocol.to_tree()}
+        decisive = {"data": fingerprint, "protocol": self.protocol.to_tree()}
         decisive |= {"task": self.task, "encoder": encoder.digest, "network": str(encoder.run.recipe.encoder)}
-        digest = hashlib.sha256(json.dumps({**decisive, "seed": seed}, sort_keys=True).encode()).hexdigest()
-        known = next((one for one in read_results(self.folder) if one.fingerprint == digest), None)
+        digest, common = fingerprints(decisive, seed, images=list(some.names))
+        known = find_result(self.folder, digest, common)
         if known is not None:
             return known
         start, model = time.monotonic(), self._build(encoder, seed)
@@ -92,7 +90,7 @@ class DetectionTransfer:
         checkpoints.write_weights(place / "detector.safetensors", distinct_tensors(model))
         amount = f"{100 * self.share:g}% ({len(some)})"
         result = TransferResult(self.task, self.data, encoder.name, self.name, amount, seed, "AP", scores["AP"], scores,
-                                facts, digest)  # fmt: skip
+                                facts, digest, common)  # fmt: skip
         save_result(self.folder, result)
         remove_folder(place / "checkpoints")  # the weights are kept without the momenta
         return result

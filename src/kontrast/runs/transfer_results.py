@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ class TransferResult:
         scores: all scores by name.
         facts: numbers of images, settings and seconds.
         fingerprint: what decides the result: data, protocol, weights, seed.
+        common: the same without the seed, which all results of a row have in common; "" in files of older versions.
 
     Example:
         >>> TransferResult("boxes", "canvases", "trained", "canvases", "10% of labels", 0, "AP", 0.5).score
@@ -53,6 +56,7 @@ class TransferResult:
     scores: dict[str, float] | None = None
     facts: dict[str, Any] | None = None
     fingerprint: str = ""
+    common: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
@@ -89,19 +93,49 @@ def read_results(folder: Path) -> list[TransferResult]:
 
 def _is_result(entry: Any) -> bool:
     """Whether an entry of transfer.json, which may come from others, has the entries of a result with their types."""
-    if not isinstance(entry, dict) or set(entry) != {field.name for field in dataclasses.fields(TransferResult)}:
+    names = {field.name for field in dataclasses.fields(TransferResult)}
+    if not isinstance(entry, dict) or set(entry) | {"common"} != names:
         return False
-    texts = all(isinstance(entry[key], str) for key in (*TEXTS, "metric", "fingerprint"))
+    texts = all(isinstance(entry.get(key, ""), str) for key in (*TEXTS, "metric", "fingerprint", "common"))
     scores = {"score": entry["score"], **(entry["scores"] or {})} if isinstance(entry["scores"], dict | None) else {}
     numbers = all(isinstance(value, int | float) and 0 <= value <= 1 for value in scores.values())
     return texts and numbers and bool(scores) and isinstance(entry["seed"], int)
 
 
+def fingerprints(decisive: dict[str, Any], seed: int, **drawn: Any) -> tuple[str, str]:
+    """Return the fingerprint of a result, and the one that all seeds have in common.
+
+    Args:
+        decisive: what decides the result, as plain values.
+        seed: the seed.
+        **drawn: what it decides.
+    """
+    trees = ({**decisive, **drawn, "seed": seed}, decisive)
+    one, common = (hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest() for tree in trees)
+    return one, common
+
+
+def find_result(folder: Path, fingerprint: str, common: str) -> TransferResult | None:
+    """Return the result that an earlier call found, and save what all seeds have in common if it lacks that."""
+    found = next((one for one in read_results(folder) if one.fingerprint == fingerprint), None)
+    if found is not None and found.common != common:
+        found = dataclasses.replace(found, common=common)
+        save_result(folder, found)
+    return found
+
+
 def save_result(folder: Path, result: TransferResult) -> None:
-    """Add a result to transfer.json, replacing the one of the same row and seed."""
+    """Add a result to transfer.json, replacing the one of the same row and seed.
+
+    Results of the row that were found with other settings, data or weights are left out: they can't be averaged.
+    """
     lock = take_lock(folder)  # several processes may measure at once
     try:
-        kept = [one for one in read_results(folder) if (one.row, one.seed) != (result.row, result.seed)]
+        kept = [
+            one
+            for one in read_results(folder)
+            if one.row != result.row or (one.seed != result.seed and one.common == result.common)
+        ]
         everything = [*kept, result]
         tree = {"version": 1, "results": [one.to_dict() for one in everything], "tables": transfer_tables(everything)}
         write_json(folder / FILE, tree)
