@@ -16,7 +16,7 @@ from kontrast.training import checkpoints
 from kontrast.training.build import build_learner
 from kontrast.training.starting_weights import guess_encoder, load_start, open_source
 from kontrast.training.weight_files import read_tensors
-from kontrast.training.weight_matching import match_weights
+from kontrast.training.weight_matching import fits, match_weights
 
 from support import tiny_run
 
@@ -79,11 +79,55 @@ def test_prefixes_and_classifiers(encoder, prefix):
     tensors = {prefix + name: tensor for name, tensor in encoder.state_dict().items()}
     tensors |= {f"{prefix}fc.weight": torch.zeros(10, 512), "projector.0.weight": torch.zeros(2, 2)}
     if prefix:
-        tensors |= {f"copy.{name}": torch.zeros_like(tensor) for name, tensor in encoder.state_dict().items()}
+        tensors |= {f"target.{name}": torch.zeros_like(tensor) for name, tensor in encoder.state_dict().items()}
     found = match_weights(encoder, tensors, "file", "resnet-18")
     assert found.prefix == prefix and not found.new
     assert all(torch.equal(found.loaded[name], tensor) for name, tensor in encoder.state_dict().items())
     assert f"{prefix}fc.weight" in found.left_out and "projector.0.weight" in found.left_out
+
+
+@pytest.mark.parametrize(
+    ("taken", "other"),
+    [("encoder_q", "encoder_k"), ("teacher.backbone", "student.backbone"), ("online_network", "target_network")],
+)
+def test_of_two_copies_the_one_to_evaluate_is_taken(encoder, taken, other):
+    """Whatever the order of the file, which safetensors does not keep."""
+    state = encoder.state_dict()
+    for first, second in ((taken, other), (other, taken)):
+        tensors = {f"{prefix}.{name}": tensor for prefix in (first, second) for name, tensor in state.items()}
+        found = match_weights(encoder, tensors, "file", "resnet-18")
+        assert found.prefix == f"{taken}." and found.copies == [f"{other}."]
+
+
+def test_a_teacher_of_another_shape_is_not_taken():
+    student, teacher = (networks.encoder("small-conv", size=32, width=width) for width in (8, 16))
+    tensors = {f"student.{name}": tensor for name, tensor in student.state_dict().items()}
+    tensors |= {f"teacher.{name}": tensor for name, tensor in teacher.state_dict().items()}
+    found = match_weights(student, tensors, "file", "small-conv")
+    assert found.prefix == "student." and not found.copies
+
+
+def test_a_run_says_which_copy_it_took(tmp_path):
+    state = kontrast.load(tiny_run.trained()).state_dict()
+    tensors = {
+        f"{prefix}.{name}": tensor.clone() for prefix in ("student", "teacher") for name, tensor in state.items()
+    }
+    save_file(tensors, tmp_path / "dino.safetensors")
+    lines: list[str] = []
+    begin(tmp_path, tmp_path / "dino.safetensors", lines=lines, **{"encoder.name": "small-conv", "encoder.width": 32})
+    assert "start: copies: took the one after 'teacher.', not after 'student.'" in lines
+
+
+def test_values_are_refused_by_their_own_names(encoder):
+    """The weights fit, but a network with them gives NaN."""
+    tensors = dict(encoder.state_dict())
+    tensors["layer1.0.bn1.running_var"] = torch.full((64,), -1.0)
+    with pytest.raises(CheckpointError, match=r"^file: layer1\.0\.bn1\.running_var holds a negative variance"):
+        match_weights(encoder, tensors, "file", "resnet-18")
+    tensors["conv1.weight"] = torch.full((64, 3, 7, 7), torch.nan)
+    assert fits(encoder, tensors)
+    with pytest.raises(CheckpointError, match=r"^file: conv1\.weight holds NaN or infinity"):
+        match_weights(encoder, tensors, "file", "resnet-18")
 
 
 def test_old_files_lack_counters(encoder):
@@ -124,6 +168,29 @@ def test_other_architectures_are_refused(encoder, name, settings, problem):
 def test_encoder_is_recognized_by_its_shapes(name, settings, size):
     network = networks.encoder(name, size=32, **settings)
     assert guess_encoder(network.state_dict()) == ({"name": name, **settings}, size)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_encoder_is_recognized_in_any_order(channels):
+    """The layer that takes the images need not come first."""
+    network = networks.encoder("resnet-18", size=32, stem="cifar", channels=channels)
+    backwards = dict(reversed(network.state_dict().items()))
+    assert guess_encoder(backwards) == ({"name": "resnet-18", "stem": "cifar"}, 0)
+
+
+def test_tensors_are_read_in_the_order_of_their_names(tmp_path):
+    """safetensors gives them in another order in each process."""
+    names = [f"w{n:02}" for n in range(32)]
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "w.safetensors")
+    assert list(read_tensors(tmp_path / "w.safetensors")) == names
+
+
+def test_a_file_that_fits_no_encoder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("kontrast.training.starting_weights.ENCODERS", ())  # building all takes seconds
+    save_file({"stem.0.weight": torch.zeros(5, 3, 3, 3)}, tmp_path / "w.safetensors")
+    problem = r"fits no encoder of kontrast \(its first tensor is stem.0.weight \[5, 3, 3, 3\]\): name one with encoder"
+    with pytest.raises(CheckpointError, match=problem):
+        open_source(str(tmp_path / "w.safetensors"))
 
 
 def test_torchvision_state_dict(tmp_path):

@@ -194,12 +194,12 @@ def write_weights(path: Path, tensors: dict[str, Tensor]) -> str:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a .safetensors file. Nothing is ever unpickled."""
+    """Read the tensors of a .safetensors file, sorted by name. Nothing is ever unpickled."""
     from safetensors import SafetensorError
     from safetensors.torch import load as load_tensors
 
     try:
-        return load_tensors(read_bytes(path))
+        return dict(sorted(load_tensors(read_bytes(path)).items()))  # the library's order is random
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the run has not finished; resume it first") from None
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):

@@ -31,7 +31,7 @@ from kontrast.training.learner import Learner, Student
 from kontrast.training.run_folder import RunFolder, result_prefix, sha256, stored_recipe, weights_path
 from kontrast.training.weight_channels import with_channels
 from kontrast.training.weight_files import read_card, read_tensors
-from kontrast.training.weight_matching import fits, match_weights
+from kontrast.training.weight_matching import first_of, fits, match_weights
 
 FILE = "start.safetensors"
 LR_SHARE = 0.3
@@ -121,35 +121,37 @@ def file_source(path: Path, guess: bool) -> WeightSource:
         views = {"size": given.get("size"), **(normal if isinstance(normal, dict) else {})}
         return WeightSource(str(path), "an exported encoder", named, views)
     encoder, size = guess_encoder(tensors) if guess else ({}, 0)
+    if guess and not encoder:
+        raise CheckpointError(f"{path} fits no encoder of kontrast{first_of(tensors)}: name one with encoder.name")
     views = {**NORMALIZATION, **({"size": size} if size else {})}
     return WeightSource(str(path), f"a file of {len(tensors)} tensors", encoder, views)
 
 
 def guess_encoder(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
     """Return the settings of the encoder that the tensors fit, and its view size if it takes only one; {} if none."""
-    channels = next((t.shape[1] for t in tensors.values() if t.ndim == 4), 0)
-    for name in ENCODERS if channels else ():
+    for name in ENCODERS:
         stem = ENCODERS.arguments(name).get("stem")
         if stem is None:
-            sizes = [size for size in SIZES if fits_at({"name": name}, channels, size, tensors)]
+            sizes = [size for size in SIZES if fits_at({"name": name}, size, tensors)]
             if sizes:
                 return {"name": name}, 0 if len(sizes) == len(SIZES) else sizes[-1]
             continue
         own = () if stem.default == "auto" else (stem.default,)  # its tensors have the shapes of others
         for known in (*own, *STEMS):
             settings = {"name": name, "stem": known}
-            if fits_at(settings, channels, SIZES[0], tensors):
+            if fits_at(settings, SIZES[0], tensors):
                 return settings, 0
     return {}, 0
 
 
-def fits_at(settings: dict[str, Any], channels: int, size: int, tensors: Mapping[str, Tensor]) -> bool:
+def fits_at(settings: dict[str, Any], size: int, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether the tensors fit the encoder, which is built without memory for its weights."""
     try:
         with torch.device("meta"):
-            return fits(networks.encoder(channels=channels, size=size, **settings), tensors)
+            encoder = networks.encoder(size=size, **settings)
     except (RuntimeError, NotImplementedError, UsageError):  # an encoder of the user that can't be built like this
         return False
+    return fits(encoder, with_channels(tensors, encoder)[0])
 
 
 def encoder_file(folder: RunFolder) -> Path:
@@ -224,11 +226,13 @@ def write_start_weights(folder: RunFolder, recipe: Recipe, learner: Learner, say
         digest = checkpoints.write_weights(folder / FILE, kept)
         numbers = sum(t.numel() for t in found.loaded.values())
         after = f" after {found.prefix!r}" if found.prefix else ""
+        copies = ", ".join(map(repr, found.copies))
         lines = {
             "loaded": f"{len(found.loaded)} tensors, {numbers:,} numbers, of {recipe.encoder.name}{printable(after)}",
             "left out": listed(found.left_out),
             "new": listed(new),
         }
+        lines |= {"copies": printable(f"took the one after {found.prefix!r}, not after {copies}")} if copies else {}
         lines |= {"channels": adapted} if adapted else {}
         folder.update_info(start={"weights": source.place, "sha256": digest, **lines})
         for title, text in lines.items():

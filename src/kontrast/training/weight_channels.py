@@ -7,13 +7,15 @@ gives numbers of the same size. One channel gets the sum of all weights: it coun
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from kontrast.training.weight_matching import find_prefix
+from kontrast.training.weight_matching import find_prefixes
 
 
-def with_channels(tensors: dict[str, Tensor], encoder: nn.Module) -> tuple[dict[str, Tensor], str]:
+def with_channels(tensors: Mapping[str, Tensor], encoder: nn.Module) -> tuple[Mapping[str, Tensor], str]:
     """The tensors with a first convolution that has as many input channels as the encoder's, and a line about it (""
     if it had them already, or if it differs in more than its channels, which matching the tensors reports)."""
     expected = encoder.state_dict()
@@ -21,7 +23,7 @@ def with_channels(tensors: dict[str, Tensor], encoder: nn.Module) -> tuple[dict[
     if first is None:
         return tensors, ""
     name, own = f"{first}.weight", expected[f"{first}.weight"]
-    key = find_prefix(expected, tensors) + name
+    key = find_prefixes(expected, tensors)[0] + name
     given = tensors.get(key)
     if given is None or given.ndim != 4 or given.shape == own.shape:
         return tensors, ""
