@@ -10,9 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from kontrast.data import open_data, read_labels
+from kontrast.data import ImageSet, open_data, read_labels
 from kontrast.data.bad_images import check_bad
 from kontrast.data.cache_folder import cache_home
+from kontrast.data.labels import read_label_sets, unknown_names
 from kontrast.errors import DataError, EnvironmentFault, UsageError
 
 
@@ -149,6 +150,69 @@ def test_a_heading_and_a_byte_order_mark_in_a_csv_file_are_skipped(make_folder, 
     table.write_text(heading + rows, encoding="utf-8")
     labelled = read_labels(images, table)
     assert labelled.classes == ["cat", "dog"] and labelled.labels.tolist() == [1, 0, 1, 0]
+
+
+def in_memory(*names):
+    return ImageSet(torch.zeros(len(names), 3, 2, 2, dtype=torch.uint8), list(names))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image,sender_id,label,kids\na,7,cat,1\nb,8,dog,2\nc,9,cat,3\n",
+        "label,file\ncat,a\ndog,b\ncat,c\n",
+        ",file,label\n0,a,cat\n1,b,dog\n2,c,cat\n",
+        ",label\na,cat\nb,dog\nc,cat\n",
+        "species,file\ncat,a\ndog,b\ncat,c\n",
+        "Image Path,Category Name\na,cat\nb,dog\nc,cat\n",
+        "file, label\na, cat\n b,dog \nc,cat\n",
+        "a,cat,1\nb,dog,2\nc,cat,3\n",
+    ],
+)
+def test_columns_are_found_by_the_heading(tmp_path, text):
+    """Of spreadsheets with more columns, and of what pandas writes; spaces around labels do not count."""
+    table = tmp_path / "labels.csv"
+    table.write_text(text)
+    labelled = read_labels(in_memory("a", "b", "c"), table)
+    assert labelled.classes == ["cat", "dog"] and labelled.labels.tolist() == [0, 1, 0]
+    assert read_label_sets(in_memory("a", "b", "c"), table)[1] == ["cat", "dog"]
+
+
+def test_a_heading_without_the_word_label_is_an_error(tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text("image,sender_id,kids\na,7,1\nb,8,2\n")
+    with pytest.raises(DataError, match="has the columns image, sender_id, kids: give that of the labels the heading"):
+        read_labels(in_memory("a", "b"), table)
+    table.write_text("id,file,label\n0,a,cat\n1,b\n")
+    with pytest.raises(DataError, match="row 3: has fewer columns than the heading"):
+        read_labels(in_memory("a", "b"), table)
+
+
+def test_a_mistyped_name_in_the_first_row_is_no_heading(tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text("aa,cat\nb,dog\nc,cat\n")
+    assert unknown_names(table, {"a", "b", "c"}) == f"{table}: 1 of 3 rows name no image, the first 'aa'"
+
+
+def test_names_in_the_unicode_form_of_another_system(tmp_path):
+    """macOS writes an a and two dots, other systems one letter; a file of each form keeps its own label."""
+    table = tmp_path / "labels.csv"
+    table.write_text("\u00e4.png,cat\no\u0308.png,dog\nu.png,cat\nu\u0308.png,dog\n", encoding="utf-8")
+    labelled = read_labels(in_memory("a\u0308.png", "\u00f6.png", "u.png", "u\u0308.png"), table)
+    assert labelled.labels.tolist() == [0, 1, 0, 1]
+
+
+def test_rows_that_name_no_image_are_told_with_the_classes_that_are_lost(tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_bytes("a,cat\nb,dog\n\u00e4,newt\n\u00f6,cat\nc,\n".encode("cp1252"))
+    line = unknown_names(table, {"a", "b", "c"})
+    assert "2 of 4 rows name no image, the first '\\udce4'; no image has the label 'newt'; the file is not" in line
+    with pytest.raises(DataError, match="no label for 1 of 3 images, the first 'ä'; the file is not valid UTF-8"):
+        table.write_bytes("a,cat\nb,dog\n\u00e4,newt\n".encode("cp1252"))
+        read_labels(in_memory("a", "b", "ä"), table)
+    table.write_bytes("a,Caf\u00e9\nb,dog\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"label 'Caf\\udce9' is not valid UTF-8: save the file as UTF-8"):
+        read_labels(in_memory("a", "b"), table)
 
 
 @pytest.mark.parametrize("closed", ["class3", "."])

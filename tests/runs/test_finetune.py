@@ -19,7 +19,10 @@ from kontrast.errors import CheckpointError, DataError, Stopped, UsageError
 from kontrast.probes import extract_features
 from kontrast.runs import embed as embed_module
 from kontrast.runs.classifier import Classifier, entropy
+from kontrast.runs.embeddings_file import names_path
+from kontrast.runs.labeled_images import open_labeled
 from kontrast.runs.predict import predict
+from kontrast.runs.run import open_run
 from kontrast.runs.select import select
 
 from support import tiny_run
@@ -181,6 +184,22 @@ def test_onnx_gives_the_probabilities(tmp_path):
     session = onnxruntime.InferenceSession(str(tmp_path / "m" / "classifier.onnx"))
     (given,) = session.run(["probabilities"], {"images": x.numpy()})
     assert np.allclose(given, model.network()(x).detach().numpy(), atol=1e-4)
+
+
+def test_rows_that_name_no_image_are_told(tmp_path, names):
+    """By training a classifier and by the choice of images to label."""
+    few = write_few(tmp_path / "few.csv", [*(name for name in names if name[0] in "01"), "2/typo.png"])
+    run, told = open_run(tiny_run.trained()), []
+    _, sets = open_labeled(run, str(tiny_run.images()), str(few), None, told.append)
+    rows = len(sets.train) + 1
+    assert sets.classes == ["0", "1"]
+    assert told == [f"{few}: 1 of {rows} rows name no image, the first '2/typo.png'; no image has the label '2'"]
+    vectors, told = tmp_path / "v.npy", []
+    np.save(vectors, np.eye(4, dtype=np.float32))
+    names_path(vectors).write_text("".join(f'{{"path": "{name}"}}\n' for name in "abcd"))
+    few.write_text("a,cat\nx,dog\n")
+    select(vectors, 1, labels=few, out=tmp_path / "c.csv", say=told.append)
+    assert told[0].startswith(f"{few}: 1 of 2 rows name none of the images to choose from, the first 'x'; no image has")
 
 
 def test_selected_images_take_labels(tmp_path, names):

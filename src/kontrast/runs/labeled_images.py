@@ -11,7 +11,7 @@ from torch import Tensor
 from kontrast.config.recipe import DataSettings
 from kontrast.data import ImageSet, read_labels
 from kontrast.data.bad_images import skipped
-from kontrast.data.labels import labels_of
+from kontrast.data.labels import labels_of, unknown_names
 from kontrast.errors import DataError
 from kontrast.runs.run import Run
 from kontrast.training.splits import open_split
@@ -49,10 +49,13 @@ def open_labeled(
         if part is not None and part.bad:
             say(skipped(part.bad, part.total, f"{part.split} images"))
     if labels is not None:
-        given = labels_of(labels, known=set(train.names), some=True)
+        known = {name for part in (train, test) if part is not None for name in (*part.names, *dict(part.bad))}
+        given = labels_of(labels, known, some=True)
+        if test is not None:
+            test = read_labels(test, labels, some=True) if any(name in given for name in test.names) else None
         train = read_labels(train, labels, some=True)
-        labeled_test = test is not None and any(name in given for name in test.names)
-        test = read_labels(test, labels, some=True) if test is not None and labeled_test else None
+        if line := unknown_names(labels, known):
+            say(line)
     if train.labels is None:
         raise DataError(
             f"{train.name} has no labels: give class sub-folders, or --labels CSV with the columns file,label"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kontrast.data.labels import labels_of
+from kontrast.data.labels import labels_of, unknown_names
 from kontrast.errors import DataError, UsageError, printable
 from kontrast.files import atomic_path
 from kontrast.lens.measures import directions
@@ -114,7 +114,11 @@ def select(
     file = open_vectors(path, target, classifier, device, say)
     names = [str(name) for name in file.names]
     labeled = set() if classifier is None else set(labels_of(classifier.path / "labels.csv"))
-    labeled |= set() if labels is None else set(labels_of(labels, known=set(names), some=True))
+    if labels is not None:
+        known = set(names)
+        labeled |= set(labels_of(labels, known=known, some=True))
+        if line := unknown_names(labels, known, "none of the images to choose from"):
+            say(line)
     has_label = torch.tensor([name in labeled for name in names])
     free = (~has_label).nonzero()[:, 0]
     if count > len(free):
