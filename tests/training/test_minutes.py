@@ -85,27 +85,47 @@ def test_resumed_run_keeps_its_plan(two_epochs, tmp_path, monkeypatch):
 
         patch.setattr("kontrast.training.pretrain.plan_run", planned_then_stopped)
         train(tmp_path / "cut", minutes=10)
-    resumed = kontrast.pretrain(out=tmp_path / "cut", resume=True, minutes=99, device="cpu", say=lambda line: None)
+    lines: list[str] = []
+    resumed = kontrast.pretrain(out=tmp_path / "cut", resume=True, minutes=99, device="cpu", say=lines.append)
+    assert lines.count("--minutes 99 has no effect: a resumed run keeps its 2 epochs") == 1
     assert resumed.recipe == whole.recipe
     assert (resumed.path / "encoder.safetensors").read_bytes() == (whole.path / "encoder.safetensors").read_bytes()
     assert (resumed.path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
 
 
 def test_real_plan_trains_its_epochs(tmp_path, monkeypatch):
-    """Without anything replaced, a budget of some seconds gives at least one epoch, which the recipe has."""
+    """A budget of some seconds, of which nothing but a margin is left unused, gives the epochs that the recipe has."""
     monkeypatch.setattr(trial, "SHORTEST", 0.1)
-    run = train(tmp_path / "run", minutes=0.05)
+    monkeypatch.setattr(trial, "MARGIN", 0.9)
+    run = train(tmp_path / "run", minutes=0.3)
     last = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()][-1]
     t = run.recipe.training
     assert last["step"] == (t.max_steps or t.epochs * 6)
 
 
-def test_linear_probe_that_does_not_fit_is_left_out(tmp_path, monkeypatch):
-    """A budget goes to training rather than to the linear probe, the plan says so, and kNN is still measured."""
+def test_budget_of_less_than_an_epoch_says_what_one_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "SHORTEST", 0.05)
+    monkeypatch.setattr(trial, "SHARE", 0.0)
+    plan, lines = trial.plan_epochs, []
+    monkeypatch.setattr(trial, "plan_epochs", lambda *given: plan(*given[:3], 1e-6, given[4]))
+    train(tmp_path / "run", lines, minutes=2)
+    (line,) = [line for line in lines if line.startswith("plan: the budget is too short")]
+    assert "an epoch needs about --minutes 0." in line
+
+
+def test_budget_that_is_over_before_training_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "SHORTEST", 0.05)
+    with pytest.raises(UsageError, match=r"^--minutes 0\.001 was over before training began: an epoch"):
+        train(tmp_path / "run", minutes=0.001)
+    assert not (tmp_path / "run").exists()
+
+
+def test_linear_probe_that_does_not_fit_is_left_out(two_epochs, tmp_path, monkeypatch):
+    """A budget goes to training rather than to the linear probe, the plan says so, and kNN is still measured."""
+    monkeypatch.setattr(trial, "PROBES", 0.0)
     lines: list[str] = []
     path = pretrain(
-        tiny_run.images(), recipe="quickstart", overrides=BASE, out=tmp_path / "run", device="cpu", minutes=0.02,
+        tiny_run.images(), recipe="quickstart", overrides=BASE, out=tmp_path / "run", device="cpu", minutes=10,
         probed=True, say=lines.append,
     )  # fmt: skip
     assert not kontrast.Run(path).recipe.evaluation.linear

@@ -83,7 +83,8 @@ def pretrain(
         accept_data_change: resume even if the images changed since the run began.
         device: "auto" (a GPU if there is one), "cpu", "mps", "cuda" or "cuda:N".
         on_nan: if the loss or a gradient is not finite, "stop", or "skip" the step, up to ten times per run.
-        minutes: a budget for everything, by which the epochs of a new run are planned. Default: the recipe's epochs.
+        minutes: a budget for everything, by which the epochs of a new run are planned; a resumed run keeps its own.
+            Default: the recipe's epochs.
         began: when the budget began, by `time.monotonic`. Default: now.
         probed: whether probes and a report follow, for which the budget and the time left allow.
         engine: what started the ranks, which the command that resumes the run names: "local" for one process or
@@ -163,6 +164,9 @@ class Pretraining:
                     plan = plan_run(loop, self.budget, after, "evaluation.every" in override_keys(self.overrides))
                     recipe = plan.apply(recipe)
                     loop.adopt(plan, fingerprint(recipe))
+                elif self.budget is not None:
+                    epochs = f"{loop.position.epochs:,.3g} epochs"
+                    self.say(f"--minutes {self.budget.minutes:g} has no effect: a resumed run keeps its {epochs}")
                 self.warn(recipe, loop, train)
                 command = self.resume_command(folder)
                 if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run

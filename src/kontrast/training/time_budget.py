@@ -100,17 +100,23 @@ def plan_epochs(recipe: Recipe, timing: Timing, per_epoch: int, seconds: float, 
         every = max(every, math.ceil(timing.mean("evaluation") / (EVALUATIONS * per_epoch * step)))
     seen = replace(recipe, evaluation=replace(recipe.evaluation, every=every))
 
-    def needed(steps: int) -> float:
-        return steps * step + timing.beside_steps(seen, Position(0, steps, per_epoch))
-
     most = max(1, int(seconds / step))
-    steps = max(1, bisect.bisect_right(range(1, most + 1), seconds, key=needed))
+    fitting = bisect.bisect_right(
+        range(1, most + 1), seconds, key=lambda steps: seconds_of(seen, timing, steps, per_epoch)
+    )
+    steps = max(1, fitting)
     if steps >= WHOLE * per_epoch:
         steps -= steps % per_epoch
     length, epochs = steps / per_epoch, math.ceil(steps / per_epoch)
     milestones = tuple(round(m * length / max(1, t.epochs), 6) for m in t.milestones)
     warmup = min(t.warmup, WARMUP * length)
     return Plan(epochs, steps if steps % per_epoch else 0, warmup, milestones, every, recipe.evaluation.linear)
+
+
+def seconds_of(recipe: Recipe, timing: Timing, steps: int, per_epoch: int) -> float:
+    """Return how long so many steps take, with their evaluations, checkpoints and what comes after training."""
+    beside = timing.beside_steps(recipe, Position(0, steps, per_epoch))
+    return steps * recipe.training.batch / timing.rate.expected + beside
 
 
 def describe_time(recipe: Recipe, timing: Timing, position: Position) -> str:

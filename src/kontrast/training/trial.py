@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Generator
 from dataclasses import asdict, replace
 
@@ -11,9 +12,19 @@ import torch
 
 from kontrast import distributed
 from kontrast.data import Batch
+from kontrast.errors import UsageError
 from kontrast.sharding import local
 from kontrast.training.loop import Loop
-from kontrast.training.time_budget import MARGIN, PROBES, AfterTraining, Budget, Plan, minutes_text, plan_epochs
+from kontrast.training.time_budget import (
+    MARGIN,
+    PROBES,
+    AfterTraining,
+    Budget,
+    Plan,
+    minutes_text,
+    plan_epochs,
+    seconds_of,
+)
 
 LEAST_STEPS, MOST_STEPS = 3, 200
 SHARE = 0.02  # of the budget that is spent on trial steps
@@ -31,7 +42,7 @@ def plan_run(loop: Loop, budget: Budget, after: AfterTraining | None, fixed: boo
     """
     timing = loop.timing
     try_steps(loop, min(LONGEST, max(SHORTEST, SHARE * 60 * budget.minutes)))
-    text = ""
+    text = problem = ""
     if after is not None:
         loop.estimate(after)
         seconds, recipe, later = (1 - MARGIN) * budget.left(timing.clock()), loop.recipe, ""
@@ -40,13 +51,23 @@ def plan_run(loop: Loop, budget: Budget, after: AfterTraining | None, fixed: boo
             recipe = replace(recipe, evaluation=replace(recipe.evaluation, linear=False))
             later = f" by kNN (a linear probe takes {minutes_text(timing.linear)}: `kontrast probe RUN linear`)"
         plan = plan_epochs(recipe, timing, loop.position.per_epoch, seconds, fixed)
-        gone = f"{minutes_text(timing.clock() - budget.began)} gone, {minutes_text(timing.after)} for the probes{later}"
+        spent = timing.clock() - budget.began
+        gone = f"{minutes_text(spent)} gone, {minutes_text(timing.after)} for the probes{later}"
         rate, batch, per_epoch = timing.rate.expected, loop.recipe.training.batch, loop.position.per_epoch
         length = plan.max_steps / per_epoch or plan.epochs
         images = f"{per_epoch * batch:,} images at {rate:,.0f} images/s"
-        loop.say(f"plan: {budget.minutes:g} minutes, {gone} -> {length:,.3g} epochs of {images}")
-        text = json.dumps(asdict(plan))
-    tree = json.loads(distributed.broadcast(text))
+        one = seconds_of(plan.apply(recipe), timing, per_epoch, per_epoch) / (1 - MARGIN)
+        least = f"an epoch needs about --minutes {math.ceil((spent + one) / 6) / 10:g}"
+        if seconds <= 0:
+            problem = f"--minutes {budget.minutes:g} was over before training began: {least}"
+        else:
+            loop.say(f"plan: {budget.minutes:g} minutes, {gone} -> {length:,.3g} epochs of {images}")
+            if length < 1:
+                loop.say(f"plan: the budget is too short, the encoder will hardly be trained: {least}")
+        text = json.dumps([problem, asdict(plan)])
+    problem, tree = json.loads(distributed.broadcast(text))
+    if problem:
+        raise UsageError(problem)
     return Plan(**{**tree, "milestones": tuple(tree["milestones"])})
 
 
