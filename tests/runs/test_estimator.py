@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -101,7 +102,7 @@ def test_more_than_twenty_checks_make_sense_and_every_exclusion_is_one_of_scikit
 
 def test_example_and_docstrings():
     run_examples(kontrast.Encoder)
-    for name in ("fit", "transform", "fit_transform", "save", "load", "get_params", "set_params"):
+    for name in ("fit", "transform", "fit_transform", "save", "load", "get_params", "set_params", "set_output"):
         method = getattr(kontrast.Encoder, name)
         for argument in inspect.signature(method).parameters:
             if argument not in ("self", "cls", "params"):
@@ -134,6 +135,37 @@ def test_features_are_those_of_the_run_and_survive_saving(tmp_path):
     assert np.allclose(loaded.transform(tiny_run.images()), vectors, atol=1e-5)  # the same images, from a folder
     with pytest.raises(UsageError, match="already exists"):
         fitted.save(tmp_path / "saved")
+
+
+def test_no_images_have_no_features():
+    found = encoder().fit(pixels()).transform(pixels(0))
+    assert found.shape == (0, 8) and found.dtype == np.float32
+
+
+def test_numbers_of_numpy_survive_saving(tmp_path):
+    given = {"settings": {**TINY, "training.lr": np.float32(0.5)}, "random_state": np.int64(3)}
+    fitted = encoder(**given).fit(pixels())
+    loaded = kontrast.Encoder.load(fitted.save(tmp_path / "saved")).set_params(device="cpu")
+    assert loaded.get_params()["settings"] == {**TINY, "training.lr": 0.5} and loaded.get_params()["random_state"] == 3
+    assert np.array_equal(loaded.fit(pixels()).transform(pixels()), fitted.transform(pixels()))
+
+
+def test_features_come_in_a_data_frame(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pipeline = make_pipeline(encoder(), StandardScaler()).set_output(transform="pandas")
+    names = [f"encoder{n}" for n in range(8)]
+    for made in (pipeline, clone(pipeline)):
+        frame = made.fit(pixels()).transform(pixels())
+        assert isinstance(frame, pandas.DataFrame) and list(frame) == names
+    fitted = pipeline[0]
+    features = fitted.set_output(transform="default").transform(pixels())
+    assert isinstance(features, np.ndarray)
+    with config_context(transform_output="pandas"):
+        assert isinstance(fitted.transform(pixels()), np.ndarray)
+        del fitted._sklearn_output_config
+        assert np.array_equal(fitted.transform(pixels()), features) and list(fitted.transform(pixels(0))) == names
+    with pytest.raises(UsageError, match="did you mean 'pandas'"):
+        fitted.set_output(transform="panda")
 
 
 def test_fit_transform_is_fit_and_then_transform():

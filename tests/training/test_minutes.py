@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,6 +102,10 @@ def test_real_plan_trains_its_epochs(tmp_path, monkeypatch):
     last = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()][-1]
     t = run.recipe.training
     assert last["step"] == (t.max_steps or t.epochs * 6)
+
+
+def test_minutes_may_be_a_number_of_numpy(two_epochs, tmp_path):
+    assert train(tmp_path / "run", minutes=np.float32(10)).info["minutes"] == 10
 
 
 def test_budget_of_less_than_an_epoch_says_what_one_needs(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from kontrast.errors import DataError, UsageError
 from kontrast.files import atomic_folder, disk_faults
 from kontrast.networks import Encoder as Network
 from kontrast.probes import extract_features
+from kontrast.registry import nearest
 from kontrast.runs.image_stream import open_stream
 from kontrast.runs.run import Run
 from kontrast.training.build import evaluation_view
@@ -97,23 +99,26 @@ class ImageEncoder:
         self._recipe_text = (run.path / "recipe.toml").read_bytes()
 
     def transform(self, X: Any) -> np.ndarray:
-        """Return the features of images, float32 [N,F].
+        """Return the features of images, float32 [N,F], or the data frame that `set_output` asks for.
 
         Args:
             X: The images. Their sizes may differ from those of training; their channels may not, but gray images suit
                 an encoder of color images.
         """
         self._check_fitted()
+        images = _source(X)
+        if isinstance(images, ImageSet) and not len(images):
+            return self._in_container(np.empty((0, self.encoder_.width), np.float32))
         device = choose_device(self.device)
         encoder, view = self.encoder_.to(device), evaluation_view(self.recipe_)
         with tempfile.TemporaryDirectory(prefix="kontrast-") as place:
-            stream = open_stream(self._write(Path(place), weights=False), _source(X), say=_silent, max_bad=0.0)
+            stream = open_stream(self._write(Path(place), weights=False), images, say=_silent, max_bad=0.0)
             rows = [torch.empty(0, encoder.width)]
             for batch in stream.batches(0, stream.steps):
                 if bad := [*stream.bad, *batch.bad]:
                     raise DataError(f"can't read {bad[0][0]} ({bad[0][1]}): every image needs a row of features")
                 rows.append(extract_features(encoder, batch.images, view, device=device))
-        return torch.cat(rows).numpy()
+        return self._in_container(torch.cat(rows).numpy())
 
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
         """Train on images and return their features.
@@ -132,6 +137,33 @@ class ImageEncoder:
         """
         self._check_fitted()
         return np.array([f"encoder{number}" for number in range(self.encoder_.width)], dtype=object)
+
+    def set_output(self, *, transform: str | None = None) -> ImageEncoder:
+        """Choose what `transform` returns, for scikit-learn.
+
+        Args:
+            transform: "default" for an array, "pandas" or "polars" for a data frame; None changes nothing.
+        """
+        if transform is not None:
+            if transform not in CONTAINERS:
+                raise UsageError(f"unknown transform {transform!r}: {nearest(transform, CONTAINERS)}")
+            self._sklearn_output_config = {"transform": transform}  # the name by which scikit-learn copies it
+        return self
+
+    def _in_container(self, features: np.ndarray) -> Any:
+        """Return the features as `set_output` asks, or else as the configuration of scikit-learn does."""
+        configured = sys.modules["sklearn"].get_config() if "sklearn" in sys.modules else {}
+        chosen = getattr(self, "_sklearn_output_config", {"transform": configured.get("transform_output", "default")})
+        names = self.get_feature_names_out()
+        if chosen["transform"] == "pandas":
+            import pandas
+
+            return pandas.DataFrame(features, columns=names, copy=False)
+        if chosen["transform"] == "polars":
+            import polars
+
+            return polars.DataFrame(features, schema=names.tolist(), orient="row")
+        return features
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the fitted encoder to a new run folder, which `load` and the commands open.
@@ -172,7 +204,9 @@ class ImageEncoder:
             (place / "encoder.safetensors").write_bytes(content)
             info |= {"encoder_sha256": sha256(content)}
             kept = {name: value for name, value in self.get_params().items() if name != "out"}
-            (place / "estimator.json").write_text(json.dumps({"version": 1, "parameters": kept}, default=str), "ascii")
+            (place / "estimator.json").write_text(
+                json.dumps({"version": 1, "parameters": kept}, default=_plain), "ascii"
+            )
         (place / "run.json").write_text(json.dumps(info), "ascii")
         return Run(place)
 
@@ -223,6 +257,14 @@ class ImageEncoder:
 
 ImageEncoder.__name__ = ImageEncoder.__qualname__ = "Encoder"  # how users know it; networks.Encoder is the bare network
 Encoder = ImageEncoder
+
+
+CONTAINERS = ("default", "pandas", "polars")
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON doesn't know as what it knows: numpy's numbers and arrays as Python's, all else as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _silent(_: str) -> None:

@@ -107,7 +107,7 @@ def pretrain(
     say = say if distributed.is_main() else lambda _: None
     if from_ is not None:
         overrides = [{"start": {"weights": os.fspath(from_)}}, *override_layers(overrides)]
-    budget = None if minutes is None else Budget(minutes, time.monotonic() if began is None else began)
+    budget = None if minutes is None else Budget(float(minutes), time.monotonic() if began is None else began)
     if budget is not None:
         budget.check(overrides)
     job = Pretraining(

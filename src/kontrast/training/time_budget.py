@@ -48,7 +48,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < math.inf:
-            raise UsageError(f"--minutes {self.minutes}: give a number of minutes above 0")
+            raise UsageError(f"--minutes {self.minutes:g}: give a number of minutes above 0")
 
     def check(self, overrides: Overrides) -> None:
         """Raise if the user also says how long to train."""
