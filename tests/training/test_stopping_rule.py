@@ -146,8 +146,21 @@ def test_the_reason_names_epochs_and_the_best_checkpoint(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     made = run_until(folder, recipe(), resume=False)
-    text = made.stopping.reason(made.best, made.position.per_epoch)
-    assert text.startswith("stopped at epoch 4 of 20: RankMe") and text.endswith("best by lidar signal: epoch 2, kept")
+    measures = "RankMe, the conditional entropy and LiDAR's signal"
+    assert (
+        made.stopping.reason() == f"stopped at epoch 4 of 20: {measures} stayed within 2% for a tenth of the training"
+    )
+    kept, last = "epoch 2, kept as checkpoints/step-00000010", "encoder.safetensors has the last epoch, 4"
+    assert made.stopping.kept(made.best, made.position.per_epoch) == f"best by LiDAR's signal: {kept}; {last}"
+    assert (folder / "checkpoints" / "step-00000010").is_dir()
+
+
+def test_a_measure_that_was_not_taken_was_not_flat():
+    """LiDAR, if there are fewer images than the projections are wide."""
+    made = rule([10, 20, 20.1, 20.2])
+    assert made.flat and ": RankMe and the conditional entropy stayed within" in made.reason()
+    assert made.reason().endswith("; LiDAR was not measured, which needs more images than the projections are wide")
+    assert rule([10.0]).kept({}, 5) == ""
 
 
 def test_hostile_measures_in_a_checkpoint_are_refused():
@@ -161,9 +174,11 @@ def test_hostile_measures_in_a_checkpoint_are_refused():
 def test_a_real_run_logs_the_measures(tmp_path):
     overrides = {"training": {"epochs": 2, "batch": 64, "stop": "auto"}, "encoder.width": 32, "head.outputs": 16}
     overrides |= {"evaluation": {"every": 1, "gallery": 0, "k": 5}}
+    lines: list[str] = []
     run = pretrain(
-        tiny_run.images(), recipe="quickstart", overrides=overrides, out=tmp_path / "r", device="cpu", say=str
+        tiny_run.images(), recipe="quickstart", overrides=overrides, out=tmp_path / "r", device="cpu", say=lines.append
     )
+    assert lines[-1].startswith("best by LiDAR's signal: epoch ") and lines[-1].endswith("has the last epoch, 2")
     found = [line for line in read_json_lines(run / "metrics.jsonl") if "knn" in line]
     assert len(found) == 2
     for record in found:

@@ -255,9 +255,11 @@ class Pretraining:
         facts = {"finished": timestamp(), "seconds": seconds, "steps": loop.position.step}
         folder.update_info(**facts, encoder_sha256=digest, **texts)
         if loop.position.stopped:
-            reason = loop.stopping.reason(loop.best, loop.position.per_epoch)
+            reason = loop.stopping.reason()
             folder.update_info(stopped=reason)
             self.say(reason)
+        if loop.stopping.automatic and (line := loop.stopping.kept(loop.best, loop.position.per_epoch)):
+            self.say(line)
 
 
 def write_text_tower(folder: RunFolder, student: Student) -> dict[str, str]:

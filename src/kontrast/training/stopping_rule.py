@@ -17,6 +17,7 @@ FLAT = ("rankme", "conditional_entropy")
 """The measures that must have flattened."""
 IF_MEASURED = ("lidar_signal",)
 """Those that must have flattened too if they are measured, which needs more images than the projections are wide."""
+TITLES = {"rankme": "RankMe", "conditional_entropy": "the conditional entropy", "lidar_signal": "LiDAR's signal"}
 BEST = ("lidar_signal", "rankme")
 """The measure by which the best checkpoint is chosen: the first of these that is measured."""
 WINDOW, FEWEST, TOLERANCE = 0.1, 3, 0.02
@@ -64,29 +65,50 @@ class StoppingRule:
         """Whether the measures have been flat for a tenth of the training, and the warm-up was over by then."""
         if not self.automatic or not self.measures:
             return False
-        start = self.measures[-1]["epoch"] - WINDOW * self.epochs
-        before = [one for one in self.measures if one["epoch"] <= start + 1e-9]
+        before = self._before()
         if not before or before[-1]["epoch"] < self.warmup:
             return False
-        recent = self.measures[-max(FEWEST, len(self.measures) - len(before) + 1) :]
+        recent = self._recent()
         if len(recent) < FEWEST or recent[0]["epoch"] < self.warmup:
             return False
-        needed = [*FLAT, *(name for name in IF_MEASURED if any(name in one for one in recent))]
-        return all(_within(TOLERANCE, [one.get(name) for one in recent]) for name in needed)
+        return all(_within(TOLERANCE, [one.get(name) for one in recent]) for name in _needed(recent))
+
+    def _before(self) -> list[dict[str, float]]:
+        """Return the evaluations that are a tenth of the training old."""
+        start = self.measures[-1]["epoch"] - WINDOW * self.epochs
+        return [one for one in self.measures if one["epoch"] <= start + 1e-9]
+
+    def _recent(self) -> list[dict[str, float]]:
+        """Return the evaluations that are compared."""
+        return self.measures[-max(FEWEST, len(self.measures) - len(self._before()) + 1) :]
 
     def chosen_by(self, record: dict[str, Any]) -> str:
         """Return the measure by which the best checkpoint is chosen: kNN, or one without labels."""
         return next((name for name in BEST if name in record), BEST[0]) if self.automatic else "knn"
 
-    def reason(self, best: dict[str, Any], per_epoch: int) -> str:
-        """Return a line that says why the run ended, and which checkpoint is the best."""
-        line = (
-            f"stopped at epoch {self.measures[-1]['epoch']:g} of {self.epochs:g}: RankMe, the conditional entropy and"
-        )
-        line += f" LiDAR's signal stayed within {100 * TOLERANCE:g}% for a tenth of the training"
-        measure = next((name for name in best if name != "step"), "")
-        kept = f"; best by {measure.replace('_', ' ')}: epoch {best['step'] / per_epoch:g}, kept" if measure else ""
-        return f"{line}{kept}"
+    def reason(self) -> str:
+        """Return a line that says why the run was stopped."""
+        names = _needed(self._recent())
+        *titles, last = (TITLES[name] for name in names)
+        line = f"stopped at epoch {self.measures[-1]['epoch']:g} of {self.epochs:g}: {', '.join(titles)} and {last}"
+        line += f" stayed within {100 * TOLERANCE:g}% for a tenth of the training"
+        if not set(IF_MEASURED) <= set(names):
+            line += "; LiDAR was not measured, which needs more images than the projections are wide"
+        return line
+
+    def kept(self, best: dict[str, Any], per_epoch: int) -> str:
+        """Return a line that says which epochs encoder.safetensors and the best checkpoint are of; "" without one."""
+        by = next((name for name in best if name != "step"), "")
+        if not by:
+            return ""
+        epoch = f"epoch {best['step'] / per_epoch:g}"
+        last = f"encoder.safetensors has the last epoch, {self.measures[-1]['epoch']:g}"
+        return f"best by {TITLES.get(by, by)}: {epoch}, kept as checkpoints/step-{best['step']:08d}; {last}"
+
+
+def _needed(recent: list[dict[str, float]]) -> list[str]:
+    """Return the measures that must be flat in these evaluations."""
+    return [*FLAT, *(name for name in IF_MEASURED if any(name in one for one in recent))]
 
 
 def _within(tolerance: float, values: list[float | None]) -> bool:
