@@ -300,9 +300,8 @@ def test_views_and_captions_are_drawn_apart():
 
 @pytest.mark.parametrize("keys_of", ["teacher.momentum=0.5", "training.stop_gradient=true"])
 def test_equal_captions_beside_keys_are_reported(tmp_path, keys_of):
-    said, options = [], [*QUICK, "training.max_steps=1", keys_of]
-    kontrast.pretrain(
-        captioned_folder(tmp_path / "images"), "digits/clip", overrides=options, out=tmp_path / "run", device="cpu",
-        say=said.append,
-    )  # fmt: skip
+    said, options = [], dict(one.split("=") for one in (*QUICK, "training.max_steps=1", keys_of))
+    settings = {key: json.loads(value) for key, value in options.items()}
+    images = captioned_folder(tmp_path / "images")
+    kontrast.pretrain(images, "digits/clip", out=tmp_path / "run", device="cpu", say=said.append, **settings)
     assert sum("same caption are negatives of each other: keys have no labels" in line for line in said) == 1
