@@ -25,6 +25,7 @@ def layers(module: nn.Module) -> str:
 
 HEADS_TABLE = [
     ("simclr", {}, "32>32 norm relu 32>128 norm(scale)"),
+    ("simclr", {"layers": 1}, "32>128 norm(scale)"),
     ("simclr", {"layers": 3}, "32>32 norm relu 32>32 norm relu 32>128 norm(scale)"),
     ("linear", {}, "32>128+"),
     ("fc8", {}, "32>128+"),
@@ -118,6 +119,8 @@ def test_unknown_heads_arguments_and_depths_are_errors():
     for name, arguments, fact in (
         ("simclr", {"output": 64}, "'outputs'"),
         ("simclr", {"layers": 5}, "layers = 5"),
+        ("simclr", {"layers": 0}, "layers = 0"),
+        ("moco-v3", {"layers": 1}, "layers = 1"),
         ("simclr", {"hidden": 0}, "hidden = 0"),
         ("simcrl", {}, "'simclr'"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +19,12 @@ from kontrast.errors import CheckpointError, DataError, UsageError
 from kontrast.objectives import objective
 from kontrast.papers import claims, table_data
 from kontrast.papers.measure import CROPS, MEASURES, TABLE_PROBES, mean_and_error
+from kontrast.papers.reproduce import TableRunner
 from kontrast.papers.result_pages import CURVES, NUMBERS, make_pages
 from kontrast.papers.results_file import read_results, refuse_other_settings
 from kontrast.papers.save_results import add_runs, merge_results
 from kontrast.papers.tables import load_table, read_table, relevant_settings, table_names
-from kontrast.training.learner import check_options
+from kontrast.training.learner import build_student, check_options
 
 REPOSITORY = Path(__file__).parents[2]
 PAPERS = {
@@ -102,6 +104,22 @@ def test_every_cell_is_a_valid_recipe(table, name):
     assert cell.label and cell.where and (cell.paper is None or 1 < cell.paper < 100)
     assert set(table.probes) <= set(TABLE_PROBES) and set(table.measures) <= set(MEASURES)
     assert table.measures != ("multiplier",) or "temperature" in recipe.objective.arguments
+
+
+def test_the_networks_of_every_cell_can_be_built(monkeypatch):
+    """The depth of a head, for example, is checked when it is built. On the meta device this is cheap."""
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda tensor, *_, **__: tensor)  # imports torch's compiler there
+    recipes = [read_once(table).recipe(cell) for table in table_names() for cell in read_once(table).run_cells]
+    with torch.device("meta"):
+        for recipe in {repr((r.encoder, r.head)): replace(r, text=None) for r in recipes}.values():
+            build_student(recipe, channels=3)
+
+
+def test_a_cell_whose_networks_can_not_be_built_is_refused_before_any_training(tmp_path):
+    table = table_of("a")
+    runner = TableRunner(table, ["head.layers=4"], None, tmp_path, tmp_path, "cpu", print)
+    with pytest.raises(UsageError, match=r"table 'made', cell 'a': layers = 4: give a whole number from 1 to 3"):
+        runner.plan(table.cells[0], 0)
 
 
 def test_the_papers_settings_reach_the_cells():

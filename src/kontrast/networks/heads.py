@@ -44,9 +44,9 @@ class Perceptron(nn.Sequential):
 def simclr(inputs: int, outputs: int = 128, hidden: int | None = None, layers: int = 2) -> Perceptron:
     """SimCLR's head in its TensorFlow code: hidden layers as wide as the encoder, a last batch norm without shift.
 
-    It has three layers in that repository and two in the generalized contrastive loss.
+    It has three layers in that repository, and two in the generalized contrastive loss, which also tries one and three.
     """
-    return Perceptron([inputs, *hidden_widths(hidden or inputs, layers), outputs], last="scale")
+    return Perceptron([inputs, *hidden_widths(hidden or inputs, layers, least=1), outputs], last="scale")
 
 
 @HEADS.register("identity")
@@ -170,6 +170,6 @@ def uniclr_predictor(inputs: int, hidden: int = 512) -> Perceptron:
     return Perceptron([inputs, hidden, inputs], last="none")
 
 
-def hidden_widths(width: int, layers: int) -> list[int]:
-    """Return the widths of all layers but the last."""
-    return [width] * (check_whole("layers", layers, least=2, most=3) - 1)
+def hidden_widths(width: int, layers: int, least: int = 2) -> list[int]:
+    """Return the widths of all layers but the last, which is one of `least` to three."""
+    return [width] * (check_whole("layers", layers, least=least, most=3) - 1)

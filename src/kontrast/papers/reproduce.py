@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from kontrast.config.recipe import Recipe
 from kontrast.errors import DataError, UsageError
 from kontrast.files import disk_faults, read_json_lines
 from kontrast.notebook import Printed
@@ -34,7 +35,7 @@ from kontrast.training import checkpoints
 from kontrast.training.build import precision
 from kontrast.training.device import choose_device, describe_device
 from kontrast.training.gpu_sharing import shared_gpu
-from kontrast.training.learner import build_objective, check_options
+from kontrast.training.learner import build_objective, build_student, check_options
 from kontrast.training.run_folder import timestamp
 from kontrast.training.splits import open_split
 
@@ -151,6 +152,7 @@ class TableRunner(CellRunner):
         super().__init__(device, say, "--runs")
         self.table, self.overrides, self.data, self.out, self.runs = table, overrides, data, out, runs
         self.file, self.folder = results_path(out, table), runs / table.name
+        self.built: set[str] = set()  # networks that were built to check them
         for kind, names, known in (("probe", table.probes, TABLE_PROBES), ("measure", table.measures, tuple(MEASURES))):
             for name in names:
                 if name not in known:
@@ -168,6 +170,7 @@ class TableRunner(CellRunner):
             recipe = self.table.recipe(row, [*self.overrides, f"seed={seed}", *place])
             changed = self.table.changed_settings(row, self.overrides)
             check_options(recipe, build_objective(recipe))
+            self.check_networks(recipe)
             if recipe.training.epochs < 1:
                 raise UsageError("training.epochs=0 trains nothing; give at least 1")
         except UsageError as error:
@@ -180,6 +183,13 @@ class TableRunner(CellRunner):
         if entry is not None:
             refuse_other_settings(self.file, entry, run.settings)
         return run
+
+    def check_networks(self, recipe: Recipe) -> None:
+        """Build the encoder and the head, once for all cells that share them."""
+        networks = repr((recipe.encoder, recipe.head, recipe.text))
+        if networks not in self.built:
+            build_student(recipe, channels=3)
+            self.built.add(networks)
 
     def check_data(self, cells: Sequence[TableRun]) -> None:
         """Check that all images are labeled; this also packs them before several processes need them."""
