@@ -94,6 +94,20 @@ def test_the_arms_of_figure_6_differ_in_one_thing():
         assert table.recipe(control) == table.recipe(plain)
 
 
+def test_figure_5_trains_as_the_other_figures_of_gcl():
+    """It differs from figure 6 in the added feature, the batch size and the length of the training."""
+    five, six = read_once("gcl-figure-5"), read_once("gcl-figure-6")
+    digits, bits = (
+        flat(to_tree(t.recipe(t.select([name])[0]))) for t, name in ((five, "tau-0.2-16"), (six, "batch-256-4"))
+    )
+    differing = {key for key in digits | bits if digits.get(key) != bits.get(key)} - {"title"}
+    assert differing == {"data.overlay_digits", "data.random_bits", "training.epochs", "training.warmup"}
+    assert (digits["training.epochs"], digits["objective.reduction"]) == (200, "simclr_tf")
+    for name, change in (("batch-128-16", "training.batch"), ("layers-1-16", "head.layers")):
+        other = flat(to_tree(five.recipe(five.select([name])[0])))
+        assert {key for key in digits if digits[key] != other.get(key)} == {change}
+
+
 @pytest.mark.parametrize(("table", "name"), CELLS)
 def test_every_cell_is_a_valid_recipe(table, name):
     table = read_once(table)
