@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from functools import partial
 
 import numpy as np
@@ -215,8 +216,8 @@ def test_a_layer_decay_scales_the_rate_of_each_layer():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 2))
     trunk = nn.Sequential(*network[:2])
-    assert [sum(p.numel() for p in layer) for layer in layers_of(trunk)] == [16, 20, 20]
     both = nn.Sequential(trunk, network[2])
+    assert [sum(p.numel() for p in layer) for layer in layers_of(both)] == [16, 20, 20, 10]
     for optimizer, _ in (pairs := build_optimizers(both, FineTuning(layer_decay=0.5))):
         for p in optimizer.parameters.values():
             p.grad = torch.ones_like(p)
@@ -229,13 +230,18 @@ def test_a_layer_decay_scales_the_rate_of_each_layer():
     assert steps == pytest.approx([0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 1.0, 1.0], rel=1e-4)
 
 
-def test_layers_of_a_vision_transformer_are_its_blocks():
-    vit = encoder("vit-tiny", size=16, patch=8)
-    layers = layers_of(vit)
-    assert len(layers) == 1 + 12 + 1, "patches with the class token, blocks, the last norm"
-    assert sum(p.numel() for layer in layers for p in layer) == sum(
-        p.numel() for p in vit.parameters() if p.requires_grad
-    )
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_layers_of_a_vision_transformer_decay_as_in_mae(frozen):
+    """Block i of 12 has the decay to the power of 12 - i; patches, class token and positions have it to that of 13."""
+    vit = encoder("vit-tiny", size=16, patch=8, positions="learned", frozen_patches=frozen)
+    network = nn.Sequential(vit, nn.Linear(vit.width, 3))
+    factors = {p: factor for one, factor in build_optimizers(network, FineTuning("mae", layer_decay=0.5))
+               for p in one.parameters.values()}  # fmt: skip
+    powers = {name: -math.log2(factors[p]) for name, p in network.named_parameters() if p.requires_grad}
+    assert len(factors) == len(powers), "every parameter has one optimizer"
+    names = ("0.cls_token", "0.pos_embed", "0.blocks.0.norm1.bias", "0.blocks.11.mlp.fc2.weight", "0.norm.weight")
+    assert [powers[name] for name in (*names, "1.weight")] == [13, 13, 12, 1, 0, 0]
+    assert frozen or powers["0.patch_embed.proj.weight"] == 13
 
 
 def test_erased_boxes_are_noise_in_the_given_share_of_images():
