@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 
 import numpy
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.functional import normalize
 
 from kontrast.errors import DataError, UsageError
 from kontrast.probes import few_shot, knn, logistic, nearest_rows
-from kontrast.probes.logistic import Problem, fit_logistic, project_to_span, standardize
+from kontrast.probes.logistic import GRID, Problem, fit_logistic, project_to_span, standardize
 from kontrast.probes.result import predictions
 
 
@@ -149,7 +150,7 @@ def test_strength_is_chosen_by_held_out_accuracy():
     g = torch.Generator().manual_seed(3)
     y = torch.randint(2, (300,), generator=g)
     x = torch.cat([y[:, None] * 2.0 + torch.randn(300, 1, generator=g), torch.randn(300, 250, generator=g)], 1)
-    found = logistic(x[:200], y[:200], x[200:], y[200:])
+    found = logistic(x[:200], y[:200], x[200:], y[200:], grid=GRID)
     weakest = logistic(x[:200], y[:200], x[200:], y[200:], grid=(1e6,))
     assert found.protocol["C"] <= 0.1 and found.accuracy > weakest.accuracy
 
@@ -279,3 +280,19 @@ def test_few_shot_averages_over_seeds():
     for key in ("accuracy", "top5", "mean_per_class"):
         assert getattr(whole, key) == pytest.approx(sum(getattr(one, key) for one in each) / 2)
     assert whole.per_class[0]["accuracy"] == pytest.approx(sum(one.per_class[0]["accuracy"] for one in each) / 2)
+
+
+def test_few_shot_does_not_choose_by_a_handful_of_images():
+    """A fifth of 20 images settles nothing, and ties went to the strongest regularization."""
+    train, y, test, labels = features(classes=10, noise=2.0)
+    found = few_shot(train, y, test, labels, shots=2)
+    assert (found.protocol["C"], found.protocol["grid"], found.protocol["held_out"]) == (1.0, [1.0], None)
+
+
+def test_few_shot_reports_what_differs_between_seeds():
+    train, y, test, labels = features(classes=5)
+    probe = partial(logistic, grid=GRID)
+    each = [few_shot(train, y, test, labels, shots=4, seeds=(seed,), probe=probe).protocol for seed in (0, 1, 2)]
+    together = few_shot(train, y, test, labels, shots=4, probe=probe).protocol
+    assert len({one["held_out"] for one in each}) > 1, "else this shows nothing"
+    assert together["held_out"] == [one["held_out"] for one in each] and together["grid"] == list(GRID)

@@ -69,7 +69,8 @@ def few_shot(
         classes: names of the labels, for an error message.
 
     Returns:
-        The mean accuracy with Student's 95% interval over the seeds.
+        The mean accuracy with Student's 95% interval over the seeds. A setting of the protocol that differs between
+        them, such as C or the number of iterations, is a list with a value per seed.
 
     Example:
         >>> y = torch.arange(40) % 2
@@ -84,7 +85,7 @@ def few_shot(
         few = train.subset(rows) if hasattr(train, "subset") else train[rows]
         runs.append(probe(few, train_labels[rows], test, test_labels, seed=seed))
     values = [r.accuracy for r in runs]
-    protocol = {"shots": shots, "seeds": list(seeds), "probe": runs[0].probe, **runs[0].protocol}
+    protocol = {"shots": shots, "seeds": list(seeds), "probe": runs[0].probe, **per_seed([r.protocol for r in runs])}
     interval, extra = within_one(over_seeds(values)), {"accuracies": values}
     if interval is None:
         note = "one seed: no interval over seeds"
@@ -99,3 +100,9 @@ def few_shot(
         top5=mean(fives) if fives else None, mean_per_class=mean([row["accuracy"] for row in per_class]),
         per_class=per_class,
     )  # fmt: skip
+
+
+def per_seed(protocols: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the settings that all seeds share, and a list with a value per seed of the others."""
+    found = {key: [protocol[key] for protocol in protocols] for key in protocols[0]}
+    return {key: values if any(v != values[0] for v in values) else values[0] for key, values in found.items()}
