@@ -213,7 +213,15 @@ def test_defaults_are_written_out_and_the_temperature_is_that_of_the_objective(t
         ("cifar10/au-cl", 2.0),
         ("cifar10/cl", 1 / (2 * 0.19)),
         ("cifar10/hn-cl", 2 / (2 * 0.5)),
+        ("cifar10/cacr-uniform-repulsion", 0.0),
+        ("cifar10/cacr-pos-far-neg-far", -0.9),
+        ("cifar10/sim-affinity", 1 / (2 * 0.5)),
+        ("cifar10/co2", 1 / (2 * 0.1)),
         ("cifar10/barlow-twins", None),
+        ("cifar10/swav", None),
+        ("cifar10/dino", None),
+        ("cifar10/isogclr", None),
+        ("cifar10/sim-whitening", None),
     ],
 )
 def test_the_own_t_minus_gives_the_weights_of_the_objective(name, t_minus):

@@ -20,6 +20,7 @@ from kontrast.errors import DataError, UsageError
 from kontrast.files import read_json_lines
 from kontrast.networks import ENCODERS, HEADS, PREDICTORS
 from kontrast.objectives import OBJECTIVES, objective
+from kontrast.objectives.cacr import SIGNS
 from kontrast.training.auto_recipe import CHOSEN, adapt, bounded, reasons
 from kontrast.training.ineffective_settings import refuse_ineffective, unused_settings
 from kontrast.training.own_depth import STATISTICS, with_own_depth
@@ -222,16 +223,31 @@ def temperature_of(recipe: Recipe, metrics: Path) -> float:
     return good[-1] if good else objective(given.name, **given.arguments).learned_numbers()["temperature"]
 
 
+SOFTMAX_OF_NEGATIVES = (
+    "nt-xent", "dcl", "dclw", "decoupled-nt-xent", "info-nce", "jcl", "multi-view-nce", "hard-negative", "sogclr",
+    "sim-affinity",
+)  # fmt: skip
+"""Objectives whose weights of negatives are a softmax of their similarities to the anchor, divided by `temperature`.
+
+Those of nnclr are similarities to another image, those of sim-whitening are of whitened rows, swav and dino have the
+temperature of prototypes, and isogclr has a temperature for each image."""
+
+
 def t_minus_of(recipe: Recipe) -> float | None:
     """Return the t- at which exp(-t- ||x - y||^2) are the objective's own weights of negatives; None if it has none.
 
-    CACR has a t- and align-uniform a t. A softmax of similarities at temperature tau has t- = 1/(2 tau), since unit
-    vectors have ||x - y||^2 = 2 - 2 <x, y>; hard negatives count (1 + beta) times.
+    CACR has a t-, which is 0 if repulsion is uniform and negative if it is reversed, and align-uniform a t. A softmax
+    of similarities at temperature tau has t- = 1/(2 tau), since unit vectors have ||x - y||^2 = 2 - 2 <x, y>; hard
+    negatives count (1 + beta) times.
     """
     given = with_defaults(recipe).objective
-    if given.name in ("cacr", "align-uniform"):
-        return float(given.arguments["t_minus" if given.name == "cacr" else "t"])
+    if given.name == "cacr":
+        return SIGNS[given.arguments["repulsion"]] * float(given.arguments["t_minus"])
+    if given.name == "align-uniform":
+        return float(given.arguments["t"])
     temperature = given.arguments.get("temperature")
-    if not isinstance(temperature, int | float):  # none, or a learned one, which changes during training
+    if given.arguments.get("base", given.name) not in SOFTMAX_OF_NEGATIVES:
+        return None
+    if not isinstance(temperature, int | float):  # a learned one, which changes during training
         return None
     return (1 + given.arguments.get("beta", 0.0)) / (2 * temperature)
