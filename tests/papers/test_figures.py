@@ -10,7 +10,7 @@ import pytest
 
 from kontrast.papers import line_chart as chart
 from kontrast.papers.figures import draw_figures
-from kontrast.papers.result_pages import CURVES
+from kontrast.papers.result_pages import CURVES, NUMBERS
 from kontrast.papers.tables import load_table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -66,7 +66,7 @@ def test_text_is_escaped_and_long_legends_fit():
 
 def test_sweeps_are_drawn_with_the_numbers_of_the_paper():
     table = load_table("gcl-mnist")
-    found = draw_figures(table, lambda cell: [run_of(0.5), run_of(0.7, seed=1)], CURVES)
+    found = draw_figures(table, lambda cell: [run_of(0.5), run_of(0.7, seed=1)], CURVES, NUMBERS)
     assert set(found) == {"gcl-mnist-bits.svg"}
     text = found["gcl-mnist-bits.svg"]
     assert len(shapes(text, "circle")) == len(table.cells) and "dashed" in text
@@ -78,13 +78,13 @@ def test_sweeps_are_drawn_with_the_numbers_of_the_paper():
 def test_curves_are_drawn_by_epoch_for_cells_that_were_run():
     table = load_table("uniclr-figure-2")
     curve = [(10, 0.5), (20, 0.6)]
-    found = draw_figures(table, lambda c: [run_of(0.5, knn=curve)] if c.name != "trace" else [], CURVES)
+    found = draw_figures(table, lambda c: [run_of(0.5, knn=curve)] if c.name != "trace" else [], CURVES, NUMBERS)
     assert set(found) == {"uniclr-figure-2-knn.svg"}
     text = found["uniclr-figure-2-knn.svg"]
     assert "without either" in text
     assert len([p for p in shapes(text, "path") if p.get("fill") == "none"]) == len(table.cells) - 1
-    assert draw_figures(table, lambda cell: [], CURVES) == {}
-    assert draw_figures(table, lambda cell: [run_of(0.5, knn=curve[:1])], CURVES) == {}, (
+    assert draw_figures(table, lambda cell: [], CURVES, NUMBERS) == {}
+    assert draw_figures(table, lambda cell: [run_of(0.5, knn=curve[:1])], CURVES, NUMBERS) == {}, (
         "one point does not make a curve"
     )
 
@@ -94,7 +94,7 @@ def test_entropy_is_drawn_for_each_group_below_its_limit():
     table = load_table("cacr-table-2")
     curves = {"conditional_entropy": [(10, 4.0), (20, 5.0)], "conditional_entropy_own": [(10, 5.0), (20, 5.2)]}
     drawn = {name: CURVES[name] for name in table.curves}
-    found = draw_figures(table, lambda c: [run_of(0.5, **curves)] if c.group != "table-11" else [], drawn)
+    found = draw_figures(table, lambda c: [run_of(0.5, **curves)] if c.group != "table-11" else [], drawn, NUMBERS)
     groups = set(table.groups) - {"table-11"}
     names = {f"cacr-table-2-{curve.replace('_', '-')}-{group}.svg" for curve in curves for group in groups}
     assert set(found) == names
@@ -104,16 +104,55 @@ def test_entropy_is_drawn_for_each_group_below_its_limit():
     assert len(lines) == 6 + 1, "six methods and the limit"
 
 
-def test_histograms_are_drawn_as_densities():
+def test_histograms_are_drawn_as_densities_of_each_group():
     table = load_table("jcl-moco")
     wide, narrow = [(0.1, 0.5), (0.3, 0.5)], [(0.05, 0.25), (0.15, 0.25), (0.25, 0.25), (0.35, 0.25)]
     drawn = {"moco": wide, "jcl": narrow, "lambda-1": narrow}
     found = draw_figures(
-        table, lambda c: [run_of(0.5, cosine_histogram=drawn[c.name])] if c.name in drawn else [], CURVES
+        table,
+        lambda c: [run_of(0.5, cosine_histogram=drawn[c.run_as])] if c.run_as in drawn else [],
+        CURVES,
+        NUMBERS,
     )
-    text = found["jcl-moco-cosine.svg"]
-    lines = [p.get("d") for p in shapes(text, "path") if p.get("fill") == "none"]
-    assert len(lines) == 2, "only the first group"
-    heights = {place.split(" ")[1] for line in lines for place in line[1:].split("L")}
-    assert len(heights) == 1, "the same uniform density"
-    assert "jcl-moco-variance.svg" not in found
+    counts = {}
+    for group in ("methods", "lambda"):
+        text = found[f"jcl-moco-cosine-{group}.svg"]
+        lines = [p.get("d") for p in shapes(text, "path") if p.get("fill") == "none"]
+        heights = {place.split(" ")[1] for line in lines for place in line[1:].split("L")}
+        assert len(heights) == 1, "the same uniform density"
+        counts[group] = len(lines)
+    assert counts == {"methods": 2, "lambda": 2}, "the method itself is in each sweep"
+    assert set(found) & {f"jcl-moco-cosine-{group}.svg" for group in ("keys", "tau")} == set(), "nothing of their own"
+    assert not [name for name in found if "variance" in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("jcl-moco", ["m", "tau", "lambda"]),
+        ("gcl-figure-3", ["tau", "lambda"]),
+        ("cacr-ablations", ["t-plus", "t-minus"]),
+        ("cacr-figure-8", ["images-per-batch"]),
+    ],
+)
+def test_every_sweep_has_a_file(name, files):
+    table = load_table(name)
+    run = {**run_of(0.5), "probes": {table.main: {"accuracy": 0.5}}}
+    found = draw_figures(table, lambda cell: [run], CURVES, NUMBERS)
+    assert set(found) == {f"{name}-{file}.svg" for file in files}
+
+
+def test_every_measured_number_of_a_sweep_has_a_figure():
+    """Digit accuracy and training loss (GCL, figures 5 and C.2) beside class accuracy."""
+    run = {**run_of(0.5), "numbers": {"added_feature": 0.25, "training_loss": 3.0}}
+    found = draw_figures(load_table("gcl-figure-5"), lambda cell: [run], CURVES, NUMBERS)
+    assert set(found) == {f"gcl-figure-5-digits{end}.svg" for end in ("", "-added-feature", "-training-loss")}
+    titles = [tree.fromstring(text).find(f"{SVG}title").text for text in found.values()]
+    assert titles == [
+        "Accuracy by digits, linear",
+        "Linear accuracy of the added feature by digits",
+        "Training loss by digits",
+    ]
+    cells = {"repulsion": 1.5}
+    bits = draw_figures(load_table("gcl-figure-b1"), lambda c: [{**run_of(0.5), "numbers": cells}], CURVES, NUMBERS)
+    assert set(bits) == {"gcl-figure-b1-bits.svg"}, "the main number"

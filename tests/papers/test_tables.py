@@ -287,6 +287,16 @@ def test_cells_that_are_not_the_same_are_refused(same, words):
         swept(same=same)
 
 
+def test_sweeps_whose_figures_would_have_one_name_are_refused():
+    groups = []
+    for sign in "ωψ":
+        cells = [{"name": f"{sign}{n}", "label": f"{sign} = {n}", "recipe": "quickstart"} for n in (1, 2)]
+        groups.append({"name": sign, "title": sign, "where": "w", "cells": cells})
+    tree = {"title": "T", "paper": "P", "about": "A.", "probes": ["knn"], "settings": [], "groups": groups}
+    with pytest.raises(UsageError, match="sweeps 'ω' and 'ψ', whose figures would have the same name"):
+        read_table("made", tree, "made")
+
+
 def test_results_of_two_machines_merge(tmp_path):
     table = table_of("a", "b")
     keep(tmp_path / "here", table, "a", 0, 0.60)

@@ -1,16 +1,15 @@
-"""Draws a table's figures: curves by epoch, histograms, and accuracy against what a group of cells sweeps."""
+"""Draws a table's figures: curves by epoch, histograms, and numbers against what a group of cells sweeps."""
 
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Callable
 
 from kontrast.lens.measures import BATCH
 from kontrast.papers.line_chart import Line, line_chart
 from kontrast.papers.results_file import Record, metric_values
-from kontrast.papers.tables import Table, TableCell
+from kontrast.papers.tables import Table, TableCell, file_word, sweeps
 
 Runs = Callable[[TableCell], list[Record]]  # the finished runs of a cell
 MIN_POINTS = 2  # a single point shows nothing that the table does not
@@ -18,8 +17,10 @@ HISTOGRAMS = {"cosine_histogram": "cosine of views", "variance_histogram": "vari
               "projection_histogram": "first random projection"}  # fmt: skip
 
 
-def draw_figures(table: Table, runs: Runs, curves: dict[str, tuple[str, float, str]]) -> dict[str, str]:
-    """File names and SVG texts of all figures. curves: title, factor and format by name of the curve."""
+def draw_figures(
+    table: Table, runs: Runs, curves: dict[str, tuple[str, float, str]], numbers: dict[str, tuple[str, float, str]]
+) -> dict[str, str]:
+    """File names and SVG texts of all figures. curves, numbers: title, factor and format by name."""
     figures: dict[str, str] = {}
     for name, (title, factor, _) in curves.items():
         if name.startswith("conditional_entropy"):
@@ -30,15 +31,11 @@ def draw_figures(table: Table, runs: Runs, curves: dict[str, tuple[str, float, s
         if drawn:
             figures[f"{table.name}-{name}.svg"] = line_chart(title, "epoch", drawn, "%" if factor == 100 else "")
     for name, measured in HISTOGRAMS.items():
-        lines = [line for line in histogram_lines(table, runs, name) if line.points]
-        if lines:
-            title = f"Density of the {measured} over images, first seed"
-            figures[f"{table.name}-{name.removesuffix('_histogram')}.svg"] = line_chart(title, measured, lines)
-    for swept, lines in sweep_lines(table, runs).items():
-        dashed = "; dashed: the numbers under `paper`" if any(line.reference for line in lines) else ""
-        name = f"{table.name}-{re.sub(r'[^a-z]+', '', swept.lower()) or 'sweep'}.svg"
-        title, unit = (f"Accuracy by {swept}, {table.main}", "%") if table.probes else (f"{table.main} by {swept}", "")
-        figures[name] = line_chart(f"{title}{dashed}", swept, lines, unit, exact=True)
+        figures |= histogram_figures(table, runs, name, measured)
+    if table.probes:
+        figures |= sweep_figures(table, runs, table.main, "Accuracy", 100.0)
+    for name, (title, factor, _) in numbers.items():
+        figures |= sweep_figures(table, runs, name, title, factor)
     return figures
 
 
@@ -67,40 +64,44 @@ def curve_line(table: Table, cell: TableCell, runs: list[Record], curve: str, fa
     return Line(full_label(table, cell), [(epoch, factor * value) for epoch, value in measured])
 
 
-def histogram_lines(table: Table, runs: Runs, name: str) -> list[Line]:
-    """Densities of the first group only, since more lines would hide each other.
+def histogram_figures(table: Table, runs: Runs, name: str, measured: str) -> dict[str, str]:
+    """Densities, one figure per group, since more lines would hide each other; none if all its runs are other groups'.
 
     Shares are divided by the width of the bins, which differs between runs.
     """
-    first = next(iter(table.groups))
-    lines = []
-    for cell in table.cells:
-        if cell.group == first:
-            points = curve_line(table, cell, runs(cell), name, 1.0).points
-            width = points[1][0] - points[0][0] if len(points) >= MIN_POINTS else 1.0
-            lines.append(Line(cell.label, [(middle, share / width) for middle, share in points]))
-    return lines
+    figures = {}
+    for group, title in table.groups.items():
+        lines, own = [], False
+        for cell in table.cells:
+            points = curve_line(table, cell, runs(cell), name, 1.0).points if cell.group == group else ()
+            if len(points) >= MIN_POINTS:
+                width, own = points[1][0] - points[0][0], own or not cell.same_as
+                lines.append(Line(cell.label, [(middle, share / width) for middle, share in points]))
+        if own:
+            file = f"{table.name}-{name.removesuffix('_histogram')}-{group}.svg"
+            figures[file] = line_chart(f"{title}: density of the {measured} over images, first seed", measured, lines)
+    return figures
 
 
 def full_label(table: Table, cell: TableCell) -> str:
     return cell.label if len(table.groups) == 1 else f"{table.groups[cell.group]}: {cell.label}"
 
 
-def sweep_lines(table: Table, runs: Runs) -> dict[str, list[Line]]:
-    """Lines by the name of the swept setting: one per group whose labels differ only in a number."""
-    found: dict[str, list[Line]] = {}
-    for group, title in table.groups.items():
-        cells = [cell for cell in table.cells if cell.group == group]
-        matches = [re.fullmatch(r"(\D*?)\s*(\d+(?:\.\d+)?)\s*(\D*)", cell.label) for cell in cells]
-        names = {f"{match[1]} {match[3]}".strip(" =") for match in matches if match}
-        if len(names) != 1 or not all(matches):
-            continue
-        values = [float(match[2]) for match in matches if match]
-        measured = [(x, metric_values(runs(cell), table.main)) for x, cell in zip(values, cells)]
-        factor = 100 if table.probes else 1
-        ours = sorted((x, factor * statistics.fmean(accuracies)) for x, accuracies in measured if accuracies)
-        paper = sorted((x, cell.paper) for x, cell in zip(values, cells) if cell.paper is not None)
-        line = Line(title, ours, paper)
-        if len(line.points) >= MIN_POINTS:
-            found.setdefault(names.pop(), []).append(line)
-    return found
+def sweep_figures(table: Table, runs: Runs, metric: str, title: str, factor: float) -> dict[str, str]:
+    """One figure per swept setting, with a line per group; the paper's numbers are those of the table's main number."""
+    figures, is_main = {}, metric == table.main
+    for swept, groups in sweeps(table).items():
+        lines = []
+        for group, cells in groups.items():
+            measured = [(x, metric_values(runs(cell), metric)) for x, cell in cells]
+            ours = sorted((x, factor * statistics.fmean(values)) for x, values in measured if values)
+            paper = sorted((x, cell.paper) for x, cell in cells if is_main and cell.paper is not None)
+            if len(ours) >= MIN_POINTS:
+                lines.append(Line(table.groups[group], ours, paper))
+        if lines:
+            file = f"{table.name}-{file_word(swept)}{'' if is_main else '-' + metric.replace('_', '-')}.svg"
+            dashed = "; dashed: the numbers under `paper`" if any(line.reference for line in lines) else ""
+            probe = f", {table.main}" if metric in table.probes else ""
+            text = f"{title[0].upper()}{title[1:]} by {swept}{probe}{dashed}"
+            figures[file] = line_chart(text, swept, lines, "%" if factor == 100 else "", exact=True)
+    return figures

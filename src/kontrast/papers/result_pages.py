@@ -46,18 +46,21 @@ NUMBERS = {
     "positive_cosine": ("cosine of views", 1.0, ".3f"),
     "positive_variance": ("variance of views", 1.0, ".2e"),
     "positive_images": ("images", 1.0, ",.0f"),
-    "added_feature": ("the added feature, linear", 100.0, ".2f"),
+    "added_feature": ("linear accuracy of the added feature", 100.0, ".2f"),
     "projection_distance": ("distance of projections to a normal distribution", 1.0, ".3f"),
     "training_loss": ("training loss", 1.0, ".3f"),
     "repulsion": ("repulsion at the end", 1.0, ".3f"),
     "step_milliseconds": ("ms per step", 1.0, ".2f"),
 }
+ABOUT_OTHERS = ("top5", "best_epoch", "positive_images")
+"""Numbers beside the main accuracy, or the count of images behind another number: they get no figure."""
 
 
 def make_pages(table: Table, tree: Record) -> dict[str, str]:
     """File names and contents of TABLE.md and of the figures in it."""
     drawn = {name: CURVES[name] for name in table.curves}
-    figures = draw_figures(table, lambda cell: finished_runs(find_entry(tree, cell, {})), drawn)
+    swept = {name: number for name, number in NUMBERS.items() if name not in ABOUT_OTHERS}
+    figures = draw_figures(table, lambda cell: finished_runs(find_entry(tree, cell, {})), drawn, swept)
     return {f"{table.name}.md": markdown(table, tree, list(figures)), **figures}
 
 

@@ -6,6 +6,7 @@ setting. Reading a table does not need torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +29,17 @@ IRRELEVANT_SETTINGS = (
 """Settings in which two runs of a cell may differ: the seed, the place of the images, what is logged and saved."""
 LEARNERS = ("", "VAE", "VAE-pixels", "supervised", "untrained")
 CURVES = ("knn", "multiplier")
+SPELLED = {
+    "α": "alpha",
+    "β": "beta",
+    "γ": "gamma",
+    "λ": "lambda",
+    "σ": "sigma",
+    "τ": "tau",
+    "⁺": "-plus",
+    "⁻": "-minus",
+}
+"""How characters of a swept setting's name are written in the names of files."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,25 @@ def grid_mistakes(groups: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"has a group {name!r} with `same` for {', '.join(sorted(unknown))}, not one of its values"
 
 
+def sweeps(table: Table) -> dict[str, dict[str, list[tuple[float, TableCell]]]]:
+    """Groups whose labels differ only in a number, by the name of what is swept: that number and the cell."""
+    found: dict[str, dict[str, list[tuple[float, TableCell]]]] = {}
+    for group in table.groups:
+        cells = [cell for cell in table.cells if cell.group == group]
+        matches = [re.fullmatch(r"(\D*?)\s*(\d+(?:\.\d+)?)\s*(\D*)", cell.label) for cell in cells]
+        names = {f"{match[1]} {match[3]}".strip(" =") for match in matches if match}
+        if len(names) == 1 and all(matches):
+            numbers = [float(match[2]) for match in matches if match]
+            found.setdefault(names.pop(), {})[group] = list(zip(numbers, cells))
+    return found
+
+
+def file_word(swept: str) -> str:
+    """The name of a swept setting for the names of files: "t⁺" is "t-plus"."""
+    spelled = "".join(SPELLED.get(character, character) for character in swept.lower())
+    return re.sub(r"[^a-z0-9]+", "-", spelled).strip("-") or "sweep"
+
+
 def table_mistakes(table: Table) -> Iterator[str]:
     names = [cell.name for cell in table.cells]
     yield from (f"has two cells named {name!r}" for name in names if names.count(name) > 1)
@@ -144,6 +175,10 @@ def table_mistakes(table: Table) -> Iterator[str]:
         yield "has no cells: give at least one"
     if not table.probes and not table.measures:
         yield "has no probes and no measures: give at least one"
+    words: dict[str, str] = {}
+    for swept in sweeps(table):
+        if (other := words.setdefault(file_word(swept), swept)) != swept:
+            yield f"sweeps {other!r} and {swept!r}, whose figures would have the same name: change the labels of one"
     runs = {cell.name: cell for cell in table.run_cells}
     for cell in table.cells:
         if cell.learner not in LEARNERS:
