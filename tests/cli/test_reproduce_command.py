@@ -87,7 +87,7 @@ grid = { key = "data.random_bits", values = [1, 3], label = "bits" }
         cell["runs"][0]["numbers"]["repulsion"] for cell in json.loads((tmp_path / "bits.json").read_text())["cells"]
     ]
     assert values[0] > values[1] and f"| {values[0]:.3f} |" in page
-    assert "repulsion by bits" in (tmp_path / "bits-bits.svg").read_text()
+    assert "Repulsion at the end by bits" in (tmp_path / "bits-bits.svg").read_text()
 
 
 def test_list_is_quick_and_needs_no_torch():
@@ -299,7 +299,7 @@ def test_every_measure_of_a_run_is_stored(tiny, tmp_path):
     record = stored(tmp_path)["nt", 0]
     numbers = record["numbers"]
     assert 0 < numbers["added_feature"] <= 1 and 0 < numbers["projection_distance"] < 1
-    assert numbers["step_milliseconds"] > 0 and "step_milliseconds" not in record["errors"]
+    assert numbers["step_time"] > 0 and "step_time" not in record["errors"]
     lines = [json.loads(line) for line in (tmp_path / "runs/tiny/nt-seed0/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert numbers["training_loss"] == pytest.approx(losses[-1], rel=1e-5)

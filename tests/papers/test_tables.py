@@ -115,9 +115,21 @@ def test_every_cell_is_a_valid_recipe(table, name):
     recipe = table.recipe(cell)
     check_options(recipe, objective(recipe.objective.name, **recipe.objective.arguments))
     assert recipe.checkpoints.every == 0 or recipe.checkpoints.every >= 20, "a checkpoint each epoch is waste"
-    assert cell.label and cell.where and (cell.paper is None or 1 < cell.paper < 100)
+    assert cell.label and cell.where and (cell.paper is None or 1 < cell.paper < (100 if table.probes else 5000))
     assert set(table.probes) <= set(TABLE_PROBES) and set(table.measures) <= set(MEASURES)
     assert table.measures != ("multiplier",) or "temperature" in recipe.objective.arguments
+
+
+def test_the_table_of_costs_is_about_the_time_of_a_step():
+    table = read_once("cacr-cost")
+    assert table.main == "step_time" and table.main in NUMBERS and not table.probes
+    assert [cell.paper for cell in table.select(["alexnet"])] == [2.1, 2.6, 3.5, 4.5, 5.4, 6.4]
+    assert [cell.paper for cell in table.select(["moco"])] == [837, 840, 889, 871, 3550, 996, 1017, 1342]
+
+
+@pytest.mark.parametrize("table", [name for name in table_names() if not read_once(name).probes])
+def test_a_table_without_probes_is_about_a_number_of_its_page(table, tmp_path):
+    TableRunner(read_once(table), [], None, tmp_path, tmp_path, "cpu", print)
 
 
 def test_the_networks_of_every_cell_can_be_built(monkeypatch):

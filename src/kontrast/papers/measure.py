@@ -140,10 +140,10 @@ def repulsion(run: Run, device: torch.device, say: Callable[[str], None]) -> Mea
 
 
 def step_time(run: Run, device: torch.device, say: Callable[[str], None]) -> Measured:
-    """The median time of a training step (CACR, tables 14 and 17)."""
+    """The median time of a training step in milliseconds (CACR, tables 14 and 17)."""
     rates = [line["images_per_second"] for line in read_json_lines(run.path / "speed.jsonl")]
     known = [run.recipe.training.batch / rate for rate in rates if rate]
-    return {"step_milliseconds": 1000 * torch.tensor(known).median()[None]} if known else {}, {}
+    return {"step_time": 1000 * torch.tensor(known).median()[None]} if known else {}, {}
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float | None]:

@@ -50,7 +50,7 @@ NUMBERS = {
     "projection_distance": ("distance of projections to a normal distribution", 1.0, ".3f"),
     "training_loss": ("training loss", 1.0, ".3f"),
     "repulsion": ("repulsion at the end", 1.0, ".3f"),
-    "step_milliseconds": ("ms per step", 1.0, ".2f"),
+    "step_time": ("time per step in ms", 1.0, ".2f"),
 }
 ABOUT_OTHERS = ("top5", "best_epoch", "positive_images")
 """Numbers beside the main accuracy, or the count of images behind another number: they get no figure."""
