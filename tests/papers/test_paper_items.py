@@ -11,7 +11,7 @@ from kontrast.config.recipe_files import recipe_names
 from kontrast.errors import UsageError
 from kontrast.objectives import OBJECTIVES
 from kontrast.papers.highlights import highlight_row
-from kontrast.papers.paper_items import PaperItem, item_row, load_items, papers_page, selected
+from kontrast.papers.paper_items import METRICS, PaperItem, item_row, load_items, papers_page, selected
 from kontrast.papers.tables import load_table, table_names
 
 REPOSITORY = Path(__file__).parents[2]
@@ -92,6 +92,33 @@ def test_a_row_counts_the_cells_that_were_run_and_shows_both_numbers():
     assert empty[3:] == ["not yet", ""]
     with pytest.raises(UsageError, match="no cell or group"):
         item_row(PaperItem("CACR", "T", "W", table="cacr-table-2", cells=("none",)), REPOSITORY / "results")
+
+
+def test_an_item_about_another_number_shows_that_number():
+    """Not the accuracies of its cells, and not the paper's numbers, which are accuracies too."""
+    row = item_row(
+        PaperItem("CACR", "T", "W", table="cacr-table-2", cells=("regular",), metric="conditional_entropy"),
+        REPOSITORY / "results",
+    )
+    assert re.fullmatch(r"conditional entropy: (\S+ \d\.\d{3}(; )?){6}", row[4])
+    cost = item_row(
+        PaperItem("JCL", "T", "W", table="jcl-moco", cells=("jcl",), metric="seconds"), REPOSITORY / "results"
+    )
+    assert re.fullmatch(r"seconds: jcl \d+", cost[4])
+    absent = PaperItem("GCL", "T", "W", table="cacr-table-2", cells=("regular",), metric="training_loss")
+    assert item_row(absent, REPOSITORY / "results")[3:] == ["not yet", ""]
+
+
+def test_items_about_losses_entropies_and_costs_show_no_accuracies():
+    found = {(item.paper, item.item): item.metric for item in ITEMS}
+    for paper, name, metric in (
+        ("CACR", "Figure 3", "conditional_entropy"), ("CACR", "Figure 5", "conditional_entropy"),
+        ("DCL", "Proposition 1 (A.1)", "multiplier"), ("JCL", "Figure 3", "positive_cosine"),
+        ("JCL", "Appendix B", "seconds"), ("GCL", "Figure 3", "projection_distance"),
+        ("GCL", "Figure C.2", "training_loss"),
+    ):  # fmt: skip
+        assert found[paper, name] == metric
+    assert {item.metric for item in ITEMS} <= {"", *METRICS}
 
 
 def test_the_committed_page_is_up_to_date():

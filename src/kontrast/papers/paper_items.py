@@ -8,11 +8,13 @@ from typing import Any
 
 from kontrast.config.recipe import parse_toml
 from kontrast.config.recipe_files import recipe_text
-from kontrast.papers.result_pages import main_text, markdown_row
-from kontrast.papers.results_file import find_entry, finished_runs, read_results
+from kontrast.papers.result_pages import CURVES, NUMBERS, main_text, markdown_row, mean_text
+from kontrast.papers.results_file import find_entry, finished_runs, metric_values, read_results
 from kontrast.papers.tables import ITEMS, Table, TableCell, load_table
 
 SHOWN = 6
+METRICS = {**CURVES, **NUMBERS, "seconds": ("seconds of training", 1.0, ".0f")}
+"""What an item may be about instead of its table's main number: title, factor and format."""
 NAMES = {
     "DCL": "Decoupled Contrastive Learning (the appendix of an early draft)",
     "JCL": "Joint Contrastive Learning with Infinite Possibilities",
@@ -23,8 +25,8 @@ NAMES = {
 INTRODUCTION = (
     "Each item of the five papers, where it is in kontrast, and what was measured here. `kontrast reproduce TABLE` "
     "runs a table; add `--cells` for a part of it. Numbers are accuracies in percent of the table's first probe, by "
-    "cell, the paper's before ours, for the first cells that were run. The table has all of them, with seeds, "
-    "intervals and other measurements. "
+    "cell, the paper's before ours, for the first cells that were run. Items about another number begin with its name "
+    "and have ours alone. The table has all of them, with seeds, intervals and other measurements. "
     "[results.md](results.md) judges the papers' claims."
 )
 
@@ -40,6 +42,7 @@ class PaperItem:
     recipes: tuple[str, ...] = ()
     table: str = ""
     cells: tuple[str, ...] = ()  # names of cells or groups of the table; empty: all
+    metric: str = ""  # the measured number that it is about; empty: the table's main number
     command: str = ""
     code: tuple[str, ...] = ()  # paths in the repository
     not_run: str = ""  # why its numbers are not measured here
@@ -71,8 +74,10 @@ def item_row(item: PaperItem, out: Path) -> list[str]:
     table = load_table(item.table)
     cells, tree = selected(table, item.cells), read_results(out, table)
     measured = [(cell, runs) for cell in cells if (runs := finished_runs(find_entry(tree, cell, {})))]
+    if item.metric:
+        measured = [(cell, runs) for cell, runs in measured if metric_values(runs, item.metric)]
     count = f"{len(measured)} of {len(cells)} cells" if measured else item.not_run or "not yet"
-    return [item.item, item.what, places(item), count, numbers(table, measured)]
+    return [item.item, item.what, places(item), count, numbers(table, measured, item.metric)]
 
 
 def selected(table: Table, names: tuple[str, ...]) -> list[TableCell]:
@@ -95,10 +100,12 @@ def places(item: PaperItem) -> str:
     return "; ".join(parts)
 
 
-def numbers(table: Table, measured: list[tuple[TableCell, list[dict[str, Any]]]]) -> str:
-    """The paper's number and ours of the first cells that were run."""
+def numbers(table: Table, measured: list[tuple[TableCell, list[dict[str, Any]]]], metric: str) -> str:
+    """The paper's number and ours of the first cells that were run; ours alone of a metric."""
     shown = []
     for cell, runs in measured[:SHOWN]:
-        ours = main_text(table, runs)
-        shown.append(f"{cell.name} {f'{cell.paper:g} / ' if cell.paper is not None else ''}{ours}")
-    return "; ".join(shown) + ("; ..." if len(measured) > SHOWN else "")
+        paper = f"{cell.paper:g} / " if cell.paper is not None and not metric else ""
+        ours = mean_text(runs, metric, *METRICS[metric][1:]) if metric else main_text(table, runs)
+        shown.append(f"{cell.name} {paper}{ours}")
+    title = f"{metric.replace('_', ' ')}: " if metric and shown else ""
+    return title + "; ".join(shown) + ("; ..." if len(measured) > SHOWN else "")

@@ -75,7 +75,10 @@ def finished_runs(entry: Record | None) -> list[Record]:
 
 
 def metric_values(runs: list[Record], metric: str) -> list[float]:
-    """A probe's accuracy, another measured number, or the end of a curve over epochs, for each run that has it."""
+    """A probe's accuracy, another measured number, the end of a curve over epochs or the seconds of training, for each
+    run that has it."""
+    if metric == "seconds":
+        return [run["seconds"] for run in runs]
     found = [run["probes"][metric]["accuracy"] for run in runs if metric in run["probes"]]
     found = found or [run["numbers"][metric] for run in runs if metric in run["numbers"]]
     return found or [run["curves"][metric][-1][1] for run in runs if run["curves"].get(metric)]
