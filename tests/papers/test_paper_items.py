@@ -26,7 +26,7 @@ NUMBERED = {
         "Algorithm 1",
         "Algorithm 2",
     ],
-    "UniCLR": ["Figure 1", "Figure 2", "Table 1", "Table 2", "Table 3", "Algorithm 1", "Proposition 1"],
+    "UniCLR": ["Figure 1", "Figure 2a", "Figure 2b", "Table 1", "Table 2", "Table 3", "Algorithm 1", "Proposition 1"],
     "GCL": [
         "Figure 1",
         "Figure 2a",

@@ -120,6 +120,26 @@ def test_every_cell_is_a_valid_recipe(table, name):
     assert table.measures != ("multiplier",) or "temperature" in recipe.objective.arguments
 
 
+def test_both_sets_of_uniclrs_figure_2_have_the_same_variants():
+    table = read_once("uniclr-figure-2")
+    pairs = zip(table.select(["sim-affinity"]), table.select(["cifar100"]), strict=True)
+    for ten, hundred in pairs:
+        one, other = (flat(to_tree(table.recipe(cell))) for cell in (ten, hundred))
+        assert ten.label == hundred.label
+        assert {key for key in one | other if one.get(key) != other.get(key)} - {"title"} == {"data.source"}
+
+
+def test_uniclrs_table_3_has_the_rivals_of_the_paper():
+    table = read_once("uniclr-table-3")
+    found = {cell.name: cell.paper for cell in table.cells}
+    rivals = ("simclr", "simsiam", "dino", "zero-cl")
+    assert [found[name] for name in rivals] == [90.74, 90.51, 89.19, 90.81]
+    assert [found[f"cifar100-{name}"] for name in rivals] == [65.39, 65.86, 66.38, 70.33]
+    assert [found[f"imagenet100-{name}"] for name in rivals if name != "simsiam"] == [77.48, 74.84, 79.26]
+    assert all(table.recipe(cell).data.source == cell.group for cell in table.cells)
+    assert {table.recipe(cell).encoder.name for cell in table.select(["imagenet100"])} == {"resnet-50"}
+
+
 def test_the_table_of_costs_is_about_the_time_of_a_step():
     table = read_once("cacr-cost")
     assert table.main == "step_time" and table.main in NUMBERS and not table.probes
