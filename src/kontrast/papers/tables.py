@@ -177,8 +177,8 @@ def table_mistakes(table: Table) -> Iterator[str]:
         yield "has no probes and no measures: give at least one"
     words: dict[str, str] = {}
     for swept in sweeps(table):
-        if (other := words.setdefault(file_word(swept), swept)) != swept:
-            yield f"sweeps {other!r} and {swept!r}, whose figures would have the same name: change the labels of one"
+        if (first := words.setdefault(file_word(swept), swept)) != swept:
+            yield f"sweeps {first!r} and {swept!r}, whose figures would have the same name: change the labels of one"
     runs = {cell.name: cell for cell in table.run_cells}
     for cell in table.cells:
         if cell.learner not in LEARNERS:
