@@ -108,7 +108,7 @@ def test_bad_coco_annotations_are_listed_with_their_reasons(tmp_path):
     found = read.objects(0, False)
     assert found.boxes.tolist() == [[2, 3, 20, 7]] and found.ignored.tolist() == [True]
     assert read.classes == ("person", "toothbrush") and found.labels.tolist() == [1]
-    assert "left out 15 bad annotations" in read.skipped() and "1 boxes cut to their image" in read.skipped()
+    assert "left out 15 bad images or annotations" in read.skipped() and "1 boxes cut to their image" in read.skipped()
 
 
 def test_images_of_another_size_than_their_annotations_are_left_out(tmp_path):

@@ -99,6 +99,17 @@ def test_a_name_that_may_be_of_either_split_is_bad(tmp_path):
     assert test.captions.per_image() == [["a"], ["b"]] and len(test.bad) == 1
 
 
+def test_the_whole_name_is_proposed_if_there_are_class_folders(tmp_path):
+    for part in ("train", "test"):
+        folder_of(tmp_path / part, 2, classes=2)
+    name = "class0/0000.png"
+    write_rows(
+        tmp_path / "captions.csv", [("0000.png", "whose?"), (f"train/{name}", "a"), ("train/class1/0001.png", "b")]
+    )
+    train = open_data(tmp_path, "train", captions="auto", max_bad=1)
+    assert dict(train.bad)["0000.png"].endswith(f"write train/{name}")
+
+
 def test_a_name_with_a_folder_is_not_taken_for_a_file_of_another_folder(tmp_path):
     folder_of(tmp_path / "a", 2)
     write_rows(tmp_path / "captions.csv", [("a/0000.png", "own"), ("a/0001.png", "own"), ("b/0000.png", "another's")])

@@ -13,7 +13,7 @@ from PIL import Image
 from kontrast.data import ImageSet, open_data, read_labels
 from kontrast.data.bad_images import check_bad
 from kontrast.data.cache_folder import cache_home
-from kontrast.data.labels import read_label_sets, unknown_names
+from kontrast.data.labels import labels_of, read_label_sets, unknown_names
 from kontrast.errors import DataError, EnvironmentFault, UsageError
 
 
@@ -186,6 +186,19 @@ def test_a_heading_without_the_word_label_is_an_error(tmp_path):
     table.write_text("id,file,label\n0,a,cat\n1,b\n")
     with pytest.raises(DataError, match="row 3: has fewer columns than the heading"):
         read_labels(in_memory("a", "b"), table)
+
+
+def test_a_heading_of_two_words_for_names_keeps_the_usual_columns(tmp_path):
+    (tmp_path / "labels.csv").write_text("image,name\na.png,cat\nb.png,dog\nc.png,cat\n")
+    assert labels_of(tmp_path / "labels.csv", {"a.png"}) == {"a.png": "cat", "b.png": "dog", "c.png": "cat"}
+
+
+def test_a_first_row_of_another_split_is_no_heading(tmp_path):
+    (tmp_path / "labels.csv").write_text("t1.png,rare|cat\na.png,cat\nb.png,dog\nt2.png,dog\n")
+    pixels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    train, test = (ImageSet(pixels, [f"{stem}.png" for stem in stems]) for stems in (("a", "b"), ("t1", "t2")))
+    for part, other in ((train, test), (test, train)):
+        assert read_label_sets(part, tmp_path / "labels.csv", other.names)[1] == ["cat", "dog", "rare"]
 
 
 def test_a_mistyped_name_in_the_first_row_is_no_heading(tmp_path):

@@ -11,6 +11,7 @@ from PIL import Image
 
 import kontrast
 from kontrast.errors import DataError, UsageError
+from kontrast.runs import classification_transfer
 from kontrast.runs.classification_transfer import ClassificationTransfer, metric_of, open_small_set, rows_with_labels
 from kontrast.runs.run import Run
 from kontrast.runs.transfer_jobs import measure_in_processes
@@ -153,7 +154,8 @@ def test_a_linear_classifier_leaves_settings_of_images_to_fine_tuning(tmp_path):
     assert (tuned.erasing, tuned.mixup, tuned.smoothing) == (0.25, 0.8, 0.1)
 
 
-def test_seeds_of_other_settings_leave_the_row(place, tmp_path):
+def test_seeds_of_other_settings_leave_the_row(place, tmp_path, monkeypatch):
+    """What an older version stored does not say which settings it is of; it is used and not trained again."""
     run = shutil.copytree(place / "run", tmp_path / "run", ignore=shutil.ignore_patterns("transfer*"))
     quick = {"methods": ["linear"], "search": False, "shots": [5], "control": False}
 
@@ -166,7 +168,11 @@ def test_seeds_of_other_settings_leave_the_row(place, tmp_path):
     for entry in written["results"]:  # as older versions wrote it
         del entry["common"]
     (run / "transfer.json").write_text(json.dumps(written))
-    assert stored(3, overrides={"epochs": 1}) == [0, 1, 2]
+    trained, train = [], classification_transfer.tuned_scores
+    monkeypatch.setattr(
+        classification_transfer, "tuned_scores", lambda *given, **more: trained.append(1) or train(*given, **more)
+    )
+    assert stored(3, overrides={"epochs": 1}) == [0, 1, 2] and len(trained) == 1
     assert stored(1, overrides={"epochs": 2}) == [0]
 
 

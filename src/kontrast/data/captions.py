@@ -148,7 +148,8 @@ def with_captions(
         if place is None:
             place = places.get(name, alone.get(name))
             if place is not None and name in elsewhere():
-                text, reason = None, f"an image of another split has the same name: write {prefix}{name}"
+                own = f"{prefix}{found.items[place].name}"
+                text, reason = None, f"an image of another split has the same name: write {own}"
         if text is None:
             bad.setdefault(name, reason)
         elif place is not None:

@@ -143,6 +143,8 @@ def _columns(heading: list[str], path: Path) -> tuple[int, int] | None:
         return (1 if label == 0 else 0) if name is None else name, label
     if name is None:
         return None
+    if len(words) == 2 and set(words) <= set(NAMES):  # such as image,name
+        return 0, 1
     if len(words) > 2:
         raise DataError(f"{path} has the columns {', '.join(heading)}: give that of the labels the heading label")
     return name, 1 - name
@@ -162,20 +164,21 @@ SEPARATOR = "|"
 """Separates the labels of an image that has several."""
 
 
-def read_label_sets(images: ImageSet, path: str | Path) -> tuple[torch.Tensor, list[str]]:
+def read_label_sets(images: ImageSet, path: str | Path, others: Collection[str] = ()) -> tuple[torch.Tensor, list[str]]:
     """Read the labels of images that may have several each.
 
     Args:
         images: the images.
         path: a CSV file with rows `name,label`: several labels are separated by "|" or given in several rows, and an
             image without any row has none of the classes.
+        others: names of further images that it may have rows of, such as those of another split.
 
     Returns:
         0 and 1 for each image and class, float32 [N,C], and the names of the classes.
     """
     names = set(images.names)
     given: dict[str, set[str]] = {}
-    for name, labels in _rows(Path(path), names):
+    for name, labels in _rows(Path(path), names | set(others)):
         given.setdefault(name, set()).update(label.strip() for label in labels.split(SEPARATOR) if label.strip())
     if not names & set(given):
         raise DataError(f"{path} has no label for any of the images: its names are looked for in {images.name}")

@@ -57,6 +57,8 @@ def check_results(tree: Any, path: Path) -> Record:
             itemgetter(*ENTRY_KEYS)(entry)
             for run in entry["runs"]:
                 itemgetter(*(("seed", "failed") if "failed" in run else RUN_KEYS))(run)
+                if "step_milliseconds" in run.get("numbers", {}):  # the name of version 0.2.0
+                    run["numbers"]["step_time"] = run["numbers"].pop("step_milliseconds")
     except (KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} is damaged or not a results file ({problem}): restore it") from None

@@ -44,7 +44,7 @@ SPELLED = {
 
 @dataclass(frozen=True)
 class TableCell:
-    """One row of a table: what is run, the paper's number (an accuracy in percent), and where the paper has it."""
+    """One row of a table: what is run, the number in the paper (accuracies in percent), and where the paper has it."""
 
     name: str
     label: str

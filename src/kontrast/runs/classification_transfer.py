@@ -101,7 +101,7 @@ def open_small_set(run: Any, source: str, metric: str, say: Callable[[str], None
         if both is not None:
             test, train = both.subset(range(0, len(both), 5)), both.subset([i for i in range(len(both)) if i % 5])
         assert csv is not None and test is not None
-        (hot, classes), (held, _) = read_label_sets(train, csv), read_label_sets(test, csv)
+        (hot, classes), (held, _) = read_label_sets(train, csv, test.names), read_label_sets(test, csv, train.names)
         return SmallSet(source, train, test, hot, held, len(classes), metric_of(source, metric, hot, held))
     if test is None or train.labels is None or test.labels is None:
         raise DataError(f"{source} has no labels or no test images: give class sub-folders, or a CSV file of labels")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from kontrast.detection import (
     voc_scores,
 )
 from kontrast.detection.coco_metrics import check_coco_package
-from kontrast.errors import DataError, UsageError
+from kontrast.errors import DataError, UsageError, printable
 from kontrast.files import remove_folder
 from kontrast.runs.detection_pictures import write_pictures
 from kontrast.runs.detector_training import DetectorJob, detect, distinct_tensors, read_truth
@@ -76,8 +76,10 @@ class DetectionTransfer:
         title = f"{self.task}, {Path(encoder.name).name}, seed {seed}"
         job = DetectorJob(self.protocol, self.task, some, place, digest, seed, self.device, title)
         job.train(model)
-        if line := replace(some, bad=list(job.bad.items()), notes={}).skipped():
-            self.say(line)
+        if job.bad:
+            name, reason = next(iter(job.bad.items()))
+            first = f"the first is {printable(name)} ({reason})"
+            self.say(f"{len(job.bad)} training images can't be used, others took their places: {first}")
         with Progress(f"test {title}", len(self.test)) as bar:
             found = detect(model, self.test, self.protocol, self.device, bar)
         scores = self.score(found)

@@ -166,7 +166,8 @@ class DetectorJob:
             if "momentum_buffer" in optimizer.state[parameter]:
                 tensors[f"momentum.{name}"] = optimizer.state[parameter]["momentum_buffer"]
         folder = self.folder / "checkpoints"
-        checkpoints.save(folder, step, tensors, {"step": step}, {"recipe": self.fingerprint, **checkpoints.versions()})
+        state, made_by = {"step": step, "bad": self.bad}, {"recipe": self.fingerprint, **checkpoints.versions()}
+        checkpoints.save(folder, step, tensors, state, made_by)
         checkpoints.prune(folder, keep=1)
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -180,6 +181,7 @@ class DetectorJob:
         for name, parameter in model.named_parameters():
             if name in momenta:
                 optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(parameter.device)
+        self.bad.update(state.get("bad", {}))
         return int(state["step"])
 
 

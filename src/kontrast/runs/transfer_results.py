@@ -127,14 +127,15 @@ def find_result(folder: Path, fingerprint: str, common: str) -> TransferResult |
 def save_result(folder: Path, result: TransferResult) -> None:
     """Add a result to transfer.json, replacing the one of the same row and seed.
 
-    Results of the row that were found with other settings, data or weights are left out: they can't be averaged.
+    Results of the row that were found with other settings, data or weights are left out: they can't be averaged. Of
+    those of older versions it is not known, and they stay.
     """
     lock = take_lock(folder)  # several processes may measure at once
     try:
         kept = [
             one
             for one in read_results(folder)
-            if one.row != result.row or (one.seed != result.seed and one.common == result.common)
+            if one.row != result.row or (one.seed != result.seed and one.common in ("", result.common))
         ]
         everything = [*kept, result]
         tree = {"version": 1, "results": [one.to_dict() for one in everything], "tables": transfer_tables(everything)}

@@ -223,8 +223,10 @@ class Learner(nn.Module):
         """Return the queries: projections through the predictor, if there is one."""
         if self.predictor is None:
             return projections
+        if not self.student.returns_features:
+            return self.per_view("predictor", projections)
         predictions = self.per_view("predictor", projections[..., : self.width])
-        return torch.cat([predictions, projections[..., self.width :]], -1)
+        return torch.cat([predictions, projections[..., self.width :].to(predictions.dtype)], -1)
 
     def own_keys(self, projections: Tensor) -> Tensor:
         """Return the student's projections as keys, without gradient."""

@@ -43,7 +43,7 @@ from kontrast.training.signals import StopSignals
 from kontrast.training.splits import Splits, check_data, describe, keep_listing, located, open_splits, place_of
 from kontrast.training.starting_weights import write_start_weights
 from kontrast.training.student import Student
-from kontrast.training.time_budget import AfterTraining, Budget
+from kontrast.training.time_budget import AfterTraining, Budget, epochs_text
 from kontrast.training.trial import plan_run
 
 NO_OUT = "--out is missing: give the folder of a new run, or with --resume that of the run to resume"
@@ -165,8 +165,8 @@ class Pretraining:
                     recipe = plan.apply(recipe)
                     loop.adopt(plan, fingerprint(recipe))
                 elif self.budget is not None:
-                    epochs = f"{loop.position.epochs:,.3g} epochs"
-                    self.say(f"--minutes {self.budget.minutes:g} has no effect: a resumed run keeps its {epochs}")
+                    kept = epochs_text(loop.position.epochs)
+                    self.say(f"--minutes {self.budget.minutes:g} has no effect: a resumed run keeps its {kept}")
                 self.warn(recipe, loop, train)
                 command = self.resume_command(folder)
                 if distributed.is_main():  # after all that can refuse the recipe, so that a mistake leaves no run

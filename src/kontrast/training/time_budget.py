@@ -124,7 +124,7 @@ def describe_time(recipe: Recipe, timing: Timing, position: Position) -> str:
     left, rest = timing.left(recipe, position) or 0.0, rest_of(recipe, position)
     rate, per_epoch = timing.rate.expected, position.per_epoch
     epochs = (position.total - position.step) / per_epoch
-    parts = [f"{epochs:,.3g} epochs of {per_epoch * recipe.training.batch:,} images at {rate:,.0f} images/s"]
+    parts = [f"{epochs_text(epochs)} of {per_epoch * recipe.training.batch:,} images at {rate:,.0f} images/s"]
     if rest.evaluations and timing.mean("evaluation") >= 0.5:
         parts.append(f"{rest.evaluations} evaluations of {timing.mean('evaluation'):.1f} s")
     if timing.after:
@@ -132,6 +132,12 @@ def describe_time(recipe: Recipe, timing: Timing, position: Position) -> str:
     return (
         f"time: about {minutes_text(left)} from here: {', '.join(parts)}; set training.epochs or --minutes for another"
     )
+
+
+def epochs_text(epochs: float) -> str:
+    """Return a number of epochs, with decimals below a hundred: "1.5 epochs", "1 epoch" or "1,000 epochs"."""
+    number = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    return f"{number} epoch{'' if number == '1' else 's'}"
 
 
 def minutes_text(seconds: float) -> str:

@@ -21,6 +21,7 @@ from kontrast.training.time_budget import (
     AfterTraining,
     Budget,
     Plan,
+    epochs_text,
     minutes_text,
     plan_epochs,
     seconds_of,
@@ -61,7 +62,7 @@ def plan_run(loop: Loop, budget: Budget, after: AfterTraining | None, fixed: boo
         if seconds <= 0:
             problem = f"--minutes {budget.minutes:g} was over before training began: {least}"
         else:
-            loop.say(f"plan: {budget.minutes:g} minutes, {gone} -> {length:,.3g} epochs of {images}")
+            loop.say(f"plan: {budget.minutes:g} minutes, {gone} -> {epochs_text(length)} of {images}")
             if length < 1:
                 loop.say(f"plan: the budget is too short, the encoder will hardly be trained: {least}")
         text = json.dumps([problem, asdict(plan)])

@@ -170,7 +170,9 @@ def policies_of_views(
     Without a policy of their own, local views take further turns of the others.
     """
     given = [p.override(overrides) for p in alternatives(policy)]
-    local = given if local_policy is None else [p.override(overrides) for p in alternatives(local_policy)]
+    local = given
+    if local_policy is not None and local_count:
+        local = [p.override(overrides) for p in alternatives(local_policy)]
     shared = {name: {getattr(p, name) for p in given + local} for name in SHARED}
     shared["kind of crop"] = {"center" if p.crop_scale is None else "random" for p in given + local}
     for name, values in shared.items():

@@ -137,11 +137,13 @@ class AnnotatedImages:
         return digest.hexdigest()
 
     def skipped(self) -> str:
-        """Return a line on the annotations that are left out or changed; empty if there are none."""
+        """Return a line on the images and annotations that are left out or changed; empty if there are none."""
         parts = [f"{count} {what}" for what, count in self.notes.items() if count]
         if self.bad:
             shown = ", ".join(f"{printable(name)} ({reason})" for name, reason in self.bad[:3])
-            parts.insert(0, f"left out {len(self.bad)} bad annotations: {shown}{' ...' if len(self.bad) > 3 else ''}")
+            parts.insert(
+                0, f"left out {len(self.bad)} bad images or annotations: {shown}{' ...' if len(self.bad) > 3 else ''}"
+            )
         return f"{self.source} {self.split}: {'; '.join(parts)}" if parts else ""
 
 
