@@ -18,7 +18,8 @@ from kontrast.networks.heads import HEADS, PREDICTORS
 from kontrast.networks.tokenizers import ByteTokenizer
 from kontrast.training.build import build_learner, build_views, optimizer_of
 from kontrast.training.caption_batches import tokens_per_caption
-from kontrast.training.learner import build_objective, check_options
+from kontrast.training.learner import build_objective
+from kontrast.training.option_checks import check_options
 from kontrast.training.resolve import t_minus_of, temperature_of, with_defaults
 from kontrast.training.step import Step
 from kontrast.training.step_schedule import Position, schedule_of

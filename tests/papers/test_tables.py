@@ -24,7 +24,8 @@ from kontrast.papers.result_pages import CURVES, NUMBERS, make_pages
 from kontrast.papers.results_file import read_results, refuse_other_settings
 from kontrast.papers.save_results import add_runs, merge_results
 from kontrast.papers.tables import load_table, read_table, relevant_settings, table_names
-from kontrast.training.learner import build_student, check_options
+from kontrast.training.learner import build_student
+from kontrast.training.option_checks import check_options
 
 REPOSITORY = Path(__file__).parents[2]
 PAPERS = {

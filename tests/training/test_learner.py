@@ -15,7 +15,8 @@ from kontrast.errors import UsageError
 from kontrast.kernels.operator import StatisticsFunction, statistics_operator
 from kontrast.objectives import OBJECTIVES, KoLeo, objective
 from kontrast.optim.optimizers import build_optimizer
-from kontrast.training.learner import Learner, check_options
+from kontrast.training.learner import Learner
+from kontrast.training.option_checks import check_options
 from kontrast.training.step import Step
 from kontrast.training.step_schedule import Schedule
 from kontrast.views import Views, keys

@@ -35,7 +35,8 @@ from kontrast.training import checkpoints
 from kontrast.training.build import precision
 from kontrast.training.device import choose_device, describe_device
 from kontrast.training.gpu_sharing import shared_gpu
-from kontrast.training.learner import build_objective, build_student, check_options
+from kontrast.training.learner import build_objective, build_student
+from kontrast.training.option_checks import check_options
 from kontrast.training.run_folder import timestamp
 from kontrast.training.splits import open_split
 

@@ -32,8 +32,7 @@ from kontrast.registry import nearest
 from kontrast.runs.cropped_features import CROPS, CroppedFeatures, FineTuningCrops
 from kontrast.runs.result_sequence import ResultSequence
 from kontrast.runs.run import Run, open_run
-from kontrast.runs.text_probes import RETRIEVAL, TEXT_PROBES, ZERO_SHOT, text_results, write_examples
-from kontrast.runs.towers import Towers
+from kontrast.runs.text_probes import RETRIEVAL, TEXT_PROBES, ZERO_SHOT, probe_towers
 from kontrast.training.device import choose_device
 from kontrast.training.progress import Progress
 from kontrast.training.splits import Splits, find_changes, open_split
@@ -173,21 +172,6 @@ def _text_probes(run: Run, kind: str, train: ImageSet, test: ImageSet | None, da
     if kind or run.recipe.text is None or test is None:
         return ()
     return (ZERO_SHOT,) * (test.labels is not None) + (RETRIEVAL,) * (test.captions is not None)
-
-
-def probe_towers(
-    run: Run, kinds: tuple[str, ...], test: ImageSet, templates: str | Sequence[str], device: torch.device, shown: bool
-) -> list[ProbeResult]:
-    """Probe the trained and the untrained towers; `shown` writes what the report shows of the retrieval."""
-    results: list[ProbeResult] = []
-    with Progress(" and ".join(kinds), 2 * len(test)) as bar:
-        for features in ("trained", "untrained"):
-            towers = Towers(run, device, trained=features == "trained")
-            found, queries = text_results(towers, kinds, test, templates, bar.advance, run.recipe.seed)
-            results += [dataclasses.replace(one, features=features) for one in found]
-            if queries and shown and features == "trained":
-                write_examples(run.path, queries, run.shown(test))
-    return results
 
 
 def with_names(result: ProbeResult, probe: str, features: str, train: ImageSet) -> ProbeResult:

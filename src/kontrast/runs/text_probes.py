@@ -19,7 +19,9 @@ from kontrast.lens.gallery import COLUMNS, TILE, Tiles
 from kontrast.probes import ProbeResult
 from kontrast.probes.retrieval import KS, Ranks, retrieval, retrieval_ranks
 from kontrast.probes.zero_shot import class_vectors, templates_named, zero_shot
+from kontrast.runs.run import Run
 from kontrast.runs.towers import Towers
+from kontrast.training.progress import Progress
 from kontrast.training.run_folder import sha256
 
 ZERO_SHOT, RETRIEVAL = "zero-shot", "retrieval"
@@ -129,3 +131,18 @@ def write_examples(folder: Path, shown: dict[str, Any], test: ImageSet) -> None:
     tree = {**shown, "queries": queries, **facts, "sprite_sha256": sha256(sprite)}
     write_atomic(folder / "retrieval.png", sprite)
     write_atomic(folder / "retrieval.json", json.dumps(tree, allow_nan=False).encode("ascii"))
+
+
+def probe_towers(
+    run: Run, kinds: tuple[str, ...], test: ImageSet, templates: str | Sequence[str], device: torch.device, shown: bool
+) -> list[ProbeResult]:
+    """Probe the trained and the untrained towers; `shown` writes what the report shows of the retrieval."""
+    results: list[ProbeResult] = []
+    with Progress(" and ".join(kinds), 2 * len(test)) as bar:
+        for features in ("trained", "untrained"):
+            towers = Towers(run, device, trained=features == "trained")
+            found, queries = text_results(towers, kinds, test, templates, bar.advance, run.recipe.seed)
+            results += [dataclasses.replace(one, features=features) for one in found]
+            if queries and shown and features == "trained":
+                write_examples(run.path, queries, run.shown(test))
+    return results

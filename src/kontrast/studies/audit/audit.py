@@ -31,7 +31,8 @@ from kontrast.studies.cells import Cell, CellRunner, Record, Say, finish_run, pr
 from kontrast.studies.study_result import AuditResult
 from kontrast.training.build import build_views
 from kontrast.training.device import choose_device
-from kontrast.training.learner import build_objective, check_options
+from kontrast.training.learner import build_objective
+from kontrast.training.option_checks import check_options
 from kontrast.training.resolve import fresh_recipe
 from kontrast.training.splits import open_split
 

@@ -21,7 +21,8 @@ from kontrast.errors import UsageError
 from kontrast.objectives import OBJECTIVES
 from kontrast.registry import unknown
 from kontrast.studies.cells import Cell, Say, recipe_changes, seeds_from
-from kontrast.training.learner import build_objective, check_options
+from kontrast.training.learner import build_objective
+from kontrast.training.option_checks import check_options
 from kontrast.training.resolve import fresh_recipe, with_defaults
 
 KEPT_VIEW_SETTINGS = ("count", "local_count", "local_size")
