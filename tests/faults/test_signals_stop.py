@@ -226,7 +226,7 @@ main()
 def test_signal_after_the_end_changes_nothing(number):
     """The result and its exit code stay."""
     argv = [sys.executable, "-c", ENDED, "--version", str(int(number))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2]), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(argv, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -86,6 +87,8 @@ def report_error(error: Exception) -> int:
 def main() -> None:
     """Run the command of this process and exit."""
     code = run(sys.argv[1:])
+    with contextlib.suppress(OSError, ValueError):  # whoever read it may have left
+        sys.stdout.flush()
     for number in (signal.SIGINT, signal.SIGTERM):  # the work is done, so a late signal must not change the exit code
         signal.signal(number, lambda *_: os._exit(code))
     sys.exit(code)
